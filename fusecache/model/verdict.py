@@ -53,9 +53,7 @@ def _actions(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"uploads stopped: {status['waiting_for']}"
     shortages = status.get("shortages", {})
     if shortages.get("files") and shortages["seconds"] < RECENT_SECONDS:
-        yield (
-            f"{count_text(shortages['files'], 'write')} failed with ENOSPC: raise --cache-size, or wait for uploads"
-        )
+        yield f"no space for {count_text(shortages['files'], 'write')}: raise --cache-size, or wait for uploads"
     if status.get("rejected_files"):
         yield f"the bucket rejected {count_text(status['rejected_files'], 'change')}: see `fusecache recover`"
     if status.get("conflict_files"):
