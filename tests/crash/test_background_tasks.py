@@ -45,8 +45,10 @@ def test_failed_tasks_are_restarted(server: ServerProcess, make_daemon: Callable
         return {name: task["failures"] for name, task in daemon.status()["failed_tasks"].items()}
 
     wait_until(lambda: failures() == {"status": 2, "control": 1}, "the failures")
+    # The status is a file: the socket comes back later, after the supervisor's pause.
+    wait_until(lambda: daemon.command("status", daemon.path).returncode == 0, "the control socket")
     (daemon.path / "file").write_bytes(b"1")
-    assert daemon.sync() == 0  # the control socket is back
+    assert daemon.sync() == 0
     assert shows(server) == {"file": b"1"}
     assert daemon.log().count("Traceback") == 3
     assert "the daemon's task control failed 1 time" in daemon.command("status", daemon.path).stdout
