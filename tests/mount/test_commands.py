@@ -326,8 +326,8 @@ def test_status_for_people_fits_a_terminal(mount, full: Bucket):
     one: Mount = mount()
     (one.path / "other").read_bytes()
     lines = fusecache("status", one.path).stdout.splitlines()
-    assert len(lines) <= 14
-    assert [line.split()[0] for line in lines[:4]] == ["mount", "daemon", "options", "cache"]
+    assert len(lines) <= 15
+    assert [line.split()[0] for line in lines[:5]] == ["OK", "mount", "daemon", "options", "cache"]
 
 
 def test_a_large_file_on_a_slow_link_shows_its_pace_and_a_forced_unmount_waits_for_none_of_it(
