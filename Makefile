@@ -97,11 +97,13 @@ $(VENV)/.trainers: pyproject.toml $(VENV)/.installed
 test-trainers: setup $(VENV)/.trainers ## checkpoints of transformers, accelerate, Lightning and DCP on a mount
 	$(VENV)/bin/python -m pytest tests/trainers $(PYTEST_ARGS)
 
+CEPH_TESTS ?= tests/contract tests/mount
+
 .PHONY: test-ceph
 test-ceph: setup ## contract and mount tests against Ceph's S3 gateway, started for them
 	@$(if $(APT),$(APT) $(CEPH_PACKAGES))
 	$(VENV)/bin/python tests/ceph/ceph.py run -- \
-	    $(VENV)/bin/python -m pytest tests/contract tests/mount -m "not s3server_only" $(IN_PARALLEL) $(PYTEST_ARGS)
+	    $(VENV)/bin/python -m pytest $(CEPH_TESTS) -m "not s3server_only" $(IN_PARALLEL) $(PYTEST_ARGS)
 
 .PHONY: test-systemd
 test-systemd: fuse-device ## install into a bare Debian, boot it, and use the service; needs root
