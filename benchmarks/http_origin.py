@@ -101,7 +101,7 @@ def _more(sock: socket.socket) -> tuple[int, ...]:
 
 
 def _discard(sock: socket.socket, left: int) -> None:
-    """Receive `left` bytes for nobody; tcp(7): with MSG_TRUNC the kernel does not even copy them."""
+    """Receive and drop `left` bytes. With MSG_TRUNC the kernel does not copy them: tcp(7)."""
     piece = bytearray(MIB)
     flags = 0 if isinstance(sock, ssl.SSLSocket) else socket.MSG_TRUNC
     while left > 0:

@@ -294,7 +294,7 @@ def measure(
 ) -> dict[str, float]:
     """Send `count` requests of `size` bytes by the site's threads; return the figures.
 
-    file: what to upload; None to fetch. Raises ValueError if other bytes came than those that the origin has.
+    file: what to upload; None to fetch. Raises ValueError if the fetched bytes differ from the origin's.
     """
     buffers = [memoryview(bytearray(size if file is None else 0)) for _ in range(site.threads)]
     together = Barrier(site.threads)

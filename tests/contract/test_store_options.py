@@ -43,7 +43,7 @@ def read(store: S3Store, object_id: ObjectId, size: int) -> bytes:
 
 
 def use_all(store: S3Store, body: MakeBody) -> None:
-    """Send every kind of request, those that the mount's own client sends twice."""
+    """Send every kind of request. Those of the mount's own HTTP client go twice, as boto3 sends the first."""
     for number in (1, 2):
         etag = store.put(f"whole-{number}", body(b"bytes"), metadata={})
         assert read(store, ObjectId(f"whole-{number}", etag), 5) == b"bytes"

@@ -111,7 +111,7 @@ def test_object_cannot_shadow_the_socket(mount: Callable[..., Mount], bucket: Bu
 
 @needs_root
 def test_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
-    """Somebody made the usual folder first, so that commands would talk to him."""
+    """Another user made the usual folder first, so that commands would talk to a process of that user."""
     open_to_other_users(tmp_path / "x")
     tmp_path.chmod(0o1777)
     taken = tmp_path / f"fusecache-{NOBODY}"
@@ -189,7 +189,7 @@ def test_commands_survive_the_end_of_a_login(
 
 @needs_root
 def test_answers_of_another_user_do_not_count(tmp_path: Path) -> None:
-    """The folder, and without it the process that answers, belong to somebody else."""
+    """Another user owns the folder; or, in a folder of our own, the process that answers."""
     (root := tmp_path / "root").mkdir()
     (root / ".fusecache").mkdir()
     (folder := tmp_path / "his").mkdir()
@@ -256,7 +256,7 @@ def test_owner_of_the_files_may_send_every_command(mount: Callable[..., Mount]) 
 
 @needs_root
 def test_plan_belongs_to_the_user_who_sent_it(mount: Callable[..., Mount]) -> None:
-    """Nobody else replaces, moves or withdraws it, over files or socket; root may."""
+    """Other users cannot replace, move or withdraw it, over files or socket; root can."""
     one = mount("--allow-other")
     path = socket_of(one)
     hints = one.path / ".fusecache" / "hints"

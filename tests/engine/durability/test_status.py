@@ -6,23 +6,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.namespace.nodes import DirectoryHandle
 from fusecache.engine.write.enospc_log import REMEMBERED_SECONDS
 from fusecache.model.errors import AccessDenied, NoSpace, NotFound, Unavailable
 from fusecache.model.objects import MIB
 from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.node import Bucket, User, running_node
+from tests.support.node import Bucket, User, listed, running_node
 
 DENIED = AccessDenied("InvalidAccessKeyId (403)")
-
-
-async def listed(user: User, path: str) -> None:
-    """List a directory to its end, and hold it as the kernel does."""
-    directory = await user.fs.resolve(path)
-    directory.lookups += 1
-    handle = DirectoryHandle(directory)
-    while await user.fs.lookup.reader.next_entries(handle, 100):
-        pass
 
 
 # ---- where it is counted

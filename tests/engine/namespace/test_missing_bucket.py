@@ -6,22 +6,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.namespace.nodes import DirectoryHandle
 from fusecache.engine.runtime.metadata_client import DENIED_SECONDS
 from fusecache.model.errors import BucketMissing, NotFound
 from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.node import Bucket, User, running_node
+from tests.support.node import Bucket, listed, running_node
 
 GONE = BucketMissing("LIST s3://bucket/: NoSuchBucket (404)")
-
-
-async def listed(user: User, path: str) -> None:
-    """List a directory to its end, as `ls` does, and hold it as the kernel does."""
-    directory = await user.fs.resolve(path)
-    directory.lookups += 1
-    handle = DirectoryHandle(directory)
-    while await user.fs.lookup.reader.next_entries(handle, 100):
-        pass
 
 
 async def test_cached_names_outlive_a_missing_bucket(

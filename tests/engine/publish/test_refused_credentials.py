@@ -6,11 +6,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.namespace.nodes import DirectoryHandle
 from fusecache.engine.runtime.metadata_client import DENIED_SECONDS
 from fusecache.model.errors import AccessDenied, CredentialsMissing, NotFound, RemoteError
 from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.node import Bucket, User, running_node
+from tests.support.node import Bucket, User, listed, running_node
 
 REFUSED = AccessDenied("LIST: InvalidAccessKeyId (403)")
 
@@ -18,15 +17,6 @@ REFUSED = AccessDenied("LIST: InvalidAccessKeyId (403)")
 def refuse(store: FaultyStore, error: RemoteError = REFUSED) -> None:
     """From now on no request is granted."""
     store.script(Fault(error, "*", times=None))
-
-
-async def listed(user: User, path: str) -> None:
-    """List a directory to its end, as `ls` does, and hold it as the kernel does."""
-    directory = await user.fs.resolve(path)
-    directory.lookups += 1
-    handle = DirectoryHandle(directory)
-    while await user.fs.lookup.reader.next_entries(handle, 100):
-        pass
 
 
 async def seconds_until_refused(user: User, path: str) -> float:
