@@ -105,6 +105,20 @@ test-ceph: setup ## contract and mount tests against Ceph's S3 gateway, started 
 	$(VENV)/bin/python tests/ceph/ceph.py run -- \
 	    $(VENV)/bin/python -m pytest $(CEPH_TESTS) -m "not s3server_only" $(IN_PARALLEL) $(PYTEST_ARGS)
 
+# A store that is not ours: Microsoft's emulator of Azure Blob Storage.
+AZURITE ?= azurite@3.35.0
+
+build/azurite/.installed: Makefile
+	@echo "npm packages: $(AZURITE)"
+	@mkdir -p build/azurite
+	@npm install --prefix build/azurite --silent --no-audit --no-fund $(AZURITE)
+	@touch $@
+
+.PHONY: test-stores
+test-stores: setup build/azurite/.installed ## contract and mounts on Azurite (by npm) and on a fake of Google Cloud Storage
+	FUSECACHE_TEST_STORES=1 $(VENV)/bin/python -m pytest tests/contract/test_store.py tests/contract/test_clouds.py \
+	    tests/mount/test_stores.py $(IN_PARALLEL) $(PYTEST_ARGS)
+
 .PHONY: test-systemd
 test-systemd: fuse-device ## install into a bare Debian, boot it, and use the service; needs root
 	@$(if $(APT),$(APT) $(SYSTEMD_PACKAGES))
@@ -146,7 +160,8 @@ check: $(VENV)/.installed ## format, lint, types, layers; under a minute
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m pytest --quiet tests/test_layers.py tests/test_prose.py tests/unit/docs
+	$(VENV)/bin/python -m pytest --quiet tests/test_layers.py tests/test_prose.py tests/unit/docs \
+	    tests/cases/test_table.py
 
 .PHONY: fmt
 fmt: $(VENV)/.installed ## format, and mend what ruff can

@@ -67,6 +67,10 @@ def _random8k(results: Results, case: str, origin: str) -> list[Bar]:
     return [against(results, case, "reads_per_second", ("raw",), 0.8, "reads/s / raw boto3, 64 threads")]
 
 
+def _endpoints(results: Results, case: str, origin: str) -> list[Bar]:
+    return [against(results, case, "rate", ("one-endpoint",), 1.8, "speed of two endpoints / of one")]
+
+
 def _million_first(results: Results, case: str, origin: str) -> list[Bar]:
     first = results.median(case, US, "first_seconds")
     return [Bar(case, "seconds to the first name", first, 0.5, at_least=False, unit="s")]
@@ -103,6 +107,7 @@ JUDGES: Mapping[str, Judge] = {
     "find": seconds_at_most(3.0),
     "find-again": seconds_at_most(0.5),
     "small": seconds_at_most(1.5),
+    "endpoints": _endpoints,
     "million-first": _million_first,
     "million-all": _million_all,
     "million-open": _million_open,

@@ -33,6 +33,8 @@ class Sizes:
     find_files_a_folder: int = 1000
     small_files: int = 200
     small_bytes: int = 100_000
+    endpoint_files: int = 320
+    endpoint_file_bytes: int = 8 * MIB
     million: int = 1_000_000
     page_fillings: int = 6
     written_bytes: int = GIB
@@ -66,6 +68,7 @@ QUICK = Sizes(
     first_bytes=20,
     find_files_a_folder=100,
     small_files=50,
+    endpoint_files=80,
     million=20_000,
     page_fillings=2,
     written_bytes=GIB // 4,

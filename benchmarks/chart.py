@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 COLOURS = {
     "fusecache": "#d1495b",
     "fusecache-remote": "#e79aa5",
+    "one-endpoint": "#e79aa5",
     "rclone": "#30638e",
     "rclone-tuned": "#7ba7cc",
     "s3fs": "#edae49",
@@ -38,6 +39,7 @@ COLOURS = {
 }
 TITLES = {
     "fusecache-remote": "fusecache, fsync remote",
+    "one-endpoint": "fusecache, one of the two endpoints",
     "rclone": "rclone mount",
     "rclone-tuned": "rclone mount, tuned",
     "crt": "CRT client, no mount",
@@ -65,6 +67,7 @@ READ_PANELS: Panels = (
     (
         ("again (MB/s, log scale, more is better)", ("disk B", "pages B")),
         ("cold (reads/s, log scale, more is better)", ("random8k B",)),
+        ("two endpoints (MB/s, more is better)", ("endpoints E", "endpoints F")),
     ),
     (
         (

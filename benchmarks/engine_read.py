@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))  # so that the script runs from anywhere
 
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions  # noqa: E402 (the path comes first)
 from fusecache.engine.runtime.offload import ThreadOffload  # noqa: E402
+from fusecache.engine.runtime.supervisor import Supervisor  # noqa: E402
 from fusecache.model.objects import MIB, Extent, ObjectId  # noqa: E402
 from fusecache.remote.endpoints import Credentials, Endpoint  # noqa: E402
 from fusecache.remote.s3.store import S3Store  # noqa: E402
@@ -83,7 +84,9 @@ async def read_through_cache(
     """Read the object cold, then, with empty buffers, from the disk."""
     result: dict[str, Any] = {}
     for name in ("cold", "warm_from_disk"):
-        cache = BlockCache(store, ThreadOffload(network_threads=64, upload_threads=1), options)
+        supervisor = Supervisor()
+        offload = ThreadOffload(supervisor, network_threads=64, upload_threads=1)
+        cache = BlockCache(store, offload, options, supervisor)
         async with trio.open_nursery() as nursery:
             await nursery.start(cache.run)
             await trio.sleep(0.5)  # the server and the disk settle

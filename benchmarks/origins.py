@@ -1,7 +1,8 @@
 """The buckets that benchmarks read and write: the project's own test server, near and far, with and without TLS.
 
-A data set is a bucket of its own, so that the root of a mount is the folder under test. Origins A, B and D are one
-server process with other settings; C is a second one that speaks TLS.
+A data set is a bucket of its own, so that the root of a mount is the folder under test. Origins A, B, D, E and F are
+one server process with other settings; C is a second one that speaks TLS. A `twin` is another process with the same
+settings, for a data set at two endpoints.
 """
 
 import os
@@ -19,7 +20,10 @@ MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How far away a bucket seems: seconds to the first byte ± a fraction, bytes/s a connection, each way."""
+    """How far away a bucket seems: seconds to the first byte ± a fraction, bytes/s a connection, each way.
+
+    total_bandwidth: bytes/s down all connections together.
+    """
 
     name: str
     title: str
@@ -27,6 +31,7 @@ class Origin:
     jitter: float = 0.0
     bandwidth: float | None = None
     tls: bool = False
+    total_bandwidth: float | None = None
 
 
 ORIGINS: Mapping[str, Origin] = {
@@ -36,6 +41,8 @@ ORIGINS: Mapping[str, Origin] = {
         Origin("B", "40 ms ± 50 %, 80 MB/s a connection", 0.040, 0.5, 80e6),
         Origin("C", "as B, over TLS", 0.040, 0.5, 80e6, tls=True),
         Origin("D", "100 ms", 0.100),
+        Origin("E", "300 MB/s in all", total_bandwidth=300e6),
+        Origin("F", "100 MB/s in all", total_bandwidth=100e6),
     )
 }
 
@@ -83,8 +90,8 @@ class Origins:
     def __init__(self, *, memory_bytes: int = 0) -> None:
         self._memory_bytes = memory_bytes
         self._stack = ExitStack()
-        self._servers: dict[bool, ServerProcess] = {}
-        self._buckets: set[tuple[bool, str]] = set()
+        self._servers: dict[tuple[bool, bool], ServerProcess] = {}
+        self._buckets: set[tuple[bool, bool, str]] = set()
 
     def __enter__(self) -> "Origins":
         return self
@@ -93,47 +100,50 @@ class Origins:
         self._stack.close()
         self._servers.clear()
 
-    def control(self, origin: Origin) -> Control:
+    def control(self, origin: Origin, *, twin: bool = False) -> Control:
         """Return the hand behind an origin's server."""
-        return self._server(origin).control
+        return self._server(origin, twin=twin).control
 
     def reset(self, origin: Origin) -> None:
         """Forget every object, upload and request of an origin's server; the buckets stay."""
         self._server(origin).control.reset()
 
-    def add_bucket(self, origin: Origin, bucket: str) -> bool:
+    def add_bucket(self, origin: Origin, bucket: str, *, twin: bool = False) -> bool:
         """Make a bucket unless it is there; return whether it is new, and so without its objects."""
-        if (origin.tls, bucket) in self._buckets:
+        if (origin.tls, twin, bucket) in self._buckets:
             return False
-        client = boto_client(self._server(origin))
+        client = boto_client(self._server(origin, twin=twin))
         try:
             client.create_bucket(Bucket=bucket)
         finally:
             client.close()
-        self._buckets.add((origin.tls, bucket))
+        self._buckets.add((origin.tls, twin, bucket))
         return True
 
     @contextmanager
-    def answering(self, origin: Origin, bucket: str) -> Iterator[Site]:
+    def answering(self, origin: Origin, bucket: str, *, twin: bool = False) -> Iterator[Site]:
         """Let the server seem as far away as `origin` says, with an empty request log, and near again at the end."""
-        server = self._server(origin)
+        server = self._server(origin, twin=twin)
         server.control.set(
             latency=origin.latency_seconds,
             jitter=origin.jitter,
             bandwidth=origin.bandwidth,
             upload_bandwidth=origin.bandwidth,
+            total_bandwidth=origin.total_bandwidth,
         )
         server.control.clear_log()
         try:
             yield Site(server.endpoint_url, server.access_key, server.secret_key, server.ca_path, bucket)
         finally:
-            server.control.set(latency=0.0, jitter=0.0, bandwidth=None, upload_bandwidth=None)
+            server.control.set(
+                latency=0.0, jitter=0.0, bandwidth=None, upload_bandwidth=None, total_bandwidth=None
+            )
 
-    def _server(self, origin: Origin) -> ServerProcess:
-        server = self._servers.get(origin.tls)
+    def _server(self, origin: Origin, *, twin: bool = False) -> ServerProcess:
+        server = self._servers.get((origin.tls, twin))
         if server is None:
             server = self._stack.enter_context(ServerProcess(self._directory(), tls=origin.tls))
-            self._servers[origin.tls] = server
+            self._servers[origin.tls, twin] = server
         return server
 
     def _directory(self) -> Path | None:

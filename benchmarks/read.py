@@ -6,7 +6,7 @@ bar was missed or could not be measured, 2 if the run was interrupted.
 
 import sys
 
-from benchmarks import cases_names, cases_random, cases_streams
+from benchmarks import cases_endpoints, cases_names, cases_random, cases_streams
 from benchmarks.bars_read import read_bars
 from benchmarks.chart import READ_PANELS
 from benchmarks.driver import Benchmark, Case, run
@@ -19,6 +19,7 @@ CASES = (
     Case("ls", cases_names.ls, "B", 10, 10),
     Case("find", cases_names.find, "B", 5, 140),
     Case("small", cases_names.small_files, "B", 20, 20),
+    Case("endpoints", cases_endpoints.endpoints, "EF", 45, 45),
     Case("million", cases_names.million, "B", 8, 230),
 )
 

@@ -56,6 +56,7 @@ SHOWN = {
     "find": Shown("find -size +0, 20 000 files", "seconds", _seconds),
     "find-again": Shown("find again", "seconds", _seconds),
     "small": Shown("200 small files, 8 threads", "seconds", _seconds),
+    "endpoints": Shown("many files from two endpoints, 8 readers", "rate", _megabytes),
     "million-open": Shown("1 000 000: opening one", "open_seconds", _seconds),
     "million-first": Shown("1 000 000: first name", "first_seconds", _seconds),
     "million-all": Shown("1 000 000: all names", "names_per_second", _a_second),
@@ -86,6 +87,7 @@ SHOWN = {
 ORDER = (
     "fusecache",
     "fusecache-remote",
+    "one-endpoint",
     "rclone",
     "rclone-tuned",
     "s3fs",

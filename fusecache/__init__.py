@@ -1,3 +1,3 @@
-"""Mount an S3 or R2 bucket as a local directory."""
+"""Mount a bucket as a local directory: S3, R2, Google Cloud Storage, Azure Blob."""
 
 __version__ = "0.4.0.dev0"

@@ -26,6 +26,7 @@ you build the model. The daemon then fetches the first batches while the model l
 from loader.errors import (
     DatasetError,
     EncodingError,
+    FilesMissingError,
     LoaderError,
     OrderError,
     ShardError,
@@ -38,6 +39,7 @@ from loader.mds.stream import Stream
 from loader.parquet.dataset import ParquetDataset
 from loader.parquet.templar import TemplarDataset
 from loader.sampling.sampler import ElasticBatchSampler
+from loader.waiting import wait_for
 from loader.world import World
 from loader.writing.merge import merge
 from loader.writing.parallel_writer import write_parallel
@@ -47,6 +49,7 @@ __all__ = [
     "DatasetError",
     "ElasticBatchSampler",
     "EncodingError",
+    "FilesMissingError",
     "Hints",
     "LoaderError",
     "MDSDataset",
@@ -60,5 +63,6 @@ __all__ = [
     "World",
     "WriterError",
     "merge",
+    "wait_for",
     "write_parallel",
 ]

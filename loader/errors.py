@@ -44,6 +44,13 @@ class StateError(LoaderError):
     """A saved state does not belong to this dataset or order, or the current state is not known."""
 
 
+class FilesMissingError(LoaderError, TimeoutError):
+    """`wait_for` ended without all files. found: the paths that were there; missing: the patterns that had too few."""
+
+    found: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
 def cause_text(problem: BaseException) -> str:
     """Return the first line of an error's text, else of its cause's text, else the class name; never ""."""
     text = str(problem).strip() or str(problem.__cause__ or "").strip() or type(problem).__name__

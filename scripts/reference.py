@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from fusecache.cli.main import _parser
+from fusecache.config.endpoint_options import TABLE_KEYS
 from fusecache.config.options import FIELDS, VARIABLE_PREFIX, add_flags
 from tests.support import ROOT
 from tests.support.node import Bucket, running_node
@@ -34,9 +35,13 @@ STATUS_KEYS = {
     "keys_error": "why refused keys could not be reloaded; empty if nothing failed",
     "denied_seconds": "how long the bucket has refused the keys",
     "start_failure": "why the mount started without the bucket; empty once the bucket answered",
-    "failed_tasks": "background tasks that failed unexpectedly and were restarted: failures and last error by name",
-    "conditional_writes": "what the store does with If-Match of a write: `kept`, `refused`, `ignored`, `unknown`; "
+    "failed_tasks": "background tasks that failed unexpectedly: failures and last error by name",
+    "conditional_writes": "what the store does with If-Match of a write: `kept`, `refused`, `ignored`, "
+    "`not-of-parts` (ignored for a file that is uploaded in parts), `unknown`; "
     "empty if the mount is read-only",
+    "endpoints": "a row for each endpoint, if there are several. `state` is `ok`, `slow` or `failing`; "
+    "`gives_names`: it answers LIST and HEAD; `latency_seconds`: mean time to the first byte; `unused_copies`: "
+    "objects not read there, by cause",
     "options": "every option in force",
     "options_changed": "options that differ from their default",
     "kernel": "kernel settings that were applied, and settings that the kernel refused",
@@ -122,6 +127,10 @@ STATUS_KEYS = {
     "requests.class_a_per_day": "class A requests of a day at the rate of the last 5 minutes",
     "requests.class_b_per_day": "class B requests of a day at that rate",
     "requests.dollars_per_day": "their cost in dollars",
+    "requests.dollars_per_day_by_kind.lists": "of these, LISTs",
+    "requests.dollars_per_day_by_kind.writes": "of these, the other class A requests",
+    "requests.dollars_per_day_by_kind.heads": "of these, HEADs",
+    "requests.dollars_per_day_by_kind.gets": "of these, GETs",
     "requests.rate_seconds": "how long the rate was measured: less than 300 after a start",
     "warming": "warm-ups that run or ended lately",
     "hints.jobs": "jobs that sent hints: rate, distance, hits",
@@ -158,6 +167,7 @@ def page() -> str:
             "",
             *_commands(),
             *_options(),
+            *_endpoint_keys(),
             *_json_keys(),
         ]
     )
@@ -239,6 +249,20 @@ def _options() -> Iterator[str]:
     for name, item in FIELDS.items():
         text = helps.get(name) or item.metadata["help"]
         yield f"| `{name}` | {_cell(text)} |"
+    yield ""
+
+
+def _endpoint_keys() -> Iterator[str]:
+    yield "## Keys of an [[endpoint]] table"
+    yield ""
+    yield "In the TOML file, one table for each other endpoint of the same data set:"
+    yield "[read from several endpoints](how-to/several-endpoints.md)."
+    yield ""
+    yield "| key | meaning [default] |"
+    yield "|---|---|"
+    for name, item in TABLE_KEYS.items():
+        default = item.metadata["default_text"] or f"{item.default:g}"
+        yield f"| `{name}` | {_cell(item.metadata['help'])} [{default}] |"
     yield ""
 
 

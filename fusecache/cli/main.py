@@ -4,6 +4,7 @@ Exit status: 0 success, 1 an error (one line on stderr), 2 wrong usage.
 `sync`: 0 durable, 1 timeout, 2 error, 3 conflict. `warm --wait`: 0 everything is cached, 1 not everything.
 `health`: 0 OK, 1 DEGRADED, 2 ACTION.
 `check`: 0 nothing found, 1 something found, 2 error.
+`clean`: 0 all that was selected is gone, 1 some of it stays. `access`: 0 as it should be, 1 not, 2 not known.
 """
 
 import argparse
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fusecache import __version__
-from fusecache.cli import cache_commands, uploads
+from fusecache.cli import access, cache_commands, clean, uploads
 from fusecache.cli.health import health
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
+from fusecache.cli.sources import add_source_flags
 from fusecache.cli.status import status
 from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_options
 from fusecache.config.values import Duration
@@ -84,12 +86,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="fusecache", description="Mount an S3 or R2 bucket as a local directory.")
+    parser = _Parser(
+        prog="fusecache", description="Mount a bucket of S3, R2, Google or Azure as a local directory."
+    )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
 
     mount = _add(commands, "mount", "mount a bucket as a directory")
-    mount.add_argument("source", nargs="?", help="the bucket or prefix to mount: s3://BUCKET[/PREFIX]")
+    mount.add_argument(
+        "source", nargs="?", help="the bucket or prefix to mount: s3://BUCKET[/PREFIX], gs://… or az://…"
+    )
     mount.add_argument("mountpoint", nargs="?", help="an existing empty directory")
     mount.add_argument(
         "--config", type=Path, metavar="FILE", help="TOML file with any of these options [$FUSECACHE_CONFIG]"
@@ -164,6 +170,22 @@ def _parser() -> argparse.ArgumentParser:
     _add_cache_commands(commands)
     _add_recover(commands)
     _add_uploads(commands)
+    clean.add_arguments(
+        _add(
+            commands,
+            "clean",
+            "list what is old in a bucket, and remove it with --delete",
+            "0 all that was selected is gone (without --delete: is listed), 1 some of it stays, or an error",
+        )
+    )
+    access.add_arguments(
+        _add(
+            commands,
+            "access",
+            "test what keys can do in buckets, beside what they should; leaves nothing behind",
+            "0 as it should be, 1 a key has a right too many or too few, 2 not known, or an error",
+        )
+    )
 
     version = _add(commands, "version", "print the version")
     version.set_defaults(run=_version, parser=version)
@@ -266,16 +288,7 @@ def _add_uploads(commands: Any) -> None:
         help="age from which an upload is old, at least 1h [1d]",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
-    for flag, text in (
-        ("--endpoint-url", "URL of the S3 endpoint"),
-        ("--region", "region of the bucket"),
-        ("--profile", "profile in ~/.aws with the credentials"),
-        ("--credentials-file", "file with the keys"),
-    ):
-        kind = Path if flag == "--credentials-file" else str
-        parser.add_argument(
-            flag, type=kind, metavar=flag.rsplit("-", 1)[-1].upper(), help=f"for SOURCE: {text}"
-        )
+    add_source_flags(parser)
     parser.set_defaults(run=uploads.uploads, parser=parser)
 
 

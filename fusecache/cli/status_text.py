@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fusecache.cli.endpoint_text import endpoint_lines
 from fusecache.model.error_text import renewal_text
 from fusecache.model.format_text import (
     changes_text,
@@ -23,6 +24,7 @@ _SILENT_SECONDS = 90.0
 _LONG_WAIT_SECONDS = 5.0
 # From a shorter measurement, the start of a job would count as its rate.
 _RATE_SECONDS = 60.0
+_CENT = 0.01
 _VERBS = {
     "gets": "GET",
     "lists": "LIST",
@@ -60,7 +62,9 @@ def _mount_rows(status: Mapping[str, Any]) -> Iterator[Row]:
         quarantined_bytes=status.get("aside_bytes", 0),
         uptime_seconds=float(status.get("uptime_seconds", 0)),
     )
-    yield from _requests(status.get("requests", {}), status.get("cache", {}))
+    is_s3 = str(status.get("source", "s3://")).startswith("s3://")
+    yield from _requests(status.get("requests", {}), status.get("cache", {}), has_price=is_s3)
+    yield from _grouped("endpoints", endpoint_lines(status.get("endpoints", ())))
     yield from _uploads(status)
     yield from _warm_ups(status.get("warming", ()))
     yield from _hints(status.get("hints", {}))
@@ -175,7 +179,7 @@ def _cache(cache: Mapping[str, Any], *, quarantined_bytes: int, uptime_seconds: 
     yield "buffers", f"{cache['buffers_in_use']} of {cache['buffers']} in use"
 
 
-def _requests(requests: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[Row]:
+def _requests(requests: Mapping[str, Any], cache: Mapping[str, Any], *, has_price: bool) -> Iterator[Row]:
     made = [f"{verb} {requests[name]}" for name, verb in _VERBS.items() if requests.get(name)]
     if not made:
         return
@@ -186,17 +190,23 @@ def _requests(requests: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator
             f"first byte of a GET: p50 {seconds_text(cache['first_byte_p50_seconds'])}, "
             f"p99 {seconds_text(cache['first_byte_p99_seconds'])}",
         )
+    if not has_price:
+        return
     yield (
         "",
         f"class A {requests['class_a']}, class B {requests['class_b']}: "
         f"about ${requests['dollars']:.4f} at R2's prices, before its free tier",
     )
     if requests["rate_seconds"] >= _RATE_SECONDS:
+        kinds = requests.get("dollars_per_day_by_kind", {}).items()
+        parts = ", ".join(
+            f"{_VERBS.get(kind, kind)} {dollars:.2f}" for kind, dollars in kinds if dollars >= _CENT
+        )
         yield (
             "",
             f"a day at the rate of the last {seconds_text(requests['rate_seconds'])}: "
             f"class A {requests['class_a_per_day']}, class B {requests['class_b_per_day']}: "
-            f"about ${requests['dollars_per_day']:.2f}",
+            f"about ${requests['dollars_per_day']:.2f}{f' ({parts})' if parts else ''}",
         )
 
 
@@ -291,10 +301,12 @@ def _problems(status: Mapping[str, Any]) -> Iterator[str]:
     yield from _bucket_texts(status)
     if status.get("conditional_writes") in ("refused", "ignored"):
         yield "the store does not honour If-Match: a write may replace another client's version unnoticed"
+    if status.get("conditional_writes") == "not-of-parts":
+        yield "the store takes no If-Match for a file over 64 MiB: two clients that replace it at once lose a version"
     for name, task in status.get("failed_tasks", {}).items():
         yield (
-            f"the daemon's task {name} failed {count_text(task['failures'], 'time')} and was restarted: "
-            f"{task['last_error']}; please report it with the traceback in the log"
+            f"the daemon's task {name} failed {count_text(task['failures'], 'time')}: {task['last_error']}; "
+            "please report it with the traceback in the log"
         )
     yield from _problem_lines(status)
 

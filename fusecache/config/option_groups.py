@@ -2,9 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from fusecache.config.values import Duration, as_flag, as_header, as_names, one_of
+from fusecache.config.values import (
+    Duration,
+    as_bucket,
+    as_flag,
+    as_header,
+    as_names,
+    as_path,
+    as_prefix,
+    as_text,
+    as_url,
+    as_weight,
+    one_of,
+)
+from fusecache.remote.endpoints import Credentials
 
 # Names that programs write to before they rename the file. Published only if no rename comes within 60 s.
 # From tempfile, torch and safetensors; tmp_obj_* from git; .NAME.XXXXXX from rsync.
@@ -95,8 +109,52 @@ class WritebackOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointOptions:
+    """One place where the data set lies. Each option is a key of an `[[endpoint]]` table."""
+
+    url: str = option(as_url, "URL of the S3 endpoint", default="", default_text="required")
+    bucket: str = option(as_bucket, "name of the bucket", default="", default_text="as in source")
+    prefix: str | None = option(
+        as_prefix, "key prefix of the data set", default=None, default_text="as in source"
+    )
+    region: str | None = option(as_text, "region of the bucket", default=None, default_text="as of the mount")
+    profile: str | None = option(
+        as_text, "profile with the credentials", default=None, default_text="as of the mount"
+    )
+    credentials_file: Path | None = option(  # noqa: RUF009  # a field
+        as_path, "file with the keys", default=None, default_text="as of the mount"
+    )
+    credentials_from: str | None = option(
+        as_text,
+        "take url, bucket and keys from the variables X_ACCOUNT_ID or X_ENDPOINT_URL, X_BUCKET_NAME, "
+        "X_READ_ACCESS_KEY_ID, X_READ_SECRET_ACCESS_KEY and X_WRITE_…, or a whole list from X_BUCKET_LIST",
+        default=None,
+        default_text="none",
+    )
+    weight: float = option(as_weight, "share of the objects that are read here", default=1.0)
+    primary: bool = option(
+        as_flag, "this endpoint takes the writes and gives the names", default=False, default_text="the first"
+    )
+    read_keys: Credentials | None = None
+    write_keys: Credentials | None = None
+
+    @property
+    def place(self) -> str:
+        """The endpoint in log and status; no two endpoints of a mount have the same."""
+        return f"{self.url.rstrip('/') or 'AWS'} s3://{self.bucket}/{self.prefix or ''}"
+
+    @property
+    def source(self) -> str:
+        """What a mount of this endpoint alone has as its source."""
+        return f"s3://{self.bucket}/{self.prefix or ''}".rstrip("/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """What requests to the bucket carry: a group of `MountOptions`."""
+    """Where requests go, and what they carry: a group of `MountOptions`.
+
+    endpoints: of the data set, the primary first; empty if the mount's own options name its only one.
+    """
 
     unsigned: bool = option(
         as_flag, "send requests without keys, for a public bucket; needs read_only", default=False
@@ -121,3 +179,4 @@ class RequestOptions:
     storage_class: str | None = option(
         as_header, "storage class of new objects", default=None, default_text="the bucket's default"
     )
+    endpoints: tuple[EndpointOptions, ...] = ()

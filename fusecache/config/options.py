@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fusecache.config.endpoint_options import resolve_endpoints
 from fusecache.config.option_groups import RequestOptions, WritebackOptions, option
 from fusecache.config.values import (
     Duration,
@@ -40,9 +41,11 @@ from fusecache.config.values import (
 from fusecache.model.errors import ConfigError
 from fusecache.model.format_text import nearest_text, size_text
 from fusecache.model.objects import MIB
-from fusecache.remote.endpoints import choose_endpoint
+from fusecache.remote.endpoints import StoreKind, choose_endpoint
 
 VARIABLE_PREFIX = "FUSECACHE_"
+# Tables of the file, of which there may be several: [[endpoint]].
+TABLES = ("endpoint",)
 # Variables with the prefix FUSECACHE_ that are not mount options.
 OTHER_VARIABLES = re.compile(r"FUSECACHE_(CONFIG|SOCKET|TEST_.*|HINT_.*|LOADER_.*)")
 
@@ -59,13 +62,17 @@ _METAVARS = {"bytes": "SIZE", "seconds": "DURATION", "octal": "BITS", "list": "N
 class MountOptions:
     """All options of a mount. `load_options` makes it, checks it and fills in the defaults."""
 
-    source: str = option(as_source, "the bucket or prefix to mount, s3://BUCKET[/PREFIX]")
+    source: str = option(
+        as_source,
+        "the bucket or prefix to mount, s3://BUCKET[/PREFIX], gs://BUCKET[/PREFIX] or az://CONTAINER[/PREFIX]",
+    )
     mountpoint: Path = option(as_path, "an existing empty directory to mount on")  # noqa: RUF009  # a field
     endpoint_url: str | None = option(
         as_url,
-        "URL of the S3 endpoint",
+        "URL of the endpoint",
         default=None,
-        default_text="S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, R2_ACCOUNT_ID, else AWS",
+        default_text="S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, R2_ACCOUNT_ID, else AWS; for gs:// and "
+        "az:// Google and Azure",
     )
     endpoint_is_r2: bool = option(
         as_flag, "treat the endpoint as Cloudflare R2 although its host name is not R2's", default=False
@@ -167,12 +174,17 @@ class MountOptions:
     @property
     def bucket(self) -> str:
         """The bucket's name."""
-        return self.source.removeprefix("s3://").partition("/")[0]
+        return self.source.partition("://")[2].partition("/")[0]
+
+    @property
+    def kind(self) -> StoreKind:
+        """The kind of the bucket."""
+        return StoreKind.of(self.source)
 
     @property
     def prefix(self) -> str:
         """The key prefix of the mount: empty, or ending in `/`."""
-        inner = self.source.removeprefix("s3://").partition("/")[2].rstrip("/")
+        inner = self.source.partition("://")[2].partition("/")[2].rstrip("/")
         return f"{inner}/" if inner else ""
 
 
@@ -190,18 +202,31 @@ _NOT_SHOWN = frozenset(
     }
 )
 
+# Options that only S3 knows.
+_S3_OPTIONS = (
+    "endpoint_is_r2",
+    "region",
+    "profile",
+    "write_profile",
+    "credentials_file",
+    "requester_pays",
+    "sse",
+    "sse_key",
+    "storage_class",
+)
+
 # The groups by their field of `MountOptions`.
 _GROUPS: dict[str, type[WritebackOptions] | type[RequestOptions]] = {
     "writeback": WritebackOptions,
     "requests": RequestOptions,
 }
 _GROUP_OF = {item.name: group for group, kind in _GROUPS.items() for item in dataclasses.fields(kind)}
-# Every option by name.
+# Every option by name. What has no parser follows from tables of the file.
 FIELDS = {
     item.name: item
     for kind in (MountOptions, *_GROUPS.values())
     for item in dataclasses.fields(kind)
-    if item.name not in _GROUPS
+    if item.metadata
 }
 
 FLAG_VALUES_TEXT = (
@@ -248,10 +273,7 @@ def shown_options(options: MountOptions) -> dict[str, Any]:
 
     A value that the daemon determines at start, such as the cache size, counts as a default.
     """
-    values = {
-        name: getattr(getattr(options, _GROUP_OF[name]) if name in _GROUP_OF else options, name)
-        for name in FIELDS
-    }
+    values = {name: _value(options, name) for name in FIELDS}
     found = {name: _plain(name, value) for name, value in values.items() if name not in _NOT_SHOWN}
     found["read_only"] = options.read_only
     changed = {
@@ -262,6 +284,10 @@ def shown_options(options: MountOptions) -> dict[str, Any]:
         and values[name] != FIELDS[name].default
     }
     return {"options": found, "options_changed": changed}
+
+
+def _value(options: MountOptions, name: str) -> Any:
+    return getattr(getattr(options, _GROUP_OF[name]) if name in _GROUP_OF else options, name)
 
 
 def _plain(name: str, value: object) -> object:
@@ -288,8 +314,9 @@ def load_options(
     Raises ConfigError.
     """
     chosen: dict[str, tuple[object, str]] = {}
-    if config_path is not None:
-        chosen |= {name: (value, f"{config_path}: {name}") for name, value in _read_file(config_path).items()}
+    content = {} if config_path is None else _read_file(config_path)
+    tables = content.pop("endpoint", None)
+    chosen |= {name: (value, f"{config_path}: {name}") for name, value in content.items()}
     chosen |= {
         name: (value, VARIABLE_PREFIX + name.upper())
         for name, value in _read_environment(environment).items()
@@ -305,10 +332,16 @@ def load_options(
             raise ConfigError(
                 f"{name} is missing: give {FIELDS[name].metadata['help']}, as an argument or in the configuration file"
             )
+    label = f"{config_path or 'endpoints'}: [[endpoint]]"
+    if StoreKind.of(values["source"]) is StoreKind.S3:
+        values |= resolve_endpoints(values, tables, environment, label=label)
+    elif tables is not None:
+        raise ConfigError(f"{label}: only for s3:// sources; remove these tables to mount {values['source']}")
     if "cache_dir" not in values:
         values["cache_dir"] = default_cache_dir(
             values["source"],
-            choose_endpoint(environment, endpoint_url=values.get("endpoint_url")).url or "",
+            choose_endpoint(environment, source=values["source"], endpoint_url=values.get("endpoint_url")).url
+            or "",
             environment=environment,
             home=home or Path.home(),
             user_id=user_id,
@@ -330,7 +363,7 @@ def default_cache_dir(
     source: str, endpoint: str, *, environment: Mapping[str, str], home: Path, user_id: int
 ) -> Path:
     """Return the cache directory of one source: stable for the same endpoint, bucket and prefix, and unique to them."""
-    inner = source.removeprefix("s3://").rstrip("/")
+    inner = source.partition("://")[2].rstrip("/")
     bucket = inner.partition("/")[0]
     digest = hashlib.sha256("\n".join((endpoint.rstrip("/"), inner)).encode()).hexdigest()[:12]
     if user_id == 0:
@@ -380,12 +413,14 @@ def _read_file(path: Path) -> dict[str, object]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path} is not valid TOML: {exc}") from exc
     for name, value in content.items():
+        if name in TABLES:
+            continue
         if name not in FIELDS and isinstance(value, dict):
             raise ConfigError(
                 f'{path}: [{name}] is a table; write the options at the top level of the file (source = "s3://…")'
             )
         if name not in FIELDS:
-            raise ConfigError(f"{path}: unknown key {name!r}{_nearest(name, tuple(FIELDS))}")
+            raise ConfigError(f"{path}: unknown key {name!r}{_nearest(name, (*FIELDS, *TABLES))}")
     return content
 
 
@@ -414,6 +449,11 @@ def _cache_bytes(value: int | str, cache_dir: Path, free_bytes: Callable[[Path],
 
 def _check_together(options: MountOptions, *, share: str) -> None:
     """Raise ConfigError if options contradict each other. share: the cache size as given in percent, else ""."""
+    foreign = [name for name in _S3_OPTIONS if _value(options, name) != FIELDS[name].default]
+    if options.kind is not StoreKind.S3 and foreign:
+        raise ConfigError(
+            f"{', '.join(foreign)}: only for s3:// sources; remove it to mount {options.source}"
+        )
     if options.memory < SMALLEST_MEMORY_BYTES:
         raise ConfigError(
             f"memory = {size_text(options.memory)}: allowed is {SMALLEST_MEMORY_BYTES // MIB} MiB or more, so that a "

@@ -42,13 +42,42 @@ def as_header(value: object) -> str:
 
 
 def as_source(value: object) -> str:
-    """Return a bucket and prefix as s3://BUCKET[/PREFIX]."""
-    if not isinstance(value, str) or not re.fullmatch(r"s3://[A-Za-z0-9][A-Za-z0-9._-]*(/.*)?", value):
-        raise ValueError("s3://BUCKET or s3://BUCKET/PREFIX")
-    prefix = value.removeprefix("s3://").partition("/")[2].rstrip("/")
+    """Return a bucket and prefix as s3://BUCKET[/PREFIX], gs://… or az://…."""
+    if not isinstance(value, str) or not re.fullmatch(
+        r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/.*)?", value
+    ):
+        raise ValueError("s3://BUCKET or s3://BUCKET/PREFIX, and likewise gs://BUCKET and az://CONTAINER")
+    bucket, _, prefix = value.partition("://")[2].rstrip("/").partition("/")
+    if value.startswith("s3://") and bucket.endswith("--x-s3"):
+        raise ValueError("a general purpose bucket: a directory bucket (--x-s3) lists its names in no order")
     if prefix and not all(part not in ("", ".", "..") for part in prefix.split("/")):
         raise ValueError("a prefix without empty parts, `.` and `..`")
     return value
+
+
+def as_bucket(value: object) -> str:
+    """Return the name of a bucket."""
+    text = as_text(value)
+    if "/" in text:
+        raise ValueError("a bucket's name, without a prefix")
+    as_source(f"s3://{text}")
+    return text
+
+
+def as_prefix(value: object) -> str:
+    """Return a key prefix: empty, or ending in `/`."""
+    if not isinstance(value, str):
+        raise ValueError("a string")
+    inner = value.strip("/")
+    as_source(f"s3://bucket/{inner}")
+    return f"{inner}/" if inner else ""
+
+
+def as_weight(value: object) -> float:
+    """Return a positive number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError("a number above 0")
+    return float(value)
 
 
 def as_url(value: object) -> str:

@@ -8,17 +8,15 @@ import binascii
 import configparser
 import logging
 import os
-import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import NoReturn, TypeVar
 
+from fusecache.config.option_groups import EndpointOptions
 from fusecache.config.options import MountOptions
 from fusecache.daemon.sd_notify import notify
 from fusecache.model.errors import (
@@ -30,11 +28,23 @@ from fusecache.model.errors import (
     Unavailable,
     Untrusted,
 )
-from fusecache.remote.endpoints import URL_VARIABLES, Endpoint, Transport
+from fusecache.remote.clouds.opening import open_cloud_store
+from fusecache.remote.endpoint_group import EndpointGroup, EndpointReader
+from fusecache.remote.endpoints import (
+    AZURE_ACCOUNT_VARIABLES,
+    URL_VARIABLES,
+    Credentials,
+    Endpoint,
+    StoreKind,
+    Transport,
+    choose_endpoint,
+)
+from fusecache.remote.key_file import read_key_file
 from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.request_settings import CUSTOMER_KEY_BYTES, RequestSettings
 from fusecache.remote.s3.store import S3Store
-from fusecache.remote.store import ConditionalWrites
+from fusecache.remote.store import ConditionalWrites, ReadStore
+from fusecache.remote.within import within
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -65,25 +75,23 @@ def connect(
     was_used: an earlier mount with this cache directory has reached the bucket, so that this one can start without it.
     Raises MountError or RemoteError if the mount must not start, ConfigError.
     """
+    own = EndpointOptions(
+        url=endpoint.url or "",
+        bucket=options.bucket,
+        prefix=options.prefix,
+        region=options.region,
+        profile=options.profile,
+        credentials_file=options.credentials_file,
+    )
+    endpoints = options.requests.endpoints or (own,)
     transport = Transport(max_connections=max_connections)
-
-    settings = request_settings(options)
-
-    def open_store(profile: str | None) -> S3Store:
-        return S3Store(
-            options.bucket,
-            endpoint,
-            profile=profile,
-            credentials_file=options.credentials_file,
-            transport=transport,
-            settings=settings,
+    if endpoint.kind is StoreKind.S3:
+        remote = open_remote(options, endpoints, transport)
+    else:
+        store = open_cloud_store(
+            options.bucket, endpoint, os.environ, transport=transport, is_unsigned=options.requests.unsigned
         )
-
-    reader = open_store(options.profile)
-    writer = None if options.read_only else reader
-    if writer is not None and options.write_profile is not None:
-        writer = open_store(options.write_profile)
-    remote = ReadWriteSplit([reader], writer, prefix=options.prefix)
+        remote = ReadWriteSplit(store, None if options.read_only else store, prefix=options.prefix)
     try:
         write_refusal = _first_answers(options, remote, is_optional=was_used)
     except (Unavailable, AccessDenied, CredentialsMissing) as exc:
@@ -92,15 +100,66 @@ def connect(
         if isinstance(exc, Unavailable):
             raise MountError(
                 f"{options.source}: cannot reach the bucket: {exc}; check the endpoint {endpoint.url or 'AWS'} "
-                f"(--endpoint-url, else {', '.join(URL_VARIABLES)} or R2_ACCOUNT_ID) "
-                "and the network, proxy and firewall"
+                f"({_endpoint_source(endpoint.kind)}) and the network, proxy and firewall"
             ) from exc
         raise
     if write_refusal is not None:
         return StartConnection(remote, failure=write_refusal, write_refusal=write_refusal)
-    if writer is not None:
+    if not options.read_only:
         check_conditions(options, remote)
     return StartConnection(remote)
+
+
+def open_remote(
+    options: MountOptions, endpoints: Sequence[EndpointOptions], transport: Transport
+) -> ReadWriteSplit:
+    """Create the stores of a data set: a reader of all its endpoints, and a writer to the first. Makes no request.
+
+    Raises ConfigError.
+    """
+    settings = request_settings(options)
+    primary = endpoints[0]
+
+    def open_store(each: EndpointOptions, profile: str | None, keys: Credentials | None = None) -> S3Store:
+        return S3Store(
+            each.bucket,
+            choose_endpoint(
+                {}, endpoint_url=each.url or None, region=each.region, is_r2=options.endpoint_is_r2
+            ),
+            credentials=keys,
+            profile=profile,
+            credentials_file=each.credentials_file,
+            transport=transport,
+            settings=settings,
+        )
+
+    stores = [open_store(each, each.profile, each.read_keys) for each in endpoints]
+    reader: ReadStore = stores[0]
+    if len(endpoints) > 1:
+        reader = EndpointGroup(
+            [
+                EndpointReader(
+                    each.place,
+                    store,
+                    weight=each.weight,
+                    prefix=primary.prefix or "",
+                    prefix_there=each.prefix or "",
+                )
+                for each, store in zip(endpoints, stores, strict=True)
+            ]
+        )
+    writer = None if options.read_only else stores[0]
+    if writer is not None and (options.write_profile or primary.write_keys):
+        keys = None if options.write_profile else primary.write_keys
+        writer = open_store(primary, options.write_profile, keys)
+    return ReadWriteSplit(reader, writer, prefix=options.prefix)
+
+
+def _endpoint_source(kind: StoreKind) -> str:
+    """Return where the endpoint of a mount is set."""
+    if kind is StoreKind.S3:
+        return f"--endpoint-url, else {', '.join(URL_VARIABLES)} or R2_ACCOUNT_ID"
+    return "--endpoint-url" + (f", else {AZURE_ACCOUNT_VARIABLES[0]}" if kind is StoreKind.AZURE else "")
 
 
 def _first_answers(options: MountOptions, remote: ReadWriteSplit, *, is_optional: bool) -> RemoteError | None:
@@ -114,7 +173,13 @@ def _first_answers(options: MountOptions, remote: ReadWriteSplit, *, is_optional
 
 
 def _probe(options: MountOptions, remote: ReadWriteSplit) -> RemoteError | None:
-    remote.list_page(options.prefix, limit=1)
+    try:
+        remote.list_page(options.prefix, limit=1)
+    except Unavailable:
+        if len(options.requests.endpoints) < 2:
+            raise
+        # After two failures of the primary in a row, another endpoint answers.
+        remote.list_page(options.prefix, limit=1)
     if options.read_only:
         return None
     try:
@@ -138,32 +203,6 @@ def _patiently(options: MountOptions, call: Callable[[], T]) -> T:
                 notify(STATUS=f"waiting for the bucket: {exc}")
                 is_told = True
             time.sleep(RETRY_SECONDS)
-
-
-def within(seconds: float, call: Callable[[], T]) -> T:
-    """Return a blocking call's result. Raises its error, or Unavailable if it has none in time; it then goes on."""
-    results: SimpleQueue[Callable[[], T]] = SimpleQueue()
-
-    def run() -> None:
-        try:
-            value = call()
-        except Exception as exc:  # noqa: BLE001  # raised by the caller
-            failure = exc
-
-            def raise_failure() -> T:
-                raise failure
-
-            results.put(raise_failure)
-        else:
-            results.put(lambda: value)
-
-    # No thread of a pool: the interpreter does not wait for a daemon thread.
-    Thread(target=run, name="first requests", daemon=True).start()
-    try:
-        outcome = results.get(timeout=seconds)
-    except Empty:
-        raise Unavailable(f"the bucket has not answered for {seconds:g} s") from None
-    return outcome()
 
 
 def refuse_without_writes(options: MountOptions, refusal: RemoteError) -> NoReturn:
@@ -220,14 +259,7 @@ def request_settings(options: MountOptions) -> RequestSettings:
 
 def _customer_key(path: Path) -> bytes:
     """Read a key of SSE-C: 32 bytes, as they are or in base64. Raises ConfigError."""
-    try:
-        with open(path, "rb") as file:
-            is_open = stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077
-            data = file.read(1024)
-    except OSError as exc:
-        raise ConfigError(f"sse_key = {path}: {exc.strerror}") from exc
-    if is_open:
-        raise ConfigError(f"sse_key = {path}: other users may access this key; run `chmod 600 {path}`")
+    data, _ = read_key_file("sse_key", path)
     if len(data) == CUSTOMER_KEY_BYTES:
         return data
     with suppress(binascii.Error):

@@ -12,7 +12,7 @@ import functools
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
@@ -25,6 +25,7 @@ from fusecache.daemon.verdicts import Verdicts
 from fusecache.daemon.visitors import Request, Visitors, user_of
 from fusecache.engine.admin.inspector import ScrubProgress
 from fusecache.engine.admin.warmup import WarmupState
+from fusecache.engine.durability.in_use import KeysInUse
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.fs.owned_hints import OwnedHints
@@ -49,7 +50,8 @@ _COUNT_SECONDS = 3.0
 class ControlServer:
     """Serves the commands of `fusecache` on a unix socket.
 
-    Two of them are internal: `abandon` makes the shutdown leave uploads to the next mount, `carry-on` reverts that.
+    `in-use` says which of the bucket's keys, in `keys`, the mount still needs, and how the bucket is reached. Two
+    commands are internal: `abandon` makes the shutdown leave uploads to the next mount, `carry-on` reverts that.
     """
 
     def __init__(
@@ -60,12 +62,13 @@ class ControlServer:
         facts: Callable[[], dict[str, Any]],
         *,
         owners: frozenset[int],
+        access: Mapping[str, Any],
         on_abandon: Callable[[], None],
         on_carry_on: Callable[[], None],
     ) -> None:
         """facts: returns the current status fields that are not part of the file system's statistics.
 
-        owners: the ids of the users who may send every command.
+        owners: the ids of the users who may send every command. access: how the bucket is reached, for owners alone.
         """
         self._fs = filesystem
         self._socket = control_socket
@@ -73,6 +76,7 @@ class ControlServer:
         self._facts = facts
         self._verdicts = Verdicts()
         self._visitors = Visitors(owners, shared=control_socket.shared)
+        self._access = access
         self._on_abandon = on_abandon
         self._on_resume = on_carry_on
 
@@ -169,6 +173,11 @@ class ControlServer:
                 case "abandon" | "carry-on":
                     (self._on_abandon if command == "abandon" else self._on_resume)()
                     await self._send(stream, {**await self._pending(""), **_done("ok")})
+                case "in-use":
+                    found = await KeysInUse(self._fs.tree, self._fs.queue).find(
+                        [str(each) for each in request["keys"]]
+                    )
+                    await self._send(stream, {**_done("ok"), "in_use": found, **self._access})
                 case "hint":
                     await self._hint(stream, user, request, received)
                 case _:

@@ -4,22 +4,23 @@ Not here: sources that renew by themselves before their keys expire. They do so 
 """
 
 import logging
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
 
 from fusecache.model.errors import FusecacheError
+from fusecache.policy.backoff import backoff_seconds
 from fusecache.remote.read_write_split import ReadWriteSplit
 
 log = logging.getLogger(__name__)
 
 # Interval of the check whether the bucket refuses the credentials.
 CHECK_SECONDS = 5.0
-# Shortest time between two reloads of refused credentials.
+# Shortest time between two reloads of refused credentials; longest pause after one that failed, as of a half-written
+# file.
 RELOAD_SECONDS = 30.0
-# Pause after a failed reload, such as of a half-written file. It doubles with each failure, up to RELOAD_SECONDS.
-FIRST_RETRY_SECONDS = 5.0
 # A store may refuse valid credentials for a short time. The daemon logs a warning only after this long.
 DENIED_SECONDS = 10.0
 # The permissions of a new key take up to a minute to take effect. Keys that are refused for longer are wrong.
@@ -43,7 +44,7 @@ class CredentialRenewal:
         self._next_reload = float("-inf")
         self._failures = 0
         self._error = ""
-        self._logged: set[str] = set()
+        self._logged = ""
 
     def facts(self) -> dict[str, Any]:
         """Return the status fields about the credentials."""
@@ -74,12 +75,12 @@ class CredentialRenewal:
         try:
             await trio.to_thread.run_sync(self._remote.reload)
         except FusecacheError as exc:
-            pause = min(RELOAD_SECONDS, FIRST_RETRY_SECONDS * 2.0 ** min(self._failures, 16))
             self._failures += 1
+            pause = min(RELOAD_SECONDS, backoff_seconds(self._failures, random.random()))
             self._next_reload = trio.current_time() + pause
             self._error = str(exc)
-            if self._error not in self._logged:
-                self._logged.add(self._error)
+            if self._error != self._logged:
+                self._logged = self._error
                 log.warning(
                     "refused credentials could not be reloaded, the old ones stay in use, will retry error=%s",
                     exc,
@@ -88,8 +89,7 @@ class CredentialRenewal:
             self._failures, self._error = 0, ""
 
     def _on_accepted(self) -> None:
-        self._failures, self._error = 0, ""
-        self._logged.clear()
+        self._failures, self._error, self._logged = 0, "", ""
 
     def _denied_seconds(self) -> float:
         # With an empty queue no write request shows whether writes are allowed again: ignore the old refusal.

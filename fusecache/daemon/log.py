@@ -16,7 +16,7 @@ def begin_log(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_LineFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
-    for library in ("boto3", "botocore", "urllib3", "pyfuse3"):
+    for library in ("azure", "boto3", "botocore", "google", "urllib3", "pyfuse3"):
         logging.getLogger(library).setLevel(logging.WARNING)  # at DEBUG they log every request
     logging.getLogger("pyfuse3").addFilter(is_relevant)
 

@@ -55,7 +55,8 @@ from fusecache.model.errors import FusecacheError, MountError, NoSpace, ReadOnly
 from fusecache.model.verdict import verdict_line
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.leftover_text import found_text
-from fusecache.remote.endpoints import choose_endpoint
+from fusecache.remote.clouds.opening import cloud_keys_from
+from fusecache.remote.endpoints import StoreKind, choose_endpoint
 
 log = logging.getLogger(__name__)
 
@@ -99,10 +100,14 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
     check_mountpoint(options.mountpoint, allow_other=options.allow_other)
     check_disk(options)
     endpoint = choose_endpoint(
-        os.environ, endpoint_url=options.endpoint_url, region=options.region, is_r2=options.endpoint_is_r2
+        os.environ,
+        source=options.source,
+        endpoint_url=options.endpoint_url,
+        region=options.region,
+        is_r2=options.endpoint_is_r2,
     )
     threads = NETWORK_THREADS + UPLOAD_THREADS + PUBLISH_THREADS
-    identity = f"{endpoint.url or 'AWS'} s3://{options.bucket}/{options.prefix}"
+    identity = f"{endpoint.url or 'AWS'} {options.kind.value}://{options.bucket}/{options.prefix}"
     # The directory got its identity when a mount with it first reached the bucket: endpoint and names are right.
     was_used = recorded_identity(options.cache_dir) == identity
     connection = connect(options, endpoint, max_connections=threads, was_used=was_used)
@@ -144,10 +149,15 @@ class _Daemon:
         """Assemble the mount, serve it until its end, and return the exit status."""
         options = self._options
         offload = ThreadOffload(
-            network_threads=NETWORK_THREADS, upload_threads=UPLOAD_THREADS, publish_threads=PUBLISH_THREADS
+            self._supervisor,
+            network_threads=NETWORK_THREADS,
+            upload_threads=UPLOAD_THREADS,
+            publish_threads=PUBLISH_THREADS,
         )
         ownership = _ownership(options)
-        filesystem = FileSystem(self._remote, offload, _engine_options(options, ownership), KernelCaches())
+        filesystem = FileSystem(
+            self._remote, offload, _engine_options(options, ownership), self._supervisor, KernelCaches()
+        )
         self._facts |= _initial_facts(options)
         renewal = CredentialRenewal(
             self._remote,
@@ -203,6 +213,7 @@ class _Daemon:
             **contact.facts(),
             "conditional_writes": conditions,
             "failed_tasks": self._supervisor.statistics(),
+            "endpoints": self._remote.endpoints(),
         }
 
     def _endpoints(
@@ -223,6 +234,7 @@ class _Daemon:
             hints,
             partial(self._status_facts, renewal, contact),
             owners=owners,
+            access=_access(options),
             on_abandon=self._abandon,
             on_carry_on=self._resume,
         )
@@ -351,7 +363,8 @@ class _Daemon:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._supervisor.run, "drain-report", report, name="drain-report")
-            nursery.start_soon(self._watch_second_signal, nursery.cancel_scope, name="second-signal")
+            watch = partial(self._watch_second_signal, nursery.cancel_scope)
+            nursery.start_soon(self._supervisor.run, "second-signal", watch, name="second-signal")
             try:
                 # Until the queue is empty, because programs can still close files: the mount answers until the end.
                 ended = await filesystem.drain(until_empty=True)
@@ -394,6 +407,22 @@ class _Daemon:
         scope.cancel()
 
 
+def _access(options: MountOptions) -> dict[str, Any]:
+    """Return how the bucket is reached for writes, for commands that work on it themselves."""
+    endpoint = choose_endpoint(
+        os.environ, endpoint_url=options.endpoint_url, region=options.region, is_r2=options.endpoint_is_r2
+    )
+    file = options.credentials_file
+    return {
+        "source": options.source,
+        "endpoint_url": endpoint.url,
+        "region": endpoint.region,
+        "profile": options.write_profile or options.profile,
+        "credentials_file": None if file is None else str(file),
+        "is_r2": endpoint.is_r2,
+    }
+
+
 def _ownership(options: MountOptions) -> Ownership:
     """Return who owns the files: the options, else the owner of the mountpoint."""
     owner = os.stat(options.mountpoint)
@@ -433,6 +462,8 @@ def _engine_options(options: MountOptions, ownership: Ownership) -> EngineOption
 
 
 def _keys_from(options: MountOptions, profile: str | None) -> str:
+    if options.kind is not StoreKind.S3:
+        return cloud_keys_from(options.kind, os.environ)
     return keys_from(profile, os.environ, credentials_file=options.credentials_file)
 
 

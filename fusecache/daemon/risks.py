@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from fusecache.config.options import MountOptions
 from fusecache.mount.mount_table import TABLE, mounted_types
-from fusecache.remote.endpoints import Endpoint
+from fusecache.remote.endpoints import Endpoint, StoreKind
 
 _MEMORY_TYPES = frozenset({"tmpfs", "ramfs"})
 _NETWORK_TYPES = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph"})
@@ -16,7 +16,22 @@ _NETWORK_TYPES = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph"})
 
 def risk_texts(options: MountOptions, endpoint: Endpoint) -> list[str]:
     """Return one text for each risk of a mount."""
-    return [*_endpoint_texts(endpoint.url), *_cache_texts(options)]
+    urls = dict.fromkeys((endpoint.url, *(each.url for each in options.requests.endpoints)))
+    return [
+        *(text for url in urls for text in _endpoint_texts(url)),
+        *_cache_texts(options),
+        *_promise_texts(options),
+    ]
+
+
+def _promise_texts(options: MountOptions) -> list[str]:
+    """Return what the store cannot promise."""
+    if options.kind is not StoreKind.GCS or options.read_only:
+        return []
+    return [
+        "Google Cloud Storage takes no precondition for a file over 64 MiB, which is uploaded in parts: if another "
+        "client replaces it in the same moment, one of the two versions is lost"
+    ]
 
 
 def _endpoint_texts(url: str | None) -> list[str]:

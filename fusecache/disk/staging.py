@@ -7,7 +7,6 @@ speed. This is not the cache: a staging file is never evicted.
 import errno
 import hashlib
 import os
-import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import xxhash
 
 from fusecache.disk.descriptors import NO_DESCRIPTORS, DescriptorPool
 from fusecache.disk.native import sync_folder
-from fusecache.model.errors import Damaged, FusecacheError, LocalDiskError, NoSpace, TooManyFiles
+from fusecache.model.errors import Damaged, LocalDiskError, NoSpace, TooManyFiles
 from fusecache.model.objects import GRANULE_BYTES
 
 _CHECK_BYTES = 64 * GRANULE_BYTES
@@ -202,14 +201,14 @@ class StagingFile:
             raise model_error(exc, self.path) from exc
 
 
-def sync_all(files: Sequence[StagingFile]) -> list[bytes | FusecacheError]:
+def sync_all(files: Sequence[StagingFile]) -> list[bytes | Exception]:
     """Sync files to the disk, and their folder once for all of them.
 
     Return each file's granule checksums, or the error because of which its bytes are not durable. A full disk is such
     an error too: the kernel had accepted the bytes, and the file no longer holds what was written. After TooManyFiles
     the sync may be repeated.
     """
-    found: list[bytes | FusecacheError] = []
+    found: list[bytes | Exception] = []
     for file in files:
         try:
             file.sync_data()
@@ -218,6 +217,8 @@ def sync_all(files: Sequence[StagingFile]) -> list[bytes | FusecacheError]:
             found.append(exc)
         except (NoSpace, LocalDiskError) as exc:
             found.append(LocalDiskError(str(exc)))
+        except Exception as exc:  # noqa: BLE001  # the kernel reports the other files' errors only once
+            found.append(exc)
     try:
         for folder in {file.path.parent for file in files}:
             sync_folder(folder)
@@ -301,9 +302,18 @@ class StagingDirectory:
         return StagingFile(self._path_text(generation), create=False, opens=False, pool=self._pool)
 
     def quarantine(self, generation: int, folder: str) -> Path:
-        """Move a version's file to the quarantine folder `orphans` or `suspect`; return its new path."""
-        target = self._quarantine[folder] / self._path(generation).name
-        shutil.move(self._path(generation), target)
+        """Move a version's file to the quarantine folder `orphans` or `suspect`; return where it is then.
+
+        If the disk fails, it stays in `staging/`, and the next mount moves it. Raises FileNotFoundError.
+        """
+        path = self._path(generation)
+        target = self._quarantine[folder] / path.name
+        try:
+            os.rename(path, target)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            return path
         return target
 
     def restore(self, generation: int) -> StagingFile:

@@ -48,6 +48,7 @@ from fusecache.engine.recovery.quarantine import Quarantine
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.runtime.offload import Offload
+from fusecache.engine.runtime.supervisor import Supervisor, TaskNursery
 from fusecache.engine.write.backpressure import Backpressure
 from fusecache.engine.write.open_file_snapshots import OpenFileSnapshots
 from fusecache.engine.write.parts import WriteOptions, WriteParts, build_write_parts
@@ -57,7 +58,16 @@ from fusecache.index.cache_index import read_boot_id
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
 from fusecache.policy.symlink_targets import SymlinkRule
-from fusecache.remote.store import Store
+from fusecache.remote.store import Store, primary_of
+
+
+class Tasks:
+    """The tasks of a mount. names: of the lookup; clients: of the parts that look names up, so they end first."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+        self.names = TaskNursery(supervisor)
+        self.clients = TaskNursery(supervisor)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -121,7 +131,9 @@ class Services:
     replay: JournalReplay
 
 
-def open_storage(store: Store, offload: Offload, options: EngineOptions, pinned: PinnedKeys) -> Storage:
+def open_storage(
+    store: Store, offload: Offload, options: EngineOptions, pinned: PinnedKeys, supervisor: Supervisor
+) -> Storage:
     """Open the cache directory (blocking). On an error, all opened so far is closed."""
     boot_id, directory = read_boot_id(), options.directory
     with ExitStack() as opened:
@@ -131,7 +143,7 @@ def open_storage(store: Store, offload: Offload, options: EngineOptions, pinned:
             buffer_bytes=options.buffer_bytes,
             write_reserve_bytes=2 * dirty_limit_bytes(),
         )
-        cache = BlockCache(store, offload, cache_options, pinned or None)
+        cache = BlockCache(store, offload, cache_options, supervisor, pinned or None)
         opened.callback(cache.abandon)
         rows = opened.enter_context(Journal(directory / "journal"))
         staging = StagingDirectory(directory)
@@ -140,7 +152,7 @@ def open_storage(store: Store, offload: Offload, options: EngineOptions, pinned:
         opened.callback(listings.close)
         empty_file = directory / "empty"
         empty_file.touch()
-        journal = JournalWriter(rows, offload, highest_in_use=staging.highest_number())
+        journal = JournalWriter(rows, offload, supervisor, highest_in_use=staging.highest_number())
         return Storage(
             opened.pop_all(),
             store,
@@ -155,7 +167,7 @@ def open_storage(store: Store, offload: Offload, options: EngineOptions, pinned:
         )
 
 
-def build_names(storage: Storage, options: EngineOptions, targets: EventTargets) -> Names:
+def build_names(storage: Storage, options: EngineOptions, targets: EventTargets, tasks: Tasks) -> Names:
     """Build the tree, the queue and the lookup."""
     cache = storage.cache
     tree = Tree(options.prefix, options.ownership, TreeEvents(targets))
@@ -173,17 +185,18 @@ def build_names(storage: Storage, options: EngineOptions, targets: EventTargets)
         storage.listings,
         client,
         storage.journal_rows,
+        tasks.names,
         fresh_seconds=options.fresh_seconds,
         posix_metadata=options.posix_metadata,
     )
     lookup.ttl.immutable = options.immutable
     paths = Paths(tree, lookup, client)
-    hints = HintService(tree, lookup, cache, storage.offload, paths.resolve)
+    hints = HintService(tree, lookup, cache, storage.offload, paths.resolve, tasks.clients)
     return Names(tree, queue, client, lookup, paths, Symlinks(tree, SymlinkRule(options.symlinks)), hints)
 
 
 def build_write_back(
-    storage: Storage, names: Names, options: EngineOptions, targets: EventTargets
+    storage: Storage, names: Names, options: EngineOptions, targets: EventTargets, tasks: TaskNursery
 ) -> WriteBack:
     """Build what carries a change from a program's call to the bucket."""
     tree, queue, lookup = names.tree, names.queue, names.lookup
@@ -204,9 +217,9 @@ def build_write_back(
     )
     targets.sibling_readahead = SiblingReadahead(tree, lookup, cache, names.hints)
     uploader = targets.uploader = MultipartUploader(
-        store, tree, journal, offload, cache, queue, options.temp_names, UploadEvents(targets)
+        store, tree, journal, offload, cache, queue, options.temp_names, UploadEvents(targets), tasks
     )
-    preparer = targets.preparer = Preparer(uploader, cache, journal, offload)
+    preparer = targets.preparer = Preparer(uploader, cache, journal, offload, tasks)
     publisher = targets.publisher = Publisher(
         tree,
         lookup,
@@ -215,9 +228,10 @@ def build_write_back(
         journal,
         cache,
         preparer,
-        BucketWriter(store, str(storage.empty_file)),
+        BucketWriter(primary_of(store), str(storage.empty_file)),
         offload,
         cache.limit,
+        tasks,
         settle_seconds=options.settle_seconds,
         temp_names=options.temp_names,
         delete_delay=options.delete_delay,
@@ -262,12 +276,13 @@ def build_services(
     options: EngineOptions,
     pinned: PinnedKeys,
     targets: EventTargets,
+    tasks: TaskNursery,
 ) -> Services:
     """Build what answers commands and queries."""
     tree, queue, resolve = names.tree, names.queue, names.paths.resolve
     cache, client = storage.cache, names.metadata_client
     publisher, write, conflict_log = write_back.publisher, write_back.write, write_back.conflict_log
-    pinned_objects = targets.pinned = PinnedObjects(cache, client, pinned)
+    pinned_objects = targets.pinned = PinnedObjects(cache, client, pinned, tasks)
     status = QueueStatus(
         tree,
         queue,
@@ -297,10 +312,16 @@ def build_services(
     )
     sync = Sync(tree, queue, publisher, status)
     drain = Drain(
-        queue, publisher, sync, status.pending, options.directory, stall_seconds=options.drain_seconds
+        queue,
+        publisher,
+        sync,
+        status.pending,
+        options.directory,
+        tasks.supervisor,
+        stall_seconds=options.drain_seconds,
     )
     return Services(
-        WarmupRunner(tree, client, cache, resolve),
+        WarmupRunner(tree, client, cache, resolve, tasks),
         Inspector(tree, client, cache, names.symlinks, resolve, InspectorEvents(targets)),
         UploadAdmin(tree, client, storage.journal_rows),
         pinned_objects,

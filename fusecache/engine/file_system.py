@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from fusecache.engine.admin.pinning import PinnedKeys
-from fusecache.engine.assembly import build_names, build_services, build_write_back, open_storage
+from fusecache.engine.assembly import Tasks, build_names, build_services, build_write_back, open_storage
 from fusecache.engine.durability.pending import Pending
 from fusecache.engine.durability.sync import Durability
 from fusecache.engine.events import EventTargets, KernelListener
@@ -27,6 +27,7 @@ from fusecache.engine.recovery.journal_replay import (
 )
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import Offload
+from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.errors import RemoteError, StateError
 from fusecache.model.format_text import count_text, size_text
 from fusecache.remote.store import Store
@@ -38,7 +39,12 @@ class FileSystem:
     """One mounted bucket. Create it on the loop's thread; `running` is its lifetime."""
 
     def __init__(
-        self, store: Store, offload: Offload, options: EngineOptions, kernel: KernelListener | None = None
+        self,
+        store: Store,
+        offload: Offload,
+        options: EngineOptions,
+        supervisor: Supervisor,
+        kernel: KernelListener | None = None,
     ) -> None:
         """Open the cache directory (blocking). Raises StateError, LocalDiskError.
 
@@ -47,10 +53,13 @@ class FileSystem:
         self.options = options
         targets = EventTargets(kernel or KernelListener())
         pinned = PinnedKeys(options.pin, options.prefix)
-        self._storage = storage = open_storage(store, offload, options, pinned)
-        self._names = names = build_names(storage, options, targets)
-        self._write_back = write_back = build_write_back(storage, names, options, targets)
-        self._services = services = build_services(storage, names, write_back, options, pinned, targets)
+        self._tasks = tasks = Tasks(supervisor)
+        self._storage = storage = open_storage(store, offload, options, pinned, supervisor)
+        self._names = names = build_names(storage, options, targets, tasks)
+        self._write_back = write_back = build_write_back(storage, names, options, targets, tasks.clients)
+        self._services = services = build_services(
+            storage, names, write_back, options, pinned, targets, tasks.clients
+        )
         self.cache, self.journal = storage.cache, storage.journal
         self.tree, self.queue, self.lookup, self.hints = names.tree, names.queue, names.lookup, names.hints
         self.symlinks = names.symlinks
@@ -85,12 +94,15 @@ class FileSystem:
                 self.publisher.on_start(self.journal.highest)
             # Tasks that look names up end before the lookup itself: else their last requests would get no answer.
             async with trio.open_nursery() as services:
-                await services.start(self.journal.run, name="journal")
+                journal = self._tasks.supervisor.run_service
+                await services.start(journal, "journal", self.journal.run, name="journal")
                 await services.start(self.cache.run, name="cache")
-                await services.start(self.lookup.run, name="names")
+                await services.start(self._tasks.names.run, name="names")
+                self.lookup.start()
                 with unwrap_single_error():
                     async with trio.open_nursery() as clients:
-                        await self._start_clients(clients)
+                        await clients.start(self._tasks.clients.run, name="clients")
+                        self._start_clients()
                         yield
                         await self.publisher.wait_retired()
                         clients.cancel_scope.cancel()
@@ -98,18 +110,21 @@ class FileSystem:
         finally:
             self._storage.opened.close()
 
-    async def _start_clients(self, nursery: trio.Nursery) -> None:
+    def _start_clients(self) -> None:
         write_back, services = self._write_back, self._services
-        await nursery.start(services.warmup.run, name="warm")
-        await nursery.start(self.hints.run, name="hints")
-        await nursery.start(write_back.preparer.run, name="prepare")
+        self.hints.start()
+        write_back.preparer.start()
         for key, upload_id in self.replayed.uploads:
             write_back.uploader.abort(key, upload_id)
-        await nursery.start(write_back.publisher.run, name="publish")
-        await nursery.start(write_back.snapshots.run, name="snapshots")
-        await nursery.start(services.pinned.run, name="pins")
-        await nursery.start(services.status.run, name="status")
-        await nursery.start(services.costs.run, name="costs")
+        write_back.publisher.start()
+        services.pinned.start()
+        self._tasks.clients.keep(
+            {
+                "snapshots": write_back.snapshots.run,
+                "upload-rate": services.status.run,
+                "costs": services.costs.run,
+            }
+        )
 
     def _check_publishable(self) -> None:
         """Raise StateError if changes are pending and this read-only mount may not upload them."""

@@ -34,11 +34,12 @@ class OpenDirectories:
     async def reply(self, number: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         """Reply entries, with attributes, from the cookie `start_id` on until the reply is full."""
         handle = self._handles[number]
+        is_rewound = start_id == 0 and handle.epoch != 0  # also of a directory that was empty, at position 0
         if start_id < _DOTS:
             if not self._reply_dots(handle.node, start_id, token):
                 return
             start_id = _DOTS
-        if start_id - _DOTS != handle.position:
+        if is_rewound or start_id - _DOTS != handle.position:
             handle = await self._rewound(number, start_id - _DOTS)
         while await self._fill(handle):
             while handle.queue:

@@ -6,6 +6,7 @@ from fusecache.model.errors import (
     CredentialsMissing,
     Damaged,
     FusecacheError,
+    InternalError,
     LocalDiskError,
     NoSpace,
     ObjectArchived,
@@ -50,9 +51,14 @@ _CAUSES: tuple[tuple[type[FusecacheError], str, str], ...] = (
     (ReadOnly, "stopped", _MEND),
     (LocalDiskError, "local-disk", _WRITE_AGAIN),
     (Damaged, "damaged", _WRITE_AGAIN),
+    (
+        InternalError,
+        "internal",
+        "report the traceback in the daemon's log; retry with `fusecache recover --restore ID`",
+    ),
 )
 # Codes that need an operator: waiting alone fixes none of these.
-PERSONS = frozenset(code for _, code, _ in _CAUSES) - {"unavailable", "conflict"}
+PERSONS = frozenset(code for _, code, _ in _CAUSES) - {"unavailable", "conflict", "internal"}
 
 
 def code_of(error: Exception) -> str:
@@ -72,10 +78,10 @@ def renewal_text(keys_from: str) -> str:
 
     keys_from: where the keys are read from: `environment`, the path of a file, "" for another source.
     """
-    if keys_from == "environment":
+    if keys_from.startswith("environment"):
         return (
-            "the keys come from the daemon's environment: run `fusecache unmount --force`, then mount with new keys, "
-            "which uploads the pending files; with `credentials_file` keys are renewed without that"
-        )
+            f"the keys come from the daemon's {keys_from}: run `fusecache unmount --force`, then mount with new keys, "
+            "which uploads the pending files"
+        ) + ("; with `credentials_file` keys are renewed without that" if keys_from == "environment" else "")
     place = f"in {keys_from}" if keys_from else "where the daemon reads them"
     return f"renew the keys {place}; the daemon reads them again every 30 s"

@@ -20,6 +20,10 @@ class StateError(FusecacheError):
     """The cache directory cannot be used: in use, of another bucket, of a newer format, or unreadable."""
 
 
+class InternalError(FusecacheError):
+    """A bug: a task of the daemon failed unexpectedly. The log has its traceback, and `status` counts it."""
+
+
 # ---- errors of the bucket
 
 
@@ -27,11 +31,12 @@ class RemoteError(FusecacheError):
     """The bucket did not carry out the request.
 
     asks_to_slow_down: the response was a 429, SlowDown or 5xx, so the whole client should send less.
-    retry_after_seconds: the wait that the response asked for, if any.
+    retry_after_seconds: the wait that the response asked for, if any. code: S3's error code; "" if there was no answer.
     """
 
     asks_to_slow_down: bool = False
     retry_after_seconds: float | None = None
+    code: str = ""
 
 
 class ObjectMissing(RemoteError):

@@ -26,7 +26,9 @@ _RECENT_TEXTS = {
 
 def judge(status: Mapping[str, Any], recent: Mapping[str, int]) -> dict[str, Any]:
     """Return `verdict` and `reasons`, the gravest first. recent: growth of RECENT_COUNTS in RECENT_SECONDS."""
-    actions, faults = list(_actions(status)), [*_faults(status), *_recent_faults(recent)]
+    actions = list(_actions(status))
+    endpoints = [text for each in status.get("endpoints", ()) for text in _endpoint_faults(each)]
+    faults = [*_faults(status), *endpoints, *_recent_faults(recent)]
     verdict = ACTION if actions else DEGRADED if faults else OK
     return {"verdict": verdict, "reasons": [*actions, *faults]}
 
@@ -76,6 +78,17 @@ def _faults(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"uploads wait: {status['waiting_for']}"
     if status.get("keys_error"):
         yield f"keys could not be read again: {status['keys_error']}"
+
+
+def _endpoint_faults(endpoint: Mapping[str, Any]) -> Iterator[str]:
+    name = endpoint["endpoint"]
+    if endpoint["failing_seconds"] > _WAITING_SECONDS:
+        yield f"endpoint {name} has failed for {seconds_text(endpoint['failing_seconds'])}: {endpoint['error']}"
+    if endpoint["gives_names"] and not endpoint["primary"]:
+        yield f"names come from {name}, because the primary endpoint fails: the newest files may be missing"
+    others = endpoint["unused_copies"].get("other bytes", 0)
+    if others:
+        yield f"endpoint {name} has other bytes under {count_text(others, 'key')}: its copies of them are not used"
 
 
 def _recent_faults(recent: Mapping[str, int]) -> Iterator[str]:

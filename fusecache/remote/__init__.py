@@ -1,1 +1,1 @@
-"""Access to the bucket: the `Store` protocol and its S3 implementation. Blocking, thread-safe, without trio."""
+"""Access to the bucket: the `Store` protocol and its implementations. Blocking, thread-safe, without trio."""

@@ -1,10 +1,12 @@
-"""Choice of the S3 endpoint from options and environment, and the settings of its connections. No I/O.
+"""Choice of the endpoint from options and environment, and the settings of its connections. No I/O.
 
-The first one that is set wins: the option; `S3_ENDPOINT_URL`; `AWS_ENDPOINT_URL_S3`; `AWS_ENDPOINT_URL`;
+For S3, the first one that is set wins: the option; `S3_ENDPOINT_URL`; `AWS_ENDPOINT_URL_S3`; `AWS_ENDPOINT_URL`;
 `R2_ACCOUNT_ID` (with `R2_JURISDICTION`). If none is set, the AWS profile's endpoint applies, else AWS.
 Not here: credentials. The usual AWS chain finds them, unless the caller passes some to the store.
 """
 
+import enum
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,19 +18,38 @@ from fusecache.model.objects import GIB, MIB
 R2_HOST = "r2.cloudflarestorage.com"
 R2_JURISDICTIONS = ("eu", "fedramp")
 URL_VARIABLES = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+GCS_URL = "https://storage.googleapis.com"
+AZURE_HOST = "blob.core.windows.net"
+AZURE_ACCOUNT_VARIABLES = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
+
+
+class StoreKind(enum.Enum):
+    """The kind of a bucket. The value is the scheme of its source."""
+
+    S3 = "s3"
+    GCS = "gs"
+    AZURE = "az"
+
+    @classmethod
+    def of(cls, source: str) -> "StoreKind":
+        """Return the kind of a source like s3://BUCKET/PREFIX. Raises ValueError."""
+        return cls(source.partition("://")[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The S3 endpoint of a bucket.
+    """The endpoint of a bucket.
 
     url: None leaves it to the AWS profile. region: None leaves it to the AWS chain.
     is_r2: a precondition on a copy's destination travels in Cloudflare's headers; elsewhere a HEAD checks it first.
+    account: the storage account, for Azure.
     """
 
     url: str | None
     region: str | None = None
     is_r2: bool = False
+    kind: StoreKind = StoreKind.S3
+    account: str = ""
 
     def __post_init__(self) -> None:
         if self.url is not None:
@@ -67,18 +88,24 @@ class Transport:
 def choose_endpoint(
     environment: Mapping[str, str],
     *,
+    source: str = "s3://",
     endpoint_url: str | None = None,
     region: str | None = None,
     is_r2: bool = False,
 ) -> Endpoint:
-    """Return the endpoint from the option and the environment.
+    """Return the endpoint of a source from the option and the environment.
 
     is_r2: treat the endpoint as R2 even if its host name is not R2's (a proxy, a test server).
     Raises ConfigError for a malformed URL, account or jurisdiction.
     """
+    kind = StoreKind.of(source)
+    if kind is StoreKind.GCS:
+        return Endpoint(endpoint_url or GCS_URL, kind=kind)
+    if kind is StoreKind.AZURE:
+        return _azure_endpoint(environment, endpoint_url)
     url = endpoint_url or next((environment[name] for name in URL_VARIABLES if environment.get(name)), None)
     if url is None and environment.get("R2_ACCOUNT_ID"):
-        url = _r2_url(environment["R2_ACCOUNT_ID"], environment.get("R2_JURISDICTION", ""))
+        url = r2_url(environment["R2_ACCOUNT_ID"], environment.get("R2_JURISDICTION", ""))
     host = (urlsplit(url).hostname or "") if url else ""
     named_r2 = host == R2_HOST or host.endswith(f".{R2_HOST}")
     if named_r2 or is_r2:
@@ -87,10 +114,11 @@ def choose_endpoint(
     return Endpoint(url, region)
 
 
-def _r2_url(account: str, jurisdiction: str) -> str:
+def r2_url(account: str, jurisdiction: str = "", *, label: str = "R2_ACCOUNT_ID") -> str:
+    """Return the URL of an R2 account. label: where its id comes from. Raises ConfigError."""
     if not re.fullmatch(r"[0-9A-Za-z-]+", account):
         raise ConfigError(
-            f"R2_ACCOUNT_ID {account!r} is not an account id; allowed are letters, digits and hyphens"
+            f"{label} {account!r} is not an account id; allowed are letters, digits and hyphens"
         )
     if jurisdiction in ("", "default"):
         return f"https://{account}.{R2_HOST}"
@@ -99,3 +127,25 @@ def _r2_url(account: str, jurisdiction: str) -> str:
             f"R2_JURISDICTION {jurisdiction!r} is unknown: allowed are {', '.join(R2_JURISDICTIONS)}"
         )
     return f"https://{account}.{jurisdiction}.{R2_HOST}"
+
+
+def _azure_endpoint(environment: Mapping[str, str], url: str | None) -> Endpoint:
+    account = next((environment[name] for name in AZURE_ACCOUNT_VARIABLES if environment.get(name)), "")
+    host = (urlsplit(url).hostname or "") if url else ""
+    if not account and "." in host and not is_address(host):
+        account = host.partition(".")[0]
+    if not re.fullmatch(r"[0-9a-z]{3,24}", account):
+        raise ConfigError(
+            f"az:// needs a storage account, not {account!r}: set {AZURE_ACCOUNT_VARIABLES[0]} to its name, 3 to 24 "
+            "lower-case letters and digits"
+        )
+    return Endpoint(url or f"https://{account}.{AZURE_HOST}", kind=StoreKind.AZURE, account=account)
+
+
+def is_address(host: str) -> bool:
+    """Return whether a host is an IP address instead of a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

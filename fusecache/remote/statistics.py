@@ -46,6 +46,16 @@ class StoreStatistics:
         """Their cost at R2's prices."""
         return (self.class_a * CLASS_A_DOLLARS + self.class_b * CLASS_B_DOLLARS) / 1e6
 
+    @property
+    def dollars_by_kind(self) -> dict[str, float]:
+        """The same by kind of request: lists, writes (the rest of class A), heads, gets."""
+        return {
+            "lists": self.lists * CLASS_A_DOLLARS / 1e6,
+            "writes": (self.class_a - self.lists) * CLASS_A_DOLLARS / 1e6,
+            "heads": self.heads * CLASS_B_DOLLARS / 1e6,
+            "gets": self.gets * CLASS_B_DOLLARS / 1e6,
+        }
+
     def __add__(self, other: "StoreStatistics") -> "StoreStatistics":
         """Return the sums, field by field."""
         return StoreStatistics(

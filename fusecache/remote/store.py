@@ -1,4 +1,4 @@
-"""The interface of every store: S3 (`remote/s3/store.py`), and memory (`tests/support/memory_store.py`).
+"""The interface of every store: `remote/s3`, `remote/clouds`, and memory (`tests/support/memory_store.py`).
 
 Calls block and are thread-safe. Every call ends within the store's own timeouts.
 Errors are those of `fusecache.model.errors`, never botocore's.
@@ -14,18 +14,22 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fusecache.model.objects import Extent, ObjectId, ObjectInfo, UnfinishedUpload
 from fusecache.remote.statistics import StoreStatistics
 
+# How the names of objects that probe a store begin.
+PROBE_NAME = ".fusecache-probe-"
+
 
 class ConditionalWrites(enum.Enum):
-    """What a store does with If-Match of a write."""
+    """What a store does with If-Match of a write. NOT_OF_PARTS: kept, but ignored for an upload in parts."""
 
     KEPT = "kept"
     REFUSED = "refused"
     IGNORED = "ignored"
+    NOT_OF_PARTS = "not-of-parts"
     UNKNOWN = "unknown"
 
 
@@ -55,6 +59,16 @@ class UploadPage:
 
     uploads: tuple[UnfinishedUpload, ...]
     next_token: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectContent:
+    """What tells one content from another: size, and the store's checksums of all bytes, by algorithm."""
+
+    etag: str
+    size: int
+    modified: float
+    checksums: Mapping[str, str]
 
 
 @dataclass(eq=False, slots=True)
@@ -116,8 +130,8 @@ class Interruption:
                 self._end = None
 
 
-class Store(Protocol):
-    """A bucket behind one endpoint and one set of credentials."""
+class ReadStore(Protocol):
+    """The reading part of a store."""
 
     def list_page(
         self,
@@ -152,6 +166,18 @@ class Store(Protocol):
         """
         ...
 
+    def list_uploads(self, prefix: str, *, token: str | None = None) -> UploadPage:
+        """Return one page of the unfinished uploads whose keys start with `prefix`."""
+        ...
+
+    def statistics(self) -> StoreStatistics:
+        """Return the request counts so far. Makes no request."""
+        ...
+
+
+class Store(ReadStore, Protocol):
+    """A bucket behind one endpoint and one set of credentials."""
+
     def put(
         self, key: str, body: FileSlice, *, metadata: Mapping[str, str], condition: Condition | None = None
     ) -> str:
@@ -174,10 +200,6 @@ class Store(Protocol):
 
     def abort_multipart(self, key: str, upload_id: str) -> None:
         """Drop an upload and its parts. An unknown upload is success."""
-        ...
-
-    def list_uploads(self, prefix: str, *, token: str | None = None) -> UploadPage:
-        """Return one page of the unfinished uploads whose keys start with `prefix`."""
         ...
 
     def copy(
@@ -203,6 +225,43 @@ class Store(Protocol):
         """Check that writing is allowed; leave nothing behind (CreateMultipartUpload, then Abort)."""
         ...
 
-    def statistics(self) -> StoreStatistics:
-        """Return the request counts so far. Makes no request."""
+
+@runtime_checkable
+class SupportsContent(Protocol):
+    """A store that can say what tells one content from another."""
+
+    def content(self, key: str) -> ObjectContent:
+        """Return size and checksums of an object. Raises ObjectMissing."""
         ...
+
+
+@runtime_checkable
+class SupportsReload(Protocol):
+    """A store that can reload its credentials."""
+
+    def reload(self) -> None:
+        """Reload the credentials."""
+        ...
+
+
+@runtime_checkable
+class SupportsClose(Protocol):
+    """A store that holds connections."""
+
+    def close(self) -> None:
+        """Close idle connections."""
+        ...
+
+
+@runtime_checkable
+class SupportsPrimary(Protocol):
+    """A store over several endpoints, which may answer for each other in LIST and HEAD."""
+
+    def primary(self) -> Store:
+        """Return the same store, whose LISTs and HEADs only the endpoint that takes the writes answers."""
+        ...
+
+
+def primary_of(store: Store) -> Store:
+    """Return the store for requests that decide about a write: their LISTs and HEADs must be the newest."""
+    return store.primary() if isinstance(store, SupportsPrimary) else store

@@ -91,18 +91,11 @@ class MountMap:
         return PlanMessage(endpoint, choose(reads, np.array(rows, np.intp)), names, is_cut)
 
     def _path(self, shard: int) -> str | None:
-        """Return the path of a shard's file below its mount's root, as the daemon spells it; None if it has none."""
+        """Return the path of a shard's file below its mount's root; None if a plan cannot name it."""
         index = self._index
         place = self._places[int(np.searchsorted(index.borders, shard, side="right")) - 1]
         assert place is not None
-        name = place[1] + (index.zip_names[shard] or index.raw_names[shard])
-        path = unicodedata.normalize("NFC", posixpath.normpath(name))
-        try:
-            path.encode()
-        except UnicodeEncodeError:  # a directory name that is not UTF-8
-            return None
-        first = path.split("/", 1)[0]
-        return None if first in ("", ".", "..", ".fusecache") or "\0" in path else path
+        return path_on_mount(place[1] + (index.zip_names[shard] or index.raw_names[shard]))
 
     def raw_file(self, shard: int) -> str | None:
         """Return the file that samples are read from singly; None for a compressed shard, which is read as a whole."""
@@ -117,6 +110,17 @@ def choose(reads: PlannedReads, which: NDArray[np.bool_] | NDArray[np.intp]) -> 
     return PlannedReads(
         reads.shard[which], reads.start[which], reads.stop[which], reads.first[which], reads.last[which]
     )
+
+
+def path_on_mount(name: str) -> str | None:
+    """Return a path below a mount's root as the daemon spells it; None if a plan cannot name it."""
+    path = unicodedata.normalize("NFC", posixpath.normpath(name))
+    try:
+        path.encode()
+    except UnicodeEncodeError:  # a directory name that is not UTF-8
+        return None
+    first = path.split("/", 1)[0]
+    return None if first in ("", ".", "..", ".fusecache") or "\0" in path else path
 
 
 def _column(numbers: Ids) -> "array[int]":

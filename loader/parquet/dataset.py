@@ -70,8 +70,8 @@ class ParquetDataset:
 
     path: a file, a directory, or a list of them. A directory stands for every .parquet file below it, except where a
     part of the path begins with "." or "_". columns: the columns of the samples; None: all. cache_bytes: limit in bytes
-    for decoded row groups in each process; the last one always stays. stall_seconds: log a warning when a read lasts
-    longer.
+    for decoded row groups in each process; the last one always stays. With 0, repeated decoding is not logged.
+    stall_seconds: log a warning when a read lasts longer.
 
     Values: int64 as int, other numbers as numpy scalars, text as str, binary as bytes, null as None. Lists of numbers
     are writable numpy arrays. All other types are as pyarrow's `to_pylist` returns them.
@@ -236,6 +236,16 @@ class ParquetDataset:
             zip_names=names,
         )
 
+    def extents(self, group: int) -> list[tuple[int, int]]:
+        """Return the byte ranges (start, stop) of its file that a read of a row group takes.
+
+        Raises OSError if the file cannot be read, DatasetError if it was replaced.
+        """
+        if self._process != os.getpid():
+            self._reset()  # as in `_table`
+        file, within = self._place(group)
+        return self._file(file).extents(within, self._columns)
+
     @property
     def _where(self) -> str:
         return self._paths[0] if len(self._paths) == 1 else f"{self._paths[0]} … {self._paths[-1]}"
@@ -279,16 +289,15 @@ class ParquetDataset:
         self._decoded_bytes += table.nbytes
         while self._decoded_bytes > self._cache_bytes and len(self._decoded) > 1:
             self._decoded_bytes -= self._decoded.popitem(last=False)[1].nbytes
-        self._thrashing.count(group)
+        if self._cache_bytes:
+            self._thrashing.count(group)
 
     def _read(self, group: int) -> Any:
-        file = int(np.searchsorted(self._group_ends, group, side="right"))
+        file, within = self._place(group)
         arrow = optional_module("pyarrow", why="Parquet")
         self._watchdog.begin(group)
         try:
-            found = self._file(file).read(
-                group - int(self._group_ends[file] - self._groups[file]), self._columns
-            )
+            found = self._file(file).read(within, self._columns)
             if found.num_rows != self._sizes[group]:
                 raise ShardError(f"it has {found.num_rows} rows, not the {self._sizes[group]} of its footer")
             return with_values_in_place(arrow, found)
@@ -296,6 +305,11 @@ class ParquetDataset:
             raise self._failed(group, problem) from problem
         finally:
             self._watchdog.end()
+
+    def _place(self, group: int) -> tuple[int, int]:
+        """Return the file of a row group, and its number in the file."""
+        file = int(np.searchsorted(self._group_ends, group, side="right"))
+        return file, group - int(self._group_ends[file] - self._groups[file])
 
     def _file(self, number: int) -> OpenParquetFile:
         with self._lock:
@@ -311,7 +325,7 @@ class ParquetDataset:
         return file
 
     def _failed(self, group: int, problem: BaseException) -> ShardError:
-        file = int(np.searchsorted(self._group_ends, group, side="right"))
+        file, within = self._place(group)
         last = int(self._ends[group])
         cause = str(problem) if isinstance(problem, (DatasetError, ShardError)) else cause_of(problem)
         advice = mount_advice(problem, self._paths[file]) if isinstance(problem, OSError) else ""
@@ -319,7 +333,7 @@ class ParquetDataset:
         if isinstance(problem, NotImplementedError):
             remedy = "Leave the column of that type out with `columns`, or write the file again."
         return ShardError(
-            f"{self._paths[file]}, row group {group - int(self._group_ends[file] - self._groups[file])}, samples "
+            f"{self._paths[file]}, row group {within}, samples "
             f"{last - int(self._sizes[group])} to {last - 1}: {cause}. {remedy}"
         )
 

@@ -91,19 +91,43 @@ class OpenParquetFile:
         Raises OSError if it cannot be read, ArrowException or OSError without an errno if it does not decode.
         """
         arrow, parquet = optional_module("pyarrow", why="Parquet"), _parquet("Parquet")
-        source = _FileSource(
-            self.fd, self.size, [self._read_range(*extent) for extent in self._extents(group, columns)]
-        )
+        extents = self.extents(group, columns)
+        for start, stop in extents:
+            os.posix_fadvise(self.fd, start, stop - start, os.POSIX_FADV_WILLNEED)  # all of it at a time
+        source = _FileSource(self.fd, self.size, [self._read_range(*extent) for extent in extents])
         file = parquet.ParquetFile(
             arrow.PythonFile(source, mode="r"), metadata=self.metadata, page_checksum_verification=True
         )
         return file.read_row_group(group, columns=columns, use_threads=False).select(columns)
+
+    def extents(self, group: int, columns: list[str]) -> list[tuple[int, int]]:
+        """Return the byte ranges of the columns' chunks; ranges with a small gap are joined."""
+        row_group = self.metadata.row_group(group)
+        found: list[tuple[int, int]] = []
+        for number in range(row_group.num_columns):
+            chunk = row_group.column(number)
+            path = chunk.path_in_schema
+            if any(path == name or path.startswith(f"{name}.") for name in columns):
+                start = chunk.data_page_offset
+                if chunk.dictionary_page_offset:
+                    start = min(start, chunk.dictionary_page_offset)
+                found.append((start, start + chunk.total_compressed_size))
+        found.sort()
+        joined = found[:1]
+        for start, stop in found[1:]:
+            if start - joined[-1][1] <= GAP_BYTES:
+                joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+            else:
+                joined.append((start, stop))
+        return joined
 
     def _parse(self, path: str, parquet: Any, expected: bytes) -> None:
         found = os.fstat(self.fd)
         if not stat.S_ISREG(found.st_mode):
             kind = "a directory" if stat.S_ISDIR(found.st_mode) else "something else"
             raise DatasetError(f"{path} is {kind}, not a Parquet file")
+        # The kernel's read-ahead past a row group would make its reader wait for bytes that no hint has named.
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
         self.size = found.st_size
         footer = self._footer(path)
         self.digest = hashlib.blake2b(footer + self.size.to_bytes(8, "little"), digest_size=16).digest()
@@ -129,27 +153,6 @@ class OpenParquetFile:
         if length > len(tail):
             tail = self._read_range(self.size - length, self.size)[1]
         return tail[-length:]
-
-    def _extents(self, group: int, columns: list[str]) -> list[tuple[int, int]]:
-        """Return the byte ranges of the columns' chunks; ranges with a small gap are joined."""
-        row_group = self.metadata.row_group(group)
-        found: list[tuple[int, int]] = []
-        for number in range(row_group.num_columns):
-            chunk = row_group.column(number)
-            path = chunk.path_in_schema
-            if any(path == name or path.startswith(f"{name}.") for name in columns):
-                start = chunk.data_page_offset
-                if chunk.dictionary_page_offset:
-                    start = min(start, chunk.dictionary_page_offset)
-                found.append((start, start + chunk.total_compressed_size))
-        found.sort()
-        joined = found[:1]
-        for start, stop in found[1:]:
-            if start - joined[-1][1] <= GAP_BYTES:
-                joined[-1] = joined[-1][0], max(stop, joined[-1][1])
-            else:
-                joined.append((start, stop))
-        return joined
 
     def _read_range(self, start: int, stop: int) -> tuple[int, bytes]:
         """Return (start, the bytes); fewer bytes only if the file ends."""

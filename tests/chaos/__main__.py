@@ -26,6 +26,8 @@ TICK_SECONDS = 0.25
 LOOK_SECONDS = 1.0
 # After the last fault: to mount, to end the programs' calls, to publish everything, to unmount.
 MOUNT_SECONDS, END_SECONDS, HEAL_SECONDS = 90.0, 320.0, 300.0
+# Between two periods of faults: each queued version of a commit marker takes 1.1 s.
+SYNC_SECONDS = 300.0
 # A call may fail by a fault that ended that long before: requests are retried for 60 s.
 EXCUSED_SECONDS = 65.0
 # `--memory 64MiB`, Python itself, and what uploads hold.
@@ -47,6 +49,8 @@ class Run:
         self._active: dict[str, float] = {}
         self._last_fault = 0.0
         self._ends = threading.Event()
+        self._may_begin = threading.Event()
+        self._may_begin.set()
         self._lock = threading.Lock()
         self._began = time.monotonic()
         self._server = ServerProcess(directory / "bucket")
@@ -133,6 +137,7 @@ class Run:
         for fault in faults:
             if self._wait(fault.start - (time.monotonic() - self._began), is_node=is_node):
                 break
+            self._may_begin.wait()
             with self._lock:
                 self._active[fault.kind] = time.monotonic()
                 self.injected[fault.kind] += 1
@@ -189,11 +194,13 @@ class Run:
             self.markers.look()
 
     def _rest(self) -> None:
-        """All faults ended a while ago: everything closed until now must reach the bucket."""
-        if self.node.daemon.sync(timeout=100.0):
-            self.report(
-                "unhealed", f"sync failed {EXCUSED_SECONDS:.0f} s after the last fault: {self._state()}"
-            )
+        """All faults ended a while ago: everything closed until now must reach the bucket before the next begins."""
+        self._may_begin.clear()
+        try:
+            if self.node.daemon.sync(timeout=SYNC_SECONDS):
+                self.report("unhealed", f"sync failed, and there is no fault: {self._state()}")
+        finally:
+            self._may_begin.set()
 
     def _is_excused(self, error: str, began: float, ended: float) -> bool:
         """Return whether a fault explains an error of a call."""

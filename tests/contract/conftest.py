@@ -1,4 +1,5 @@
-"""The stores that the contract is run on: memory, S3 over the project's test server, any S3 by environment.
+"""The stores that the contract is run on: memory, S3 over the project's test server, any S3 by environment, Google
+Cloud Storage as a fake of its XML API, and Azure over Azurite where that is installed.
 
 FUSECACHE_TEST_ENDPOINT, _BUCKET, _ACCESS_KEY and _SECRET_KEY add one; R2's own rules are not asked of it.
 """
@@ -9,15 +10,21 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from fusecache.model.objects import Extent, ObjectId
+from fusecache.remote.endpoint_group import EndpointGroup, EndpointReader
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport, choose_endpoint
+from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.s3.store import S3Store
-from fusecache.remote.store import FileSlice, Store
+from fusecache.remote.store import FileSlice, Store, SupportsClose
 from tests.s3server import S3Server
 from tests.s3server.certificate import make_certificate
+from tests.support.azurite import Azurite
+from tests.support.clouds import azure_store, gcs_store, make_container, require_azurite
+from tests.support.gcs_server import GcsServer
 from tests.support.memory_store import MemoryStore
 from tests.support.peer import MakePeer, Peer, Script, openssl_trust
 
@@ -32,22 +39,36 @@ SMALL_COPIES = Transport(single_copy_bytes=6 * 2**20, copy_part_bytes=5 * 2**20)
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A store under test, a prefix of its own in it, and whether the bucket keeps R2's rules."""
+    """A store under test, a prefix of its own in it, and whether the bucket keeps R2's rules.
+
+    lacks: what the store does not have of S3: "uploads" to list and drop, a "part minimum", "MD5" as ETag; or only the
+    emulator: "limits" of keys and ranges.
+    """
 
     store: Store
     prefix: str
     is_r2: bool
+    lacks: frozenset[str] = frozenset()
 
     def key(self, name: str) -> str:
         """Return a key that no other test uses."""
         return self.prefix + name
 
 
-STORES = ["memory", "s3"] + (["external"] if os.environ.get("FUSECACHE_TEST_ENDPOINT") else [])
+class EqualEndpoints(EndpointGroup):
+    """Two endpoints of one bucket: each has at once what was written through the other."""
 
+    def on_written(self, object_id: ObjectId) -> None:
+        """The other endpoint has it, too."""
+
+
+STORES = ["memory", "s3", "endpoints"] + (
+    ["external"] if os.environ.get("FUSECACHE_TEST_ENDPOINT") else ["gcs", "azure"]
+)
+T = TypeVar("T", bound=SupportsClose)
 
 # Stores of the test that runs, and of the session.
-_STORES: list[S3Store] = []
+_STORES: list[SupportsClose] = []
 # The session's servers, which run in this process with a thread for each connection.
 _SERVERS: list[S3Server] = []
 
@@ -65,7 +86,7 @@ def closed_connections() -> Iterator[None]:
         server.control.drop_connections()
 
 
-def closed_later(store: S3Store) -> S3Store:
+def closed_later(store: T) -> T:
     """Return the store; it is closed at the end of the test."""
     _STORES.append(store)
     return store
@@ -148,6 +169,34 @@ def take_short_way(store: S3Store, key: str, body: FileSlice) -> None:
     store.probe_write(key)
 
 
+@pytest.fixture(scope="session")
+def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
+    """A fake of Google Cloud Storage, and the key file of a service account of it in the environment."""
+    with GcsServer() as server, pytest.MonkeyPatch.context() as patch:
+        key_file = server.key_file(tmp_path_factory.mktemp("gcs") / "key.json")
+        patch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key_file))
+        yield server
+        assert server.offences == []
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[Azurite]:
+    """Azurite with a container."""
+    require_azurite()
+    with Azurite() as server:
+        make_container(server)
+        yield server
+
+
+@pytest.fixture
+def kept_by_the_session(request: pytest.FixtureRequest) -> None:
+    """Start a server of the session before the first look: it outlives the test."""
+    callspec = getattr(request.node, "callspec", None)
+    name = {"gcs": "gcs_server", "azure": "azurite"}.get(callspec.params.get("subject")) if callspec else None
+    if name is not None:
+        request.getfixturevalue(name)
+
+
 @pytest.fixture(params=STORES)
 def subject(
     request: pytest.FixtureRequest, shared_server: S3Server, body: Callable[[bytes], FileSlice]
@@ -160,9 +209,22 @@ def subject(
         near = s3_store(shared_server, SMALL_COPIES)
         take_short_way(near, f"{prefix}first", body(b"first"))
         return Subject(near, prefix, is_r2=True)
+    if request.param == "endpoints":
+        readers = [s3_store(shared_server, SMALL_COPIES) for _ in range(2)]
+        group = EqualEndpoints([EndpointReader(f"endpoint-{n}", each) for n, each in enumerate(readers)])
+        take_short_way(readers[1], f"{prefix}first", body(b"first"))
+        return Subject(ReadWriteSplit(group, readers[0], prefix=prefix), prefix, is_r2=True)
+    if request.param == "gcs":
+        store = gcs_store(request.getfixturevalue("gcs_server"))
+        return Subject(closed_later(store), prefix, is_r2=False)
+    if request.param == "azure":
+        lacks = frozenset({"uploads", "part minimum", "MD5", "limits"})
+        return Subject(
+            closed_later(azure_store(request.getfixturevalue("azurite"))), prefix, is_r2=False, lacks=lacks
+        )
     environment = os.environ
     endpoint = choose_endpoint({}, endpoint_url=environment["FUSECACHE_TEST_ENDPOINT"])
-    store = closed_later(
+    external = closed_later(
         S3Store(
             environment["FUSECACHE_TEST_BUCKET"],
             endpoint,
@@ -172,8 +234,8 @@ def subject(
             transport=SMALL_COPIES,
         )
     )
-    take_short_way(store, f"{prefix}first", body(b"first"))
-    return Subject(store, prefix, is_r2=endpoint.is_r2)
+    take_short_way(external, f"{prefix}first", body(b"first"))
+    return Subject(external, prefix, is_r2=endpoint.is_r2)
 
 
 @pytest.fixture

@@ -295,7 +295,7 @@ def test_profiles_are_sections_of_the_credentials_file(
     path.write_text(both)
     reader = open_store(shared_server, credentials_file=path)
     writer = open_store(shared_server, "writer", credentials_file=path)
-    remote = ReadWriteSplit([reader], writer)
+    remote = ReadWriteSplit(reader, writer)
     remote.delete("nothing")
     assert keys_of(shared_server) == "two"
     shared_server.control.revoke("two")

@@ -15,6 +15,7 @@ from fusecache.model.errors import (
     UploadLost,
 )
 from fusecache.model.objects import MIB, Extent, ObjectId
+from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Condition, FileSlice
 from tests.contract.conftest import Subject
 
@@ -63,7 +64,7 @@ def test_head_tells_what_put_stored(subject: Subject, body: MakeBody) -> None:
     facts = subject.store.head(stored.key)
     assert facts.object_id == stored
     assert (facts.size, facts.metadata) == (100_000, {"generation": "7", "mode": "0644"})
-    assert stored.etag == hashlib.md5(data).hexdigest()
+    assert stored.etag == hashlib.md5(data).hexdigest() or "MD5" in subject.lacks
     assert abs(facts.modified - time.time()) < 60
 
 
@@ -167,13 +168,16 @@ def test_a_replaced_object_is_never_read_as_the_old_one(subject: Subject, body: 
 
 
 def test_an_extent_past_the_end_belongs_to_another_version(subject: Subject, body: MakeBody) -> None:
+    if "limits" in subject.lacks:
+        pytest.skip("Azurite answers such a range with 206")
     stored = put(subject, body(b"short"))
     with pytest.raises(ObjectChanged):
         read(subject, stored, Extent(5, 6))
 
 
 def test_a_missing_object_is_missing(subject: Subject) -> None:
-    with pytest.raises(ObjectMissing):
+    # Azurite looks at If-Match first.
+    with pytest.raises((ObjectMissing, ObjectChanged) if "limits" in subject.lacks else ObjectMissing):
         read(subject, ObjectId(subject.key("none"), "0" * 32), Extent(0, 1))
 
 
@@ -278,6 +282,8 @@ def test_an_unknown_part_is_refused(subject: Subject, body: MakeBody) -> None:
 
 
 def test_unfinished_uploads_are_listed_by_prefix(subject: Subject, body: MakeBody) -> None:
+    if "uploads" in subject.lacks:
+        pytest.skip("Azure keeps no list of uploads")
     before = time.time()
     key, upload_id, _ = upload(subject, body, "große +1%2B", b"x")
     page = subject.store.list_uploads(key)
@@ -289,6 +295,8 @@ def test_unfinished_uploads_are_listed_by_prefix(subject: Subject, body: MakeBod
 
 
 def test_an_aborted_upload_is_lost_and_aborting_it_again_is_success(subject: Subject, body: MakeBody) -> None:
+    if "uploads" in subject.lacks:
+        pytest.skip("Azure drops blocks by itself, after a week")
     key, upload_id, etags = upload(subject, body, "big", b"x")
     subject.store.abort_multipart(key, upload_id)
     subject.store.abort_multipart(key, upload_id)
@@ -301,7 +309,7 @@ def test_an_aborted_upload_is_lost_and_aborting_it_again_is_success(subject: Sub
 
 
 def test_completing_obeys_its_condition(subject: Subject, body: MakeBody) -> None:
-    if not subject.is_r2:
+    if isinstance(subject.store, S3Store) and not subject.is_r2:
         pytest.skip("Ceph 16 ignores conditions at CompleteMultipartUpload")
     there = put(subject, body(b"there"), "big")
     key, upload_id, etags = upload(subject, body, "big", b"ours")
@@ -318,7 +326,7 @@ def test_unequal_or_small_parts_are_refused_where_the_bucket_says_so(
     subject: Subject, body: MakeBody, sizes: tuple[int, ...]
 ) -> None:
     key, upload_id, etags = upload(subject, body, "big", *(noise(size) for size in sizes))
-    if not subject.is_r2 and min(sizes[:-1]) >= PART:
+    if not subject.is_r2 and (min(sizes[:-1]) >= PART or "part minimum" in subject.lacks):
         subject.store.complete_multipart(key, upload_id, etags)
         return
     with pytest.raises(Refused):
@@ -395,6 +403,8 @@ def test_probing_for_write_access_leaves_nothing_behind(subject: Subject) -> Non
 
 
 def test_a_key_that_is_too_long_is_refused(subject: Subject, body: MakeBody) -> None:
+    if "limits" in subject.lacks:
+        pytest.skip("Azurite has no limit")
     with pytest.raises(Refused):
         put(subject, body(b"x"), "k" * 1025)
 

@@ -89,6 +89,11 @@ def drop_cached_pages(folder: Path) -> None:
             os.close(descriptor)
 
 
+def write_and_sync(file: int, data: bytes) -> None:
+    os.write(file, data)
+    os.fsync(file)
+
+
 @pytest.mark.parametrize("flags", [(), ("--read-only",)], ids=["writable", "read-only"])
 @pytest.mark.parametrize("fault", ["fill", "make_read_only", "shut_down", "break_device"])
 def test_names_and_bytes_outlive_the_cache_disk(
@@ -218,5 +223,25 @@ def test_writes_to_a_failed_disk_are_refused(
         (daemon.path / "file").write_bytes(b"1")
     assert (daemon.path / "there").read_bytes() == b"bytes"
     assert daemon.is_running()
+    daemon.signal(signal.SIGTERM)
+    daemon.wait()
+
+
+@pytest.mark.parametrize("fault", ["make_read_only", "shut_down"])
+def test_an_open_file_gives_its_name_back(
+    server: ServerProcess, disk: Disk, mounted: Callable[..., Daemon], fault: str
+) -> None:
+    """If the disk fails under an open file, its writer gets the error, and the name shows what was there before."""
+    server.control.put("file", b"before")
+    daemon = mounted()
+    file = os.open(daemon.path / "file", os.O_WRONLY | os.O_TRUNC)
+    os.write(file, b"new")
+    getattr(disk, fault)()
+    with pytest.raises(OSError, match=r"Read-only file system|Input/output error"):
+        write_and_sync(file, b"bytes" * 100_000)
+    with suppress(OSError):
+        os.close(file)
+    wait_until(lambda: (daemon.path / "file").read_bytes() == b"before", "the bytes before")
+    assert "unexpected failure" not in daemon.log()
     daemon.signal(signal.SIGTERM)
     daemon.wait()

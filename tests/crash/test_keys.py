@@ -17,7 +17,7 @@ from tests.support.daemons import Daemon, wait_until
 IMPATIENT = (
     "import sys, fusecache.daemon.credentials as credentials; credentials.CHECK_SECONDS = 0.1;"
     "import fusecache.remote.refused_keys as keys; keys.KEY_REFUSED_SECONDS = 2.0; keys.PROOF_SECONDS = 0.5;"
-    "credentials.FIRST_RETRY_SECONDS = 0.1; credentials.RELOAD_SECONDS = 0.5;"
+    "credentials.RELOAD_SECONDS = 0.5;"
     "from fusecache.cli.main import main; sys.exit(main())"
 )
 FAILED = "refused credentials could not be reloaded"
@@ -69,6 +69,10 @@ def can_list(path: Path) -> bool:
             raise
         return False
     return True
+
+
+def verdict(daemon: Daemon) -> str:
+    return daemon.command("health", daemon.path).stdout
 
 
 @pytest.mark.parametrize("fault", ["emptied", "half-written", "exits 1", "is missing"])
@@ -135,6 +139,44 @@ def test_a_changed_credentials_file_needs_no_restart(
     keys.write_text("AWS_ACCESS_KEY_ID=two\nAWS_SECRET_ACCESS_KEY=twotwotwotwotwotwotwotwotwotwo\n")
     assert daemon.sync() == 0
     assert server.control.read("file") == b"1"
+
+
+@pytest.fixture
+def split_keys(server: ServerProcess, keyed: Callable[..., KeyedDaemon], tmp_path: Path) -> KeyedDaemon:
+    """A mount whose key `reads` may not write; `writes` is for changes. Both are in one file."""
+    server.control.add_account(Account("reads", "reads" * 10, writable=False))
+    grant(server, "writes")
+    keys = tmp_path / "credentials"
+    keys.write_text(section("reads", "reader") + section("writes", "writer"))
+    for name in ("seen/file", "unseen/file"):
+        server.control.put(name, b"1")
+    daemon = keyed("--profile", "reader", "--write-profile", "writer", AWS_SHARED_CREDENTIALS_FILE=str(keys))
+    daemon.mount()
+    assert os.listdir(daemon.path / "seen") == ["file"]
+    return daemon
+
+
+def test_reads_go_on_while_write_keys_are_refused(server: ServerProcess, split_keys: KeyedDaemon) -> None:
+    """A closed file waits for the keys, and needs no remount."""
+    server.control.revoke("writes")
+    (split_keys.path / "seen" / "new").write_bytes(b"2")
+    wait_until(lambda: "refused" in verdict(split_keys), "the refusal in the verdict")
+    assert os.listdir(split_keys.path / "unseen") == ["file"]
+    assert (split_keys.path / "unseen" / "file").read_bytes() == b"1"
+    grant(server, "writes")
+    assert split_keys.sync() == 0
+    assert server.control.read("seen/new") == b"2"
+
+
+def test_uploads_go_on_while_read_keys_are_refused(server: ServerProcess, split_keys: KeyedDaemon) -> None:
+    """Files of directories that are known are written and published."""
+    server.control.revoke("reads")
+    (split_keys.path / "seen" / "new").write_bytes(b"2")
+    assert not can_list(split_keys.path / "unseen")
+    assert split_keys.sync() == 0
+    assert server.control.read("seen/new") == b"2"
+    server.control.add_account(Account("reads", "reads" * 10, writable=False))
+    wait_until(lambda: can_list(split_keys.path / "unseen"), "the read keys to be taken")
 
 
 def test_a_mount_refuses_an_open_credentials_file(

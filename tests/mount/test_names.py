@@ -211,6 +211,16 @@ def test_a_directory_read_while_it_is_written_shows_each_name_once(place: Place)
         os.close(first)
 
 
+def test_an_empty_directory_read_again_shows_new_names(place: Place):
+    first = os.open(place.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        assert os.listdir(first) == []
+        (place.path / "new").write_bytes(b"")
+        assert os.listdir(first) == ["new"]  # rewinddir
+    finally:
+        os.close(first)
+
+
 def test_the_root_of_a_bucket_without_prefix_can_be_mounted(mount, bucket, whole_bucket):
     from dataclasses import replace
 

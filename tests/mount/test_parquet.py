@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -92,6 +93,37 @@ def test_hinted_files_are_fetched_before_they_are_read(
             assert [sample["id"] for sample in dataset.__getitems__(ids)] == ids
         assert one.status()["cache"]["bytes_by_cause"]["demand"] == demand
     wait_until(lambda: one.status()["hints"]["jobs"] == [], "the end of the hints")
+
+
+@pytest.mark.s3server_only
+def test_pages_of_batches_are_fetched_before_they_are_read(
+    mount: Callable[..., Mount], bucket: Bucket, tmp_path: Path
+) -> None:
+    put(bucket, tmp_path)
+    shards = [{"path": f"{number}.parquet", "num_rows": ROWS} for number in range(FILES)]
+    bucket.put("web/_shard_sizes.json", json.dumps({"web": {"shards": shards}}).encode())
+    bucket.put("web/_metadata.yaml", b"configs: [{config_name: web}]")
+    one = mount("--read-only")
+    dataset = TemplarDataset(one.path / "web", text_column="tokens", page_rows=16)
+    batches = dataset.batches("peer:1", 12, 4, 1024, end_token=0)
+
+    def jobs() -> list[dict[str, Any]]:
+        return one.status()["hints"]["jobs"]
+
+    assert jobs()[0]["job"].startswith("templar-")
+    wait_until(lambda: jobs()[0]["fetched"] == [12], "all extents")
+    gets, count = len(bucket.requests("GetObject")), 12 * 16 * 513 // 4096
+    assert len(list(islice(batches, count - 1))) == count - 1
+    assert jobs()[0]["missed_bytes"] == 0
+    assert jobs()[0]["hit_bytes"] > 0
+    assert jobs()[0]["step"] == 12
+    assert len(list(batches)) == 1
+    assert len(bucket.requests("GetObject")) == gets
+    assert jobs() == []
+    dropped = dataset.batches("peer:2", 2, 4, 1024, end_token=0)
+    assert len(jobs()) == 1
+    del dropped
+    assert jobs() == []
 
 
 def test_a_file_that_another_client_replaces_is_an_error_and_no_mixture(

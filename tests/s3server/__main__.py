@@ -11,6 +11,7 @@ import threading
 from multiprocessing.connection import Connection, Listener
 from typing import Any
 
+from tests.s3server.accounts import Account
 from tests.s3server.control import Control
 from tests.s3server.process import CONTROL_METHODS
 from tests.s3server.rules import Rules, Settings
@@ -38,6 +39,9 @@ def main() -> int:
             upload_bandwidth=options.upload_bandwidth,
         ),
     )
+    for account in options.account:
+        server.control.add_bucket(account.buckets[0])
+        server.control.add_account(account)
     with server:
         facts: dict[str, Any] = {
             "endpoint_url": server.endpoint_url,
@@ -68,6 +72,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument("--access-key", default=DEFAULT_ACCESS_KEY)
     parser.add_argument("--secret-key", default=DEFAULT_SECRET_KEY)
+    parser.add_argument(
+        "--account", type=_account, action="append", default=[], metavar="KEY:SECRET:read|write:BUCKET",
+        help="another key, for this bucket alone, which is made; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--tls", action="store_true", help="https with a certificate made at start")
     parser.add_argument("--latency", type=float, default=0.0, help="seconds before an answer's first byte")
     parser.add_argument("--jitter", type=float, default=0.0, help="it varies by ± this fraction")
@@ -77,6 +85,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--exit-with-stdin", action="store_true", help="end when standard input closes")
     parser.add_argument("--with-control", action="store_true", help="listen for a RemoteControl")
     return parser.parse_args(arguments)
+
+
+def _account(text: str) -> Account:
+    access_key, secret_key, rights, bucket = text.split(":")
+    if rights not in ("read", "write"):
+        raise ValueError(rights)
+    return Account(access_key, secret_key, writable=rights == "write", buckets=(bucket,))
 
 
 def _watch_stdin(ended: threading.Event) -> None:

@@ -28,7 +28,8 @@ LISTINGS = frozenset({"ListObjectsV2", "ListMultipartUploads"})
 class Account:
     """One access key. It reaches keys that start with `prefix`; without `bucket_calls` it is object-scoped.
 
-    A key with a prefix never makes bucket calls, and lists only inside its prefix.
+    A key with a prefix never makes bucket calls, and lists only inside its prefix. buckets: the only ones it reaches;
+    empty: all. denied: operations that it may not do, such as DeleteObject.
     """
 
     access_key: str
@@ -36,10 +37,14 @@ class Account:
     writable: bool = True
     prefix: str = ""
     bucket_calls: bool = True
+    buckets: tuple[str, ...] = ()
+    denied: frozenset[str] = frozenset()
 
-    def allows(self, operation: str, key: str) -> bool:
+    def allows(self, operation: str, bucket: str, key: str) -> bool:
         """Return whether this key may do `operation` on `key` (for listings: the prefix asked for)."""
-        if operation in WRITES and not self.writable:
+        if self.buckets and bucket not in self.buckets:
+            return False
+        if operation in self.denied or (operation in WRITES and not self.writable):
             return False
         if operation in BUCKET_CALLS:
             return self.bucket_calls and not self.prefix

@@ -4,6 +4,7 @@
 the `Control` of the server's process. So arguments and results are values that pickle.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, Unpack
@@ -91,9 +92,18 @@ class Control:
             body.close()
 
     def put(
-        self, key: str, data: bytes, metadata: Mapping[str, str] | None = None, *, bucket: str | None = None
+        self,
+        key: str,
+        data: bytes,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        bucket: str | None = None,
+        part_bytes: int | None = None,
     ) -> str:
-        """Store an object as another client would, exempt from every rule; return its ETag."""
+        """Store an object as another client would, exempt from every rule; return its ETag.
+
+        part_bytes: the ETag is that of an upload in such parts.
+        """
         found, _ = self._bucket(bucket)
         segments = found.body_from_bytes(data)
         body = found.open_segments(segments)
@@ -101,6 +111,10 @@ class Control:
             etag = body.etag()
         finally:
             body.close()
+        if part_bytes is not None:
+            parts = [data[start : start + part_bytes] for start in range(0, len(data), part_bytes)]
+            md5s = b"".join(hashlib.md5(part, usedforsecurity=False).digest() for part in parts)
+            etag = f"{hashlib.md5(md5s, usedforsecurity=False).hexdigest()}-{len(parts)}"
         return found.replace(ObjectRecord(key, len(data), etag, segments, dict(metadata or {}))).etag
 
     def add_synthetic(self, key: str, size: int, seed: int, *, bucket: str | None = None) -> str:
@@ -154,6 +168,11 @@ class Control:
     def set_rules(self, **changes: Unpack[RulesChange]) -> None:
         """Change fields of `Rules`."""
         self._state.change_rules(**changes)
+
+    def add_bucket(self, name: str) -> None:
+        """Make a bucket, unless it is there."""
+        if name not in {bucket.name for bucket in self._state.buckets()}:
+            self._state.add_bucket(name)
 
     def add_account(self, account: Account) -> None:
         """Make an access key valid, or replace it."""

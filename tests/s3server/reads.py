@@ -3,6 +3,7 @@
 import base64
 import binascii
 import bisect
+import hashlib
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -176,6 +177,12 @@ def _object_answer(exchange: Exchange, record: ObjectRecord, body: OpenBody) -> 
     headers = [*_version_headers(record), ("Accept-Ranges", "bytes")]
     headers += [(name.title(), value) for name, value in record.headers.items()]
     headers += metadata_headers(record.metadata)
+    if exchange.rules.full_checksums and exchange.header("x-amz-checksum-mode") == "ENABLED":
+        digest = hashlib.sha256()
+        for chunk in body.chunks(0, record.size):
+            digest.update(chunk)
+        headers.append(("x-amz-checksum-sha256", base64.b64encode(digest.digest()).decode()))
+        headers.append(("x-amz-checksum-type", "FULL_OBJECT"))
     wanted = parse_range(exchange.header("range"), record.size)
     if wanted is None:
         return Answer(200, headers, length=record.size, body=body)

@@ -35,8 +35,12 @@ class Rules:
     """Requests that do not agree to pay are refused."""
     anonymous_reads: bool = False
     """Objects can be read and listed without a signature."""
+    full_checksums: bool = False
+    """A HEAD that asks for checksums gets the SHA-256 of all bytes, whatever parts they came in."""
     conditional_writes: str = "kept"
     """`kept`; `refused`: 501 to If-Match and If-None-Match of a write; `ignored`: such a write always succeeds."""
+    conditional_deletes: bool = False
+    """Whether DeleteObjects looks at the ETag of each object, as AWS does; R2 does not."""
 
 
 class RulesChange(TypedDict, total=False):
@@ -58,7 +62,9 @@ class RulesChange(TypedDict, total=False):
     max_clock_skew_seconds: float
     requester_pays: bool
     anonymous_reads: bool
+    full_checksums: bool
     conditional_writes: str
+    conditional_deletes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,7 @@ class Settings:
 
     latency: seconds before an answer's first byte; jitter: that varies by ± this fraction, 0..1.
     bandwidth, upload_bandwidth: bytes a second on each connection, None for no limit.
+    total_bandwidth: bytes a second down all connections together, None for no limit.
     clock_skew: seconds by which the clock that signatures are checked against is ahead of ours.
     """
 
@@ -74,12 +81,13 @@ class Settings:
     jitter: float = 0.0
     bandwidth: float | None = None
     upload_bandwidth: float | None = None
+    total_bandwidth: float | None = None
     clock_skew: float = 0.0
 
     def __post_init__(self) -> None:
         if self.latency < 0 or not 0 <= self.jitter <= 1:
             raise ValueError(f"latency {self.latency} or jitter {self.jitter} out of range")
-        for rate in (self.bandwidth, self.upload_bandwidth):
+        for rate in (self.bandwidth, self.upload_bandwidth, self.total_bandwidth):
             if rate is not None and rate <= 0:
                 raise ValueError(f"bandwidth must be positive, not {rate}")
 
@@ -91,4 +99,5 @@ class SettingsChange(TypedDict, total=False):
     jitter: float
     bandwidth: float | None
     upload_bandwidth: float | None
+    total_bandwidth: float | None
     clock_skew: float

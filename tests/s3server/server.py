@@ -22,7 +22,7 @@ from tests.s3server.errors import ConnectionEnded
 from tests.s3server.rules import Rules, Settings
 from tests.s3server.serving import Surroundings, serve_connection
 from tests.s3server.state import State
-from tests.s3server.wire import Connection
+from tests.s3server.wire import PACE_SECONDS, Connection, Pacer
 
 if TYPE_CHECKING:
     import ssl
@@ -83,6 +83,7 @@ class S3Server:
         self._acceptor: threading.Thread | None = None
         self._connections: dict[int, tuple[Connection, threading.Thread]] = {}
         self._accepted = 0
+        self._shared = Pacer(self._wait, shortest_seconds=PACE_SECONDS)
 
     def start(self) -> Self:
         """Listen. OSError if the port is taken."""
@@ -193,6 +194,7 @@ class S3Server:
                 settings=lambda: self._state.settings,
                 checkpoint=self._checkpoint,
                 wait=self._wait,
+                shared=self._shared,
             )
             thread = threading.Thread(
                 target=self._serve, args=(connection,), name=f"s3-{number}", daemon=True
@@ -202,7 +204,7 @@ class S3Server:
                 thread.start()
 
     def _serve(self, connection: Connection) -> None:
-        around = Surroundings(self.endpoint_url, self._checkpoint, self._wait, self._latency)
+        around = Surroundings(self.endpoint_url, self._checkpoint, self._wait, self._latency, self._clock)
         linger = 0.0
         try:
             self._checkpoint()
@@ -228,6 +230,9 @@ class S3Server:
     def _wait(self, seconds: float) -> None:
         if self._stopping.wait(seconds) if seconds > 0 else self._stopping.is_set():
             raise ConnectionEnded("stopping")
+
+    def _clock(self) -> float:
+        return time.time() + self._state.settings.clock_skew
 
     def _latency(self) -> float:
         settings = self._state.settings

@@ -81,13 +81,15 @@ LINGER_SECONDS = 2.0  # for a client still sending a refused body to find the an
 class Surroundings:
     """What a request needs of the server around it.
 
-    checkpoint: raises ConnectionEnded during an outage. wait(seconds): sleeps; raises it at the stop.
+    checkpoint: raises ConnectionEnded during an outage. wait(seconds): sleeps; raises it at the stop. clock: what
+    signatures are checked against, and what answers are dated with.
     """
 
     base_url: str
     checkpoint: Callable[[], None]
     wait: Callable[[float], None]
     latency: Callable[[], float]
+    clock: Callable[[], float]
 
 
 def serve_connection(connection: Connection, state: State, around: Surroundings) -> float:
@@ -189,7 +191,7 @@ def _perform(
     action = None if fault is None else fault.action
     if fault is not None and action is FaultAction.ANSWER:
         raise S3Error(fault.code, "scripted", status=fault.status)
-    account = _authorise(request, state, target)
+    account = _authorise(request, state, target, around.clock())
     entry.access_key = account.access_key
     if action in (FaultAction.IGNORE_RANGE, FaultAction.DECOMPRESS):
         request.headers.pop("range", None)
@@ -234,7 +236,7 @@ def _decompressed(answer: Answer) -> Answer:
     return Answer(answer.status, list(headers.items()), length=len(data), body=BytesBody(data))
 
 
-def _authorise(request: Request, state: State, target: Target) -> Account:
+def _authorise(request: Request, state: State, target: Target, now: float) -> Account:
     """Return the account that may do this. Raises S3Error."""
     if (
         "aws-chunked" in (request.header("content-encoding") or "")
@@ -252,13 +254,13 @@ def _authorise(request: Request, state: State, target: Target) -> Account:
     account = check_signature(
         request,
         state.accounts,
-        now=time.time() + state.settings.clock_skew,
+        now=now,
         max_skew_seconds=state.rules.max_clock_skew_seconds,
     )
     if target.operation not in OPERATIONS:
         raise S3Error("NotImplemented", "This operation is not implemented.")
     key = target.key or request.query.get("prefix", "")
-    if not account.allows(target.operation, key):
+    if not account.allows(target.operation, target.bucket, key):
         raise S3Error("AccessDenied", "Access Denied")
     return account
 
@@ -319,7 +321,7 @@ def _send(
         head = Answer(answer.status, answer.headers, length=answer.length + extra_bytes)
         extra = [
             ("x-amz-request-id", _request_id(entry)),
-            ("Date", formatdate(usegmt=True)),
+            ("Date", formatdate(around.clock(), usegmt=True)),
             ("Server", "s3server"),
         ]
         if not goes_on:

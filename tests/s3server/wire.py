@@ -93,19 +93,25 @@ class BytesBody:
 
 
 class Pacer:
-    """Spreads bytes over time: at most `rate` bytes a second, without a burst after silence."""
+    """Spreads bytes over time: at most `rate` bytes a second, without a burst after silence. For many threads."""
 
-    def __init__(self, wait: Callable[[float], None]) -> None:
+    def __init__(self, wait: Callable[[float], None], *, shortest_seconds: float = 0.0) -> None:
+        """shortest_seconds: shorter waits are added up first, as each costs a sleep."""
         self._wait = wait
+        self._shortest_seconds = shortest_seconds
         self._free_at = 0.0
+        self._lock = threading.Lock()
 
     def pass_bytes(self, count: int, rate: float | None) -> None:
         """Block for as long as `count` bytes take."""
         if rate is None:
             return
-        now = time.monotonic()
-        self._free_at = max(self._free_at, now) + count / rate
-        self._wait(self._free_at - now)
+        with self._lock:
+            now = time.monotonic()
+            self._free_at = max(self._free_at, now) + count / rate
+            seconds = self._free_at - now
+        if seconds >= self._shortest_seconds:
+            self._wait(seconds)
 
 
 def piece_bytes(rate: float | None) -> int:
@@ -124,8 +130,12 @@ class Connection:
         settings: Callable[[], Settings],
         checkpoint: Callable[[], None],
         wait: Callable[[float], None],
+        shared: Pacer,
     ) -> None:
-        """checkpoint: raises ConnectionEnded during an outage. wait(seconds): sleeps, interruptibly."""
+        """checkpoint: raises ConnectionEnded during an outage. wait(seconds): sleeps, interruptibly.
+
+        shared: paces all connections together.
+        """
         self.number = number
         self.bytes_in = 0
         self.bytes_out = 0
@@ -136,6 +146,7 @@ class Connection:
         self._cut = threading.Event()
         self._down = Pacer(wait)
         self._up = Pacer(wait)
+        self._shared = shared
         self._early = bytearray()  # received behind the head
         self._body_left = 0
         self._scratch = memoryview(bytearray(PIECE_BYTES))
@@ -304,9 +315,10 @@ class Connection:
 
     def _next_piece(self, left: int) -> int:
         self._checkpoint()
-        rate = self._settings().bandwidth
-        count = min(left, piece_bytes(rate))
-        self._down.pass_bytes(count, rate)
+        settings = self._settings()
+        count = min(left, piece_bytes(settings.bandwidth))
+        self._down.pass_bytes(count, settings.bandwidth)
+        self._shared.pass_bytes(count, settings.total_bandwidth)
         return count
 
 

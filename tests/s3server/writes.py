@@ -92,21 +92,28 @@ def delete_object(exchange: Exchange) -> Answer:
 
 
 def delete_objects(exchange: Exchange) -> Answer:
-    """DeleteObjects: up to 1 000 keys, each with an answer of its own."""
+    """DeleteObjects: up to 1 000 keys, each with an answer of its own. ETags are looked at by rule only."""
     bucket = exchange.bucket
     tree = parse(_receive_xml(exchange), "Delete")
-    keys = [child_text(node, "Key") for node in tree.findall("Object")]
-    if not 0 < len(keys) <= MAX_DELETES:
-        raise S3Error("MalformedXML", f"{len(keys)} keys")
+    wanted = [(child_text(node, "Key"), node.findtext("ETag")) for node in tree.findall("Object")]
+    if not 0 < len(wanted) <= MAX_DELETES:
+        raise S3Error("MalformedXML", f"{len(wanted)} keys")
     rows: list[str] = []
-    for key in keys:
+    for key, etag in wanted:
         stored = arrived_key(key, exchange.rules)
-        if not exchange.account.allows("DeleteObject", stored):
-            problem = text("Code", "AccessDenied") + text("Message", "Access Denied")
+        match = etag if exchange.rules.conditional_deletes else None
+        try:
+            if not exchange.account.allows("DeleteObject", bucket.name, stored):
+                raise S3Error("AccessDenied", "Access Denied")
+            with bucket.lock:
+                if bucket.find(stored) is not None:
+                    bucket.check_condition(stored, Condition(match=match))
+                if bucket.delete(stored):
+                    exchange.wrote()
+        except S3Error as exc:
+            problem = text("Code", exc.code) + text("Message", exc.message)
             rows.append(element("Error", text("Key", key), problem))
             continue
-        if bucket.delete(stored):
-            exchange.wrote()
         if tree.findtext("Quiet") != "true":
             rows.append(element("Deleted", text("Key", key)))
     return xml_answer("DeleteResult", *rows)
@@ -275,7 +282,7 @@ def _check_content_md5(exchange: Exchange, digest: bytes) -> None:
 
 def _copy_source(exchange: Exchange) -> tuple[Bucket, ObjectRecord]:
     bucket_name, key = copy_source(exchange.header("x-amz-copy-source") or "", exchange.rules)
-    if not exchange.account.allows("GetObject", key):
+    if not exchange.account.allows("GetObject", bucket_name, key):
         raise S3Error("AccessDenied", "Access Denied")
     bucket, _ = exchange.state.find_bucket(bucket_name)
     return bucket, bucket.get(key)

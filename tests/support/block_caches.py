@@ -12,6 +12,7 @@ import trio
 
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
 from fusecache.engine.runtime.offload import Offload, ThreadOffload
+from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.policy.cache.granules import CHUNK_BYTES, PAGE_BYTES
 from fusecache.remote.store import Interruption
@@ -93,13 +94,17 @@ async def running_cache(
     floor_bytes: int = 0,
     boot_id: str = "boot-1",
     threads: bool = True,
+    supervisor: Supervisor | None = None,
 ) -> AsyncIterator[BlockCache]:
     """Run a cache until the block ends; then it is stopped in order."""
-    offload: Offload = ThreadOffload(network_threads=32, upload_threads=4) if threads else InlineOffload()
+    supervisor = supervisor or Supervisor()
+    offload: Offload = (
+        ThreadOffload(supervisor, network_threads=32, upload_threads=4) if threads else InlineOffload()
+    )
     options = CacheOptions(
         directory, limit_bytes, buffer_bytes=buffer_bytes, free_space_floor_bytes=floor_bytes, boot_id=boot_id
     )
-    cache = BlockCache(store, offload, options)  # type: ignore[arg-type]  # any store with get_into
+    cache = BlockCache(store, offload, options, supervisor)  # type: ignore[arg-type]  # any store with get_into
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
         try:

@@ -54,9 +54,16 @@ class Disk:
 
     def make_read_only(self) -> None:
         """Have each write fail with EROFS, as after an error that the file system has found."""
+        (Path("/sys/fs/ext4") / self._device() / "trigger_fs_error").write_text("by a test")
+
+    def written_bytes(self) -> int:
+        """Return how many bytes the kernel has written to the device since it was attached."""
+        statistics = (Path("/sys/block") / self._device() / "stat").read_text().split()
+        return int(statistics[6]) * 512
+
+    def _device(self) -> str:
         mounts = Path("/proc/self/mounts").read_text().splitlines()
-        device = next(line.split(" ")[0] for line in mounts if line.split(" ")[1] == str(self.path))
-        (Path("/sys/fs/ext4") / Path(device).name / "trigger_fs_error").write_text("by a test")
+        return next(Path(line.split(" ")[0]).name for line in mounts if line.split(" ")[1] == str(self.path))
 
     def shut_down(self) -> None:
         """Have each call fail with EIO, for good."""

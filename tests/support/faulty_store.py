@@ -9,7 +9,16 @@ from typing import TypeVar
 from fusecache.model.errors import RemoteError
 from fusecache.model.objects import Extent, ObjectId, ObjectInfo
 from fusecache.remote.statistics import StoreStatistics
-from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage, Store, UploadPage
+from fusecache.remote.store import (
+    Condition,
+    FileSlice,
+    Interruption,
+    ListPage,
+    ObjectContent,
+    Store,
+    SupportsContent,
+    UploadPage,
+)
 
 T = TypeVar("T")
 
@@ -94,6 +103,12 @@ class FaultyStore:
     def head(self, key: str) -> ObjectInfo:
         """See `Store`."""
         return self._pass("head", key, lambda: self._inner.head(key))
+
+    def content(self, key: str) -> ObjectContent:
+        """See `SupportsContent`."""
+        assert isinstance(self._inner, SupportsContent)
+        inner = self._inner
+        return self._pass("content", key, lambda: inner.content(key))
 
     def get_into(
         self,

@@ -26,7 +26,7 @@ from fusecache.remote.http.file_body import SliceBody
 from fusecache.remote.protocol.headers import multipart_etag
 from fusecache.remote.protocol.user_metadata import encode_metadata
 from fusecache.remote.statistics import RequestCounter, StoreStatistics
-from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage, UploadPage
+from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage, ObjectContent, UploadPage
 
 PIECE_BYTES = 256 * KIB
 METADATA_BYTES = 8192
@@ -82,12 +82,16 @@ class MemoryStore:
         with self._lock:
             return {upload_id: upload.key for upload_id, upload in self._uploads.items()}
 
-    def put_bytes(self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None) -> str:
-        """Store an object as another client would: not counted, no condition; return its ETag."""
+    def put_bytes(
+        self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None, etag: str = ""
+    ) -> str:
+        """Store an object as another client would: not counted, no condition; return its ETag.
+
+        etag: as an upload in parts has it, instead of the MD5.
+        """
         with self._lock:
-            return self._store(
-                key, data, hashlib.md5(data, usedforsecurity=False).hexdigest(), metadata or {}
-            )
+            etag = etag or hashlib.md5(data, usedforsecurity=False).hexdigest()
+            return self._store(key, data, etag, metadata or {})
 
     def remove(self, key: str) -> None:
         """Delete an object as another client would: not counted."""
@@ -136,6 +140,14 @@ class MemoryStore:
         """Return an object's facts with metadata."""
         with self._request("heads"):
             return self._find(key).info
+
+    def content(self, key: str) -> ObjectContent:
+        """Return size and checksums of an object."""
+        with self._request("heads"):
+            found = self._find(key)
+            digest = hashlib.sha256(found.data).hexdigest()
+            info = found.info
+            return ObjectContent(info.etag, info.size, info.modified, {"sha256": digest})
 
     def get_into(
         self,

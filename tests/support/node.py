@@ -16,6 +16,7 @@ from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import DirectoryHandle, FileHandle, Kind, Node, in_use
 from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.options import EngineOptions
+from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.errors import NotFound, Unavailable
 from fusecache.model.metadata import SYMLINK_TARGET
 from fusecache.model.objects import MIB
@@ -216,7 +217,10 @@ async def running_node(store: Any, directory: Path, **options: Any) -> AsyncIter
     }
     offload = settings.pop("offload", None) or InlineOffload()
     kernel = settings.pop("kernel", None)
-    filesystem = FileSystem(store, offload, EngineOptions(directory=directory, **settings), kernel)
+    supervisor = settings.pop("supervisor", None) or Supervisor()
+    filesystem = FileSystem(
+        store, offload, EngineOptions(directory=directory, **settings), supervisor, kernel
+    )
     async with filesystem.running():
         yield User(filesystem)
 

@@ -11,6 +11,7 @@ import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.runtime.metadata_client import MetadataClient
+from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.model.errors import FusecacheError
 from fusecache.model.names import parent_prefix
 from fusecache.model.objects import ObjectId
@@ -46,7 +47,10 @@ class PinnedKeys:
 class PinnedObjects:
     """Forgets pinned versions that the bucket no longer shows."""
 
-    def __init__(self, cache: BlockCache, metadata_client: MetadataClient, pinned: PinnedKeys) -> None:
+    def __init__(
+        self, cache: BlockCache, metadata_client: MetadataClient, pinned: PinnedKeys, tasks: TaskNursery
+    ) -> None:
+        self._tasks = tasks
         self._cache = cache
         self._metadata_client = metadata_client
         self._pinned = pinned
@@ -60,15 +64,17 @@ class PinnedObjects:
             except trio.WouldBlock:
                 log.debug("replaced pinned version stays cached until the next check key=%s", key)
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Forget versions that are gone until cancelled."""
-        task_status.started()
-        if not self._pinned:
-            return
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._check_periodically, name="check pinned objects")
-            async for object_id in self._gone:
+    def start(self) -> None:
+        """Start forgetting versions that are gone."""
+        if self._pinned:
+            self._tasks.keep({"pins": self._forget_gone, "pins-check": self._check_periodically})
+
+    async def _forget_gone(self) -> None:
+        async for object_id in self._gone:
+            try:
                 await self._forget(object_id)
+            except FusecacheError as exc:
+                log.debug("replaced pinned version stays cached until the next check error=%s", exc)
 
     async def _forget(self, object_id: ObjectId) -> None:
         if not self._cache.is_open(object_id):

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import trio
@@ -22,7 +23,8 @@ from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.metadata_client import MetadataClient
-from fusecache.model.errors import FusecacheError, NoSpace, NotPermitted
+from fusecache.engine.runtime.supervisor import TaskNursery
+from fusecache.model.errors import FusecacheError, InternalError, NoSpace, NotPermitted
 from fusecache.model.format_text import size_text
 from fusecache.model.names import unusable_name
 from fusecache.model.objects import MIB, ObjectInfo
@@ -106,22 +108,16 @@ class WarmupRunner:
         metadata_client: MetadataClient,
         cache: BlockCache,
         resolve: Callable[[str], Awaitable[Node]],
+        tasks: TaskNursery,
     ) -> None:
+        self._tasks = tasks
         self._tree = tree
         self._metadata_client = metadata_client
         self._cache = cache
         self._resolve = resolve
-        self._nursery: trio.Nursery | None = None
         self._jobs: deque[Warmup] = deque(maxlen=_JOBS_REMEMBERED)
         self._pieces = trio.CapacityLimiter(_PIECES_AT_ONCE)
         self._large = trio.CapacityLimiter(cache.maintenance.large_at_once)
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own the warm-ups until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            task_status.started()
-            await trio.sleep_forever()
 
     def jobs(self) -> list[Warmup]:
         """Return running warm-ups and the last few that ended, oldest first."""
@@ -129,8 +125,6 @@ class WarmupRunner:
 
     def start(self, paths: Sequence[str]) -> Warmup:
         """Start a warm-up of files and directories. Raises NotPermitted if too many are running."""
-        if self._nursery is None:
-            raise RuntimeError("warm-ups are not running")
         if sum(not job.ended.is_set() for job in self._jobs) >= _JOBS_AT_ONCE:
             raise NotPermitted(f"{_JOBS_AT_ONCE} warm-ups are running: wait for one to end, then try again")
         job = Warmup(_outermost(paths))
@@ -139,7 +133,7 @@ class WarmupRunner:
         if len(self._jobs) == _JOBS_REMEMBERED and ended:
             self._jobs.remove(ended[0])
         self._jobs.append(job)
-        self._nursery.start_soon(self._run, job, name="warm-up")
+        self._tasks.start_soon("warm-up", self._run, job, on_failed=partial(_on_failed, job))
         return job
 
     async def _run(self, job: Warmup) -> None:
@@ -246,6 +240,8 @@ class WarmupRunner:
             job.scope.cancel()
         except FusecacheError as exc:
             file.error = exc
+        except Exception as exc:  # noqa: BLE001  # recorded, and this file's error
+            file.error = self._tasks.supervisor.record("warm-up", exc, file.path)
         finally:
             self._pieces.release_on_behalf_of((file, index))
             self._end_pieces(job, file, 1, warmed)
@@ -264,6 +260,10 @@ class WarmupRunner:
             job.record_failure(file.path, file.error)
         elif not job.scope.cancel_called:
             job.files_done += 1
+
+
+def _on_failed(job: Warmup, error: InternalError) -> None:
+    job.state, job.message = WarmupState.FAILED, str(error)
 
 
 def _outermost(paths: Sequence[str]) -> tuple[str, ...]:

@@ -127,16 +127,21 @@ class Adoption:
         """
         moves: list[_Adopted] = []
         taken: set[CachedObject] = set()
-        for entry, staged in files:
-            number = await self._number_for(entry, staged) if entry not in taken else None
-            padding = -entry.size % PAGE_BYTES
-            if number is not None and self._ledger.reserve_cache(padding):
-                taken.add(entry)
-                moves.append(_Adopted(entry, staged, number, padding))
-        moved = {file.staged.path: file.number for file in moves}
-        done = await self._offload.disk(
-            self._rename_all, [(staged, moved.get(staged.path)) for _, staged in files]
-        )
+        try:
+            for entry, staged in files:
+                number = await self._number_for(entry, staged) if entry not in taken else None
+                padding = -entry.size % PAGE_BYTES
+                if number is not None and self._ledger.reserve_cache(padding):
+                    taken.add(entry)
+                    moves.append(_Adopted(entry, staged, number, padding))
+            moved = {file.staged.path: file.number for file in moves}
+            done = await self._offload.disk(
+                self._rename_all, [(staged, moved.get(staged.path)) for _, staged in files]
+            )
+        except BaseException:  # the staging files stay, and stay reserved
+            for file in moves:
+                self._ledger.cancel_cache(file.padding)
+            raise
         for file in moves:
             if file.number in done:
                 self._ledger.adopt(file.entry.size)
@@ -198,6 +203,8 @@ class Adoption:
                         file.rows += len(change.rows)
             except LocalDiskError as exc:
                 self._table.count_disk_error(exc)
+            except Exception as exc:  # noqa: BLE001  # recorded; files without rows are removed below
+                self._table.tasks.supervisor.record("cache-adopt", exc)
             for file in files:
                 is_known = await self._is_known(file)
                 self._uncount_chunks(file.entry)

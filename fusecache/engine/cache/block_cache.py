@@ -29,9 +29,10 @@ from fusecache.engine.cache.fetch_task import RangeReader
 from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.cache.maintenance import CacheMaintenance
 from fusecache.engine.cache.range_cache import RangeCache
-from fusecache.engine.cache.readahead import PrefetchRange, Readahead, ReadStream
+from fusecache.engine.cache.readahead import Readahead, ReadStream
 from fusecache.engine.cache.statistics import CacheStatistics, Counters
 from fusecache.engine.runtime.offload import Offload
+from fusecache.engine.runtime.supervisor import Supervisor, TaskNursery
 from fusecache.index.cache_index import CacheIndex, ObjectRow, read_boot_id
 from fusecache.model.objects import GIB, GRANULE_BYTES, MIB, Extent, ObjectId
 from fusecache.policy.backoff import RequestLimit
@@ -95,7 +96,12 @@ class BlockCache:
     """Reads immutable objects and accounts for the node's disk space. Runs on the trio loop."""
 
     def __init__(
-        self, store: RangeReader, offload: Offload, options: CacheOptions, pins: Pins | None = None
+        self,
+        store: RangeReader,
+        offload: Offload,
+        options: CacheOptions,
+        supervisor: Supervisor,
+        pins: Pins | None = None,
     ) -> None:
         """Open the cache directory (blocking, O(1) in its size). Raises StateError, LocalDiskError."""
         directory = options.directory
@@ -113,7 +119,8 @@ class BlockCache:
         except BaseException:
             self.abandon()
             raise
-        self._table = BlockTable(offload, self._index, self._counters, limit_bytes=options.limit_bytes)
+        self._tasks = tasks = TaskNursery(supervisor)
+        self._table = BlockTable(offload, self._index, self._counters, tasks, limit_bytes=options.limit_bytes)
         warmed = WarmedFiles()
         self._disk_space = DiskSpace(
             offload,
@@ -131,7 +138,7 @@ class BlockCache:
         self._adoption = Adoption(offload, self._files, self._index, self._table, ledger)
         self._buffer_pool = BufferPool(self._pool, self._table.drop_if_idle)
         self._fetcher = Fetcher(
-            store, offload, self._buffer_pool, self._counters, connections=options.connections
+            store, offload, self._buffer_pool, self._counters, tasks, connections=options.connections
         )
         self._fetcher.disk = self._disk_tier
         self.maintenance = CacheMaintenance(
@@ -147,8 +154,8 @@ class BlockCache:
         self.range_cache = RangeCache(self._fetcher)
         # Told of each read while there are hints; set by `use_hints`.
         self.hints: ReadHints | None = None
-        self._readahead = Readahead(self._table, self._buffer_pool, self._fetcher)
-        self._nursery: trio.Nursery | None = None
+        self._readahead = Readahead(self._table, self._buffer_pool, self._fetcher, tasks)
+        self.prefetch = self._readahead.prefetch
         self._staging_fell = trio.Event()
 
     @property
@@ -165,16 +172,16 @@ class BlockCache:
         self._pool.touch()
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = self._fetcher.nursery = self._table.nursery = self._readahead.nursery = (
-                    nursery
+                await nursery.start(self._tasks.run)
+                self._tasks.keep(
+                    {
+                        "cache-shrink": self._disk_space.shrink,
+                        "cache-index": self._write_index,
+                        "cache-clean-up": self._clean_up_after_last_run,
+                    }
                 )
-                nursery.start_soon(self._disk_space.shrink, name="cache-shrink")
-                nursery.start_soon(self._write_index, name="cache-index")
-                nursery.start_soon(self._clean_up_after_last_run, name="cache-clean-up")
                 task_status.started()
-                await trio.sleep_forever()
         finally:
-            self._nursery = self._readahead.nursery = None
             self._pool.close()
             self._table.close()
 
@@ -264,11 +271,6 @@ class BlockCache:
             if mask_of_bytes(first, last) & (chunk.present | chunk.in_memory() | chunk.pending()):
                 return False
         return True
-
-    def prefetch(self, objects: Sequence[PrefetchRange]) -> None:
-        """Prefetch the starts of objects, in the given order. Never waits, never fails."""
-        if self._nursery is not None:
-            self._nursery.start_soon(self._readahead.prefetch, objects, name="prefetch")
 
     # ---- disk space, for the write path
 

@@ -20,8 +20,9 @@ import trio
 from fusecache.engine.cache.chunks import CachedObject, Chunk
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload
+from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange, ObjectRow
-from fusecache.model.errors import FusecacheError, LocalDiskError, StateError
+from fusecache.model.errors import FusecacheError, LocalDiskError
 from fusecache.model.objects import GRANULES_PER_BLOCK, ObjectId
 from fusecache.policy.cache.eviction import STAMPS_PER_LIMIT
 from fusecache.policy.cache.granules import BLOCK_MASK, BLOCKS_PER_CHUNK, blocks_of, disk_bytes, full_mask
@@ -38,8 +39,17 @@ _STAMP_STEP = STAMPS_PER_LIMIT // 8
 class BlockTable:
     """Objects and chunks in memory, loaded from the index and written back in batches."""
 
-    def __init__(self, offload: Offload, index: CacheIndex, counters: Counters, *, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        offload: Offload,
+        index: CacheIndex,
+        counters: Counters,
+        tasks: TaskNursery,
+        *,
+        limit_bytes: int,
+    ) -> None:
         self._offload = offload
+        self.tasks = tasks
         self._index = index
         self._counters = counters
         self._limit_bytes = limit_bytes
@@ -50,7 +60,6 @@ class BlockTable:
         # File numbers from here on belong to this run of the daemon.
         self.first_number = index.lease_numbers(_NUMBERS_PER_LEASE)
         self._numbers = iter(range(self.first_number, self.first_number + _NUMBERS_PER_LEASE))
-        self.nursery: trio.Nursery
         self.rows_lock = trio.Lock()
         self.traffic_bytes = 0
         # The objects in memory, by identity and by file number.
@@ -63,10 +72,10 @@ class BlockTable:
         return self._clock_start + self.traffic_bytes * STAMPS_PER_LIMIT // self._limit_bytes
 
     async def run_to_completion(self, call: Callable[..., Awaitable[T]], *args: object, name: str) -> T:
-        """Run a call in the cache's own nursery. Once begun, it runs to its end, even if the caller is cancelled.
+        """Run a call as a task of the cache. Once begun, it runs to its end, even if the caller is cancelled.
 
         The shutdown of the cache waits for it too: if it stopped half-way, memory, index, ledger and files would
-        differ. Raises what `call` raises, and StateError if the cache ends by a failure.
+        differ. Raises what `call` raises.
         """
         results: list[T] = []
         errors: list[FusecacheError] = []
@@ -81,15 +90,10 @@ class BlockTable:
             finally:
                 done.set()
 
-        self.nursery.start_soon(run, name=name)
+        self.tasks.start_soon(name, run, on_failed=errors.append)
         await done.wait()
         if errors:
             raise errors[0]
-        if not results:
-            # Cancelled with the cache, as when another of its tasks failed. Its callers are cancelled later, if at all.
-            raise StateError(
-                f"{name}: the cache has shut down after a failure; see the log, then mount again"
-            )
         return results[0]
 
     def object_entry(self, object_id: ObjectId, size: int) -> CachedObject:

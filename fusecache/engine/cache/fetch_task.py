@@ -8,7 +8,8 @@ Invariant: one thread at a time fills a granule. A fetch is queued again only af
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import trio
@@ -17,7 +18,16 @@ from fusecache.engine.cache.chunks import DEMAND_SECONDS, Buffer, Chunk, Fetch, 
 from fusecache.engine.cache.stall_watch import StallWatch
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload
-from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, RemoteError, Unavailable
+from fusecache.engine.runtime.supervisor import TaskNursery
+from fusecache.model.errors import (
+    AccessDenied,
+    FusecacheError,
+    InternalError,
+    ObjectChanged,
+    ObjectMissing,
+    RemoteError,
+    Unavailable,
+)
 from fusecache.model.objects import GRANULE_BYTES, Extent, ObjectId
 from fusecache.policy.backoff import RequestLimit, backoff_seconds
 from fusecache.policy.cache.granules import CHUNK_BYTES
@@ -50,14 +60,18 @@ class RangeReader(Protocol):
 class FetchScheduler(Protocol):
     """The part of the fetcher that a GET uses."""
 
-    nursery: trio.Nursery
+    tasks: TaskNursery
 
     def requeue(self, fetch: Fetch) -> None:
         """Queue a fetch for its next attempt, and start fetches while connections and buffers allow."""
         ...
 
-    def end(self, fetch: Fetch, error: RemoteError | None = None) -> None:
+    def end(self, fetch: Fetch, error: FusecacheError | None = None) -> None:
         """End a fetch: nothing more will arrive by it. Wakes its readers."""
+        ...
+
+    def on_failed(self, fetch: Fetch, error: InternalError) -> None:
+        """A task of a fetch failed unexpectedly: end the fetch."""
         ...
 
     async def store_on_disk(
@@ -89,23 +103,40 @@ class FetchTasks:
         self._limit = limit
         self._running = running
         self._scheduler = scheduler
-        self._stalls = StallWatch(counters, self._start_task)
+        self._stalls = StallWatch(counters, lambda watch: scheduler.tasks.keep({"stall-watch": watch}))
         self._random = random.Random()
         # When the last GET ended, by the loop's clock.
         self.last_get_at = float("-inf")
 
     async def run(self, fetch: Fetch) -> None:
         """Run one GET, queue a retry of the rest while it is worth it, then store on disk what came."""
-        chunk, buffer = fetch.chunk, fetch.buffer
+        chunk, buffer, first = fetch.chunk, fetch.buffer, fetch.first
         assert buffer is not None
-        offset, length = fetch.first * GRANULE_BYTES, fetch.size
-        base = chunk.index * CHUNK_BYTES + offset
-        fetch.begin_attempt()
-        self._counters.requests += 1
-        fetch.register_wake_up()
-        self._stalls.begin(fetch)
+        store = self._scheduler.store_on_disk
+        try:
+            stop = await self._attempt(fetch, buffer)
+        except Exception:
+            if fetch.buffer is buffer:
+                fetch.buffer = None
+            await store(chunk, buffer, first, first, must_store=False)  # gives the buffer back
+            raise
+        # By now the fetch may have its next attempt. Bytes that cannot be stored are served from memory.
+        await self._scheduler.tasks.supervisor.guard(
+            "cache-write", partial(store, chunk, buffer, first, stop, must_store=fetch.kept is not None)
+        )
+        if fetch.kept is not None and fetch.state is FetchState.DONE:
+            fetch.kept.set()
+
+    async def _attempt(self, fetch: Fetch, buffer: Buffer) -> int:
+        """Run one GET, and end the fetch or queue a retry of the rest. Return up to which granule it delivered."""
         error: RemoteError | None = None
         try:
+            self._stalls.begin(fetch)
+            offset, length = fetch.first * GRANULE_BYTES, fetch.size
+            base = fetch.chunk.index * CHUNK_BYTES + offset
+            fetch.begin_attempt()
+            self._counters.requests += 1
+            fetch.register_wake_up()
             view = buffer.view(offset, offset + length)
             await self._offload.network(self._get, fetch, Extent(base, base + length), view)
             fetch.received = length
@@ -118,34 +149,29 @@ class FetchTasks:
         if fetch.first_byte_seconds is not None:
             self._counters.first_byte.count(fetch.first_byte_seconds)
         self._counters.bytes_by_cause[fetch.cause.name.lower()] += fetch.received
-        first = fetch.first
         if fetch.received == length:
             buffer.valid |= fetch.mask
             self._limit.on_success(trio.current_time())
             self._scheduler.end(fetch)
+            return fetch.stop
+        assert error is not None
+        fetch.absorb()
+        has_lost_connection = not error.asks_to_slow_down and (fetch.is_aborted or fetch.received > 0)
+        stop = fetch.first = fetch.first + fetch.received // GRANULE_BYTES
+        fetch.received = 0
+        fetch.buffer = None
+        if has_lost_connection and fetch.early_retries < EARLY_RETRIES and self._has_time(fetch):
+            self._retry_early(fetch)
         else:
-            assert error is not None
-            fetch.absorb()
-            has_lost_connection = not error.asks_to_slow_down and (fetch.is_aborted or fetch.received > 0)
-            fetch.first += fetch.received // GRANULE_BYTES
-            fetch.received = 0
-            fetch.buffer = None
-            if has_lost_connection and fetch.early_retries < EARLY_RETRIES and self._has_time(fetch):
-                self._retry_early(fetch)
-            else:
-                self._retry_or_end(fetch, error)
-        stop = fetch.stop if error is None else fetch.first
-        await self._scheduler.store_on_disk(chunk, buffer, first, stop, must_store=fetch.kept is not None)
-        if fetch.kept is not None and fetch.state is FetchState.DONE:
-            fetch.kept.set()
+            self._retry_or_end(fetch, error)
+        return stop
 
     def slow_down(self, error: RemoteError, now: float) -> None:
         """Lower the limit of requests in flight. Pause all if the bucket sent Retry-After."""
         self._limit.on_throttled(now, error.retry_after_seconds)
         if self._limit.silent_until > now:
-            self._scheduler.nursery.start_soon(
-                self._pump_after, self._limit.silent_until - now, name="fetch-silence"
-            )
+            pump_then = partial(self._pump_after, self._limit.silent_until - now)
+            self._scheduler.tasks.keep({"fetch-silence": pump_then})
 
     def _get(self, fetch: Fetch, extent: Extent, buffer: memoryview) -> None:
         """Run in a thread: the GET. It calls the loop only when a reader waits for bytes that came."""
@@ -208,7 +234,13 @@ class FetchTasks:
         pause = min(left, backoff_seconds(fetch.attempts, self._random.random()))
         if fetch.denials:
             pause = 0.0  # the bucket answered, so it is up: a retry costs one round trip
-        self._scheduler.nursery.start_soon(self._requeue_after, fetch, pause, name="fetch-pause")
+        self._scheduler.tasks.start_soon(
+            "fetch-pause",
+            self._requeue_after,
+            fetch,
+            pause,
+            on_failed=partial(self._scheduler.on_failed, fetch),
+        )
         self._scheduler.pump()
 
     async def _requeue_after(self, fetch: Fetch, pause_seconds: float) -> None:
@@ -218,6 +250,3 @@ class FetchTasks:
     async def _pump_after(self, seconds: float) -> None:
         await trio.sleep(seconds)
         self._scheduler.pump()
-
-    def _start_task(self, task: Callable[[], Awaitable[None]]) -> None:
-        self._scheduler.nursery.start_soon(task, name="stall-watch")

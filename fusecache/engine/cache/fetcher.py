@@ -10,6 +10,7 @@ Invariants:
 3. A reader gets only the errors of fetches that a reader waits for.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -29,7 +30,8 @@ from fusecache.engine.cache.disk_write_queue import MAX_QUEUE_SECONDS, DiskWrite
 from fusecache.engine.cache.fetch_task import FetchTasks, RangeReader
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload
-from fusecache.model.errors import RemoteError
+from fusecache.engine.runtime.supervisor import TaskNursery
+from fusecache.model.errors import FusecacheError, InternalError, RemoteError
 from fusecache.model.objects import GRANULE_BYTES, Extent, ObjectId
 from fusecache.policy.backoff import RequestLimit
 from fusecache.policy.cache.fetch_order import Cause, FetchQueue
@@ -81,9 +83,11 @@ class Fetcher:
         offload: Offload,
         buffer_pool: BufferPool,
         counters: Counters,
+        tasks: TaskNursery,
         *,
         connections: int,
     ) -> None:
+        self.tasks = tasks
         self._store = store
         self._offload = offload
         self._buffer_pool = buffer_pool
@@ -92,7 +96,7 @@ class Fetcher:
         self._write_queue = DiskWriteQueue(buffer_pool.large_count)
         self._is_polling = False
         self._running = {FetchSource.NETWORK: 0, FetchSource.DISK: 0}
-        self._tasks = FetchTasks(store, offload, counters, self.limit, self._running, self)
+        self._gets = FetchTasks(store, offload, counters, self.limit, self._running, self)
         self._small_loads = 0
         # One queue per source and buffer size: a lack of large buffers must not stop small reads.
         self._queues: dict[tuple[FetchSource, bool], FetchQueue[Fetch]] = {
@@ -110,7 +114,6 @@ class Fetcher:
             self._tickets,
         )
         self.disk: DiskTierProtocol
-        self.nursery: trio.Nursery
 
     def request(
         self,
@@ -147,7 +150,7 @@ class Fetcher:
         """Return whether GETs are in flight, or were within IDLE_GAP_SECONDS."""
         return (
             self._running[FetchSource.NETWORK] > 0
-            or trio.current_time() < self._tasks.last_get_at + IDLE_GAP_SECONDS
+            or trio.current_time() < self._gets.last_get_at + IDLE_GAP_SECONDS
         )
 
     def cancel_readahead(self, handle: FetchListener, chunks: list[Chunk]) -> None:
@@ -254,12 +257,12 @@ class Fetcher:
         except RemoteError as exc:
             self._counters.errors += 1
             if exc.asks_to_slow_down:
-                self._tasks.slow_down(exc, trio.current_time())
+                self._gets.slow_down(exc, trio.current_time())
             raise
         finally:
             if ticket.is_due.is_set():
                 self._running[FetchSource.NETWORK] -= 1
-                self._tasks.last_get_at = trio.current_time()
+                self._gets.last_get_at = trio.current_time()
             else:
                 self._tickets.remove(ticket)
             self.pump()
@@ -363,8 +366,10 @@ class Fetcher:
             fetch.started_at = now
         if fetch.cause is Cause.HINT and fetch.demanded_at is None:
             fetch.demanded_at = now  # a hint named it: it gets as many attempts as a reader's fetch
-        run = self._tasks.run if fetch.source is FetchSource.NETWORK else self._load
-        self.nursery.start_soon(run, fetch, name=f"{fetch.source.name.lower()}-fill")
+        run = self._gets.run if fetch.source is FetchSource.NETWORK else self._load
+        name = "cache-get" if fetch.source is FetchSource.NETWORK else "cache-load"
+        about = fetch.chunk.owner.object_id.key
+        self.tasks.start_soon(name, run, fetch, about=about, on_failed=partial(self.on_failed, fetch))
 
     def requeue(self, fetch: Fetch) -> None:
         """Queue a fetch for its next attempt, and start fetches while connections and buffers allow."""
@@ -396,14 +401,21 @@ class Fetcher:
         self._write_queue.drop_oldest(small=_is_small(fetch), cause=fetch.cause)
         if not self._is_polling and (fetch.cause is Cause.DEMAND or self._write_queue):
             self._is_polling = True
-            self.nursery.start_soon(self._poll_write_queue, name="slow-disk")
+            self.tasks.keep({"slow-disk": self._poll_write_queue})
 
     async def _poll_write_queue(self) -> None:
         await trio.sleep(MAX_QUEUE_SECONDS)
         self._is_polling = False
         self.pump()
 
-    def end(self, fetch: Fetch, error: RemoteError | None = None) -> None:
+    def on_failed(self, fetch: Fetch, error: InternalError) -> None:
+        """A task of a fetch failed unexpectedly: its readers get the error. It holds no buffer any more."""
+        if fetch.state in (FetchState.RUNNING, FetchState.PAUSED):
+            self.end(fetch, error)
+        if fetch.kept is not None and fetch.state is FetchState.DONE:
+            fetch.kept.set()
+
+    def end(self, fetch: Fetch, error: FusecacheError | None = None) -> None:
         """End a fetch: nothing more will arrive by it. Wake its readers, with the error if a reader waited for it."""
         fetch.state = FetchState.DONE
         fetch.error = error

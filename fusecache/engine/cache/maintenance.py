@@ -8,8 +8,8 @@ Invariants:
 """
 
 import mmap
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from functools import partial
 
@@ -184,11 +184,12 @@ class CacheMaintenance:
         freed = left = 0
         for _ in range(_DROP_ATTEMPTS):
             left = 0
-            async for blocks in self._scan(is_wanted):
-                pairs = [(each.number, each.block) for each in blocks if may_drop(each.object_id)]
-                gone = await self._disk_space.evictor.drop(pairs)
-                freed += gone
-                left += sum(each.row.size for each in blocks) - gone
+            async with aclosing(self._scan(is_wanted)) as scanned:
+                async for blocks in scanned:
+                    pairs = [(each.number, each.block) for each in blocks if may_drop(each.object_id)]
+                    gone = await self._disk_space.evictor.drop(pairs)
+                    freed += gone
+                    left += sum(each.row.size for each in blocks) - gone
             if not left:
                 break
         await self._empty_buffers(is_wanted)
@@ -270,7 +271,7 @@ class CacheMaintenance:
 
     # ---- private
 
-    async def _scan(self, is_wanted: IsWanted) -> AsyncIterator[list[CachedBlock]]:
+    async def _scan(self, is_wanted: IsWanted) -> AsyncGenerator[list[CachedBlock], None]:
         """Yield the indexed blocks of wanted objects, in portions of bounded size."""
         await self._table.flush_rows()
         position: ScanCursor | None = ScanCursor()

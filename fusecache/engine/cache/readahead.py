@@ -5,12 +5,12 @@ Used on the trio loop only. The decisions are in `policy.cache.readahead`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import CachedObject, Chunk, FetchListener
 from fusecache.engine.cache.fetcher import Fetcher
+from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.model.objects import Extent, ObjectId
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES, mask_of_bytes, split_by_chunk
@@ -25,9 +25,6 @@ from fusecache.policy.cache.readahead import (
     shrink,
     side_stream,
 )
-
-if TYPE_CHECKING:
-    import trio
 
 # A stream that was not read for 5 s loses its share of the buffers to the others.
 STREAM_IDLE_SECONDS = 5.0
@@ -59,14 +56,16 @@ class PrefetchRange:
 
 
 class Readahead:
-    """Owns the streams with active read-ahead. The nursery is set before the first read."""
+    """Owns the streams with active read-ahead."""
 
-    def __init__(self, table: BlockTable, buffer_pool: BufferPool, fetcher: Fetcher) -> None:
+    def __init__(
+        self, table: BlockTable, buffer_pool: BufferPool, fetcher: Fetcher, tasks: TaskNursery
+    ) -> None:
+        self._tasks = tasks
         self._table = table
         self._buffer_pool = buffer_pool
         self._fetcher = fetcher
         self._active: set[ReadStream] = set()
-        self.nursery: trio.Nursery | None = None
 
     def observe(
         self, streams: list[ReadStream], entry: CachedObject, start: int, stop: int, now: float
@@ -123,12 +122,18 @@ class Readahead:
                 self._request(stream, chunk, mask_of_bytes(first, last), index - here)
             else:
                 unloaded.append((chunk, mask_of_bytes(first, last), index - here))
-        if unloaded and self.nursery is not None:
-            self.nursery.start_soon(self._run_unloaded, stream, unloaded, name="read-ahead-rows")
+        if unloaded and self._tasks.is_open:
+            self._tasks.start_soon("read-ahead", self._run_unloaded, stream, unloaded)
         self._fetcher.pump()
 
-    async def prefetch(self, objects: Sequence[PrefetchRange]) -> None:
-        """Prefetch the starts of objects, in the given order. Never fails."""
+    def prefetch(self, objects: Sequence[PrefetchRange]) -> None:
+        """Prefetch the starts of objects, in the given order. Never waits, never fails."""
+        if self._tasks.is_open:
+            self._tasks.start_soon("prefetch-files", self._prefetch, objects)
+
+    # ---- private
+
+    async def _prefetch(self, objects: Sequence[PrefetchRange]) -> None:
         held = []
         for wanted in objects:
             known = self._table.objects.get(wanted.object_id)
@@ -148,8 +153,6 @@ class Readahead:
                 for chunk in list(entry.chunks.values()):
                     self._table.drop_if_idle(chunk)
                 self._table.drop_object_if_idle(entry)
-
-    # ---- private
 
     async def _run_unloaded(self, stream: ReadStream, pieces: list[tuple[Chunk, int, int]]) -> None:
         """Load the rows of chunks, then prefetch them."""

@@ -19,7 +19,7 @@ class StallWatch:
     """Watches the GETs in flight."""
 
     def __init__(self, counters: Counters, spawn: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
-        """spawn: starts the watching task, which ends when no GET is in flight."""
+        """spawn: starts the watching task, a service that ends when no GET is in flight."""
         self._counters = counters
         self._spawn = spawn
         self._first_byte = WaitHistory()
@@ -43,15 +43,13 @@ class StallWatch:
             self._gap.record(fetch.longest_gap_seconds)
 
     async def _watch(self) -> None:
-        try:
+        now = trio.current_time()
+        while self._seen:
+            due = now + LOOK_SECONDS
+            await trio.sleep_until(due)
             now = trio.current_time()
-            while self._seen:
-                due = now + LOOK_SECONDS
-                await trio.sleep_until(due)
-                now = trio.current_time()
-                self._look(now, now - due)
-        finally:
-            self._is_watching = False
+            self._look(now, now - due)
+        self._is_watching = False  # and not after a failure: this starts again
 
     def _look(self, now: float, late_seconds: float) -> None:
         for fetch, (received, seen) in self._seen.items():

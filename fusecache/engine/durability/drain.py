@@ -4,6 +4,7 @@ It removes nothing: what is left stays in the journal for the next mount.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -12,6 +13,7 @@ from fusecache.engine.durability.pending import Pending
 from fusecache.engine.durability.sync import Durability, Sync
 from fusecache.engine.publish.publisher import Publisher
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
+from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.format_text import changes_text, seconds_text
 
@@ -29,10 +31,12 @@ class Drain:
         sync: Sync,
         pending: Callable[[], Pending],
         directory: Path,
+        supervisor: Supervisor,
         *,
         stall_seconds: float,
     ) -> None:
         """directory: the cache directory, for the message. stall_seconds: how long nothing may progress."""
+        self._supervisor = supervisor
         self._queue = queue
         self._publisher = publisher
         self._sync = sync
@@ -49,7 +53,8 @@ class Drain:
         ended: Durability | None = None
         with self._publisher.draining(), unwrap_single_error():
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch, nursery.cancel_scope, name="drain-watch")
+                watch = partial(self._watch, nursery.cancel_scope)
+                nursery.start_soon(self._supervisor.run, "drain-watch", watch, name="drain-watch")
                 while ended is None or (until_empty and len(self._queue)):
                     ended = await self._sync.wait_durable("", timeout_seconds)
                 nursery.cancel_scope.cancel()

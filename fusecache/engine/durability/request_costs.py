@@ -19,34 +19,36 @@ class RequestCosts:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._class_a, self._class_b = RateMeter(WINDOW_SECONDS), RateMeter(WINDOW_SECONDS)
-        self._dollars = RateMeter(WINDOW_SECONDS)
+        self._dollars = {kind: RateMeter(WINDOW_SECONDS) for kind in self._store.statistics().dollars_by_kind}
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self) -> None:
         """Sample the counters until cancelled."""
-        self._sample()
-        task_status.started()
         while True:
-            await trio.sleep(_SAMPLE_SECONDS)
             self._sample()
+            await trio.sleep(_SAMPLE_SECONDS)
 
     def _sample(self) -> None:
         now, counts = trio.current_time(), self._store.statistics()
         self._class_a.record(now, counts.class_a)
         self._class_b.record(now, counts.class_b)
-        self._dollars.record(now, counts.dollars)
+        for kind, dollars in counts.dollars_by_kind.items():
+            self._dollars[kind].record(now, dollars)
 
     def statistics(self) -> dict[str, Any]:
         """Return the counts by class, their cost in dollars, and both for a day at the present rate.
 
-        rate_seconds: how long the rate was measured.
+        dollars_per_day_by_kind: of LISTs, the other requests of class A, HEADs and GETs. rate_seconds: how long the
+        rate was measured.
         """
         counts = self._store.statistics()
+        by_kind = {kind: meter.per_second() * _DAY_SECONDS for kind, meter in self._dollars.items()}
         return {
             "class_a": counts.class_a,
             "class_b": counts.class_b,
             "dollars": round(counts.dollars, 6),
             "class_a_per_day": round(self._class_a.per_second() * _DAY_SECONDS),
             "class_b_per_day": round(self._class_b.per_second() * _DAY_SECONDS),
-            "dollars_per_day": round(self._dollars.per_second() * _DAY_SECONDS, 6),
-            "rate_seconds": round(self._dollars.span_seconds, 1),
+            "dollars_per_day": round(sum(by_kind.values()), 6),
+            "dollars_per_day_by_kind": {kind: round(dollars, 6) for kind, dollars in by_kind.items()},
+            "rate_seconds": round(self._class_a.span_seconds, 1),
         }

@@ -71,9 +71,8 @@ class QueueStatus:
         self._sampled, self._sent = float("-inf"), 0
         self._counted = Pending()
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self) -> None:
         """Sample the upload rate until cancelled, and count a long queue every _COUNT_SECONDS."""
-        task_status.started()
         counted = float("-inf")
         while True:
             self._sample(now := trio.current_time())

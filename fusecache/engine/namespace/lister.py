@@ -13,19 +13,21 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import trio
 
 from fusecache.engine.namespace.list_page import ListPageRows, fetch_page, lacks_metadata, with_metadata
 from fusecache.engine.namespace.listing_state import INODE_RANGE, LAST_NAME, LISTED_NUMBERS, PageTimes
-from fusecache.engine.namespace.nodes import Node, in_use
+from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.metadata_client import MetadataClient, SharedRequest
+from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
-from fusecache.model.errors import FusecacheError, ListingLost, LocalDiskError
+from fusecache.model.errors import FusecacheError, InternalError, ListingLost, LocalDiskError
 
 # After its rows were refused, by the disk and for lack of memory, a directory is not listed for this long.
 _REFUSED_SECONDS = 60.0
@@ -89,10 +91,12 @@ class Lister:
         tree: Tree,
         listings: Listings,
         metadata_client: MetadataClient,
+        tasks: TaskNursery,
         *,
         ahead_seconds: float,
         has_metadata: bool,
     ) -> None:
+        self._tasks = tasks
         self._tree = tree
         self._listings = listings
         self._metadata_client = metadata_client
@@ -105,19 +109,17 @@ class Lister:
         self._epoch = 0
         self._garbage: deque[tuple[int, int]] = deque()
         self._has_garbage = trio.Event()
-        self._nursery: trio.Nursery | None = None
         listings.watch_lost(self._on_rows_lost)
 
-    async def run(self, nursery: trio.Nursery) -> None:
-        """Own the listing tasks and delete discarded rows, until cancelled."""
-        self._nursery = nursery
+    async def delete_discarded(self) -> None:
+        """Delete discarded rows until cancelled."""
         while True:
-            await self._has_garbage.wait()
-            self._has_garbage = trio.Event()
             while self._garbage:
                 directory, epoch = self._garbage[0]
                 if not await self._metadata_client.rows(self._listings.drop, directory, epoch):
                     self._garbage.popleft()
+            self._has_garbage = trio.Event()
+            await self._has_garbage.wait()
 
     # ---- queries
 
@@ -228,19 +230,21 @@ class Lister:
         """
         refresh = self._refreshes.get((directory.number, start))
         if refresh is None:
-            if self._nursery is None:
-                raise RuntimeError("Lister.run was not started")
             refresh = self._refreshes[directory.number, start] = PageRefresh(
                 start=start, asked=trio.current_time()
             )
-            self._nursery.start_soon(
-                self._refresh_page, directory, refresh, name=f"refresh {self._tree.path(directory)}"
+            about, on_failed = self._tree.path(directory), partial(self._on_page_failed, directory, refresh)
+            self._tasks.start_soon(
+                "list-page", self._refresh_page, directory, refresh, about=about, on_failed=on_failed
             )
         return refresh
 
+    def _on_page_failed(self, directory: Node, refresh: PageRefresh, error: InternalError) -> None:
+        directory.listing.expire()  # its rows may be older now, and newer changes of this node missing
+        refresh.fail(error)
+
     async def _refresh_page(self, directory: Node, refresh: PageRefresh) -> None:
-        is_known = directory.lookups > 0
-        with in_use(directory):
+        with self._tree.keep(directory):
             try:
                 prefix = self._tree.key(directory)
                 page = await self._metadata_client.call(
@@ -252,8 +256,6 @@ class Lister:
             finally:
                 del self._refreshes[directory.number, refresh.start]
                 refresh.end()
-        if is_known:
-            self._tree.forget(directory.number, 0)
 
     async def _replace_page(
         self, directory: Node, prefix: str, refresh: PageRefresh, page: ListPageRows
@@ -296,18 +298,27 @@ class Lister:
         """Return the directory's listing in progress, started now if there is none. ahead: no reader waits for it."""
         run = self._runs.get(directory.number)
         if run is None:
-            if self._nursery is None:
-                raise RuntimeError("Lister.run was not started")
             self._epoch += 1
             run = ListingRun(epoch=self._epoch, started=trio.current_time(), is_wanted=not ahead)
             self._runs[directory.number] = run
-            self._nursery.start_soon(self._list, directory, run, name=f"list {self._tree.path(directory)}")
+            about, on_failed = self._tree.path(directory), partial(self._on_failed, directory, run)
+            self._tasks.start_soon("list", self._list, directory, run, about=about, on_failed=on_failed)
         return run
 
+    def _on_failed(self, directory: Node, run: ListingRun, error: InternalError) -> None:
+        run.fail(error)
+        if directory.listing.epoch != run.epoch:
+            self._forget_rows(directory, run)
+
     async def _list(self, directory: Node, run: ListingRun) -> None:
+        is_ahead = not run.is_wanted
         # Keeps the node and its rows in memory while the rows are written.
-        directory.handles += 1
-        is_known, is_ahead = directory.lookups > 0, not run.is_wanted
+        with self._tree.keep(directory, is_ahead=is_ahead):
+            await self._list_kept(directory, run)
+            if is_ahead:
+                await trio.sleep(self._ahead_seconds)
+
+    async def _list_kept(self, directory: Node, run: ListingRun) -> None:
         directory.listing.probes, directory.listing.probed = 0, ""
         listing = directory.listing
         try:
@@ -331,11 +342,6 @@ class Lister:
         finally:
             del self._runs[directory.number]
             run.end()
-            if is_ahead:
-                await trio.sleep(self._ahead_seconds)
-            directory.handles -= 1
-            if is_known or is_ahead:
-                self._tree.forget(directory.number, 0)
 
     def _complete(self, directory: Node, run: ListingRun) -> None:
         listing = directory.listing

@@ -14,10 +14,11 @@ import trio
 
 from fusecache.engine.namespace.lister import Lister
 from fusecache.engine.namespace.listing_state import AccessHeat
-from fusecache.engine.namespace.nodes import Node, in_use
+from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace.ttl import AttributeTtl
 from fusecache.engine.runtime.metadata_client import MetadataClient
+from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.policy.listing_refresh import (
     HEAT_OF_A_PAGE,
     IN_USE_SECONDS,
@@ -42,8 +43,14 @@ class ListingRefresher:
     """
 
     def __init__(
-        self, tree: Tree, lister: Lister, metadata_client: MetadataClient, ttl: AttributeTtl
+        self,
+        tree: Tree,
+        lister: Lister,
+        metadata_client: MetadataClient,
+        ttl: AttributeTtl,
+        tasks: TaskNursery,
     ) -> None:
+        self._tasks = tasks
         self._tree = tree
         self._lister = lister
         self._metadata_client = metadata_client
@@ -55,11 +62,6 @@ class ListingRefresher:
         # Recent waits of all callers, decayed, as of `_waited_at`.
         self._waited = 0.0
         self._waited_at = float("-inf")
-        self._nursery: trio.Nursery | None = None
-
-    def run(self, nursery: trio.Nursery) -> None:
-        """Own the refresh tasks from now on."""
-        self._nursery = nursery
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -107,20 +109,17 @@ class ListingRefresher:
         part = directory.number, start
         if part in self._kept or len(self._kept) >= PARTS_KEPT:
             return
-        if self._nursery is None:
-            raise RuntimeError("ListingRefresher.run was not called")
         self._kept.add(part)
-        self._nursery.start_soon(
-            self._keep_fresh, directory, start, name=f"keep fresh {self._tree.path(directory)}"
+        self._tasks.start_soon(
+            "keep-fresh", self._keep_fresh, directory, start, about=self._tree.path(directory)
         )
 
     async def _keep_fresh(self, directory: Node, start: str) -> None:
-        is_known = directory.lookups > 0
-        listing = directory.listing
-        seconds = max(self._list_seconds, listing.seconds / max(1, len(listing.page_times.times)))
-        began = float("-inf")
-        with in_use(directory):
+        with self._tree.keep(directory):
             try:
+                listing = directory.listing
+                seconds = max(self._list_seconds, listing.seconds / max(1, len(listing.page_times.times)))
+                began = float("-inf")
                 while self._is_wanted(directory, start):
                     pause = relist_after_seconds(self._ttl.seconds(directory), seconds)
                     due = max(listing.page_times.behind(start) + pause, began + 1 / LISTS_PER_SECOND)
@@ -135,8 +134,6 @@ class ListingRefresher:
                     seconds = self._list_seconds = trio.current_time() - began
             finally:
                 self._kept.discard((directory.number, start))
-        if is_known:
-            self._tree.forget(directory.number, 0)
 
     def _is_wanted(self, directory: Node, start: str) -> bool:
         use = directory.listing.uses.get(start)

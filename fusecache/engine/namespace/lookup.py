@@ -22,6 +22,7 @@ from fusecache.engine.namespace.reconciler import Reconciler
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace.ttl import AttributeTtl, is_within
 from fusecache.engine.runtime.metadata_client import UNREACHABLE_SECONDS, MetadataClient, SharedRequest
+from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
@@ -58,11 +59,13 @@ class Lookup:
         listings: Listings,
         metadata_client: MetadataClient,
         journal: Journal,
+        tasks: TaskNursery,
         *,
         fresh_seconds: float,
         posix_metadata: bool,
     ) -> None:
         """posix_metadata: read the metadata of every object, with one HEAD per version."""
+        self._tasks = tasks
         self.posix_metadata = posix_metadata
         self._tree = tree
         self._listings = listings
@@ -72,32 +75,26 @@ class Lookup:
             tree,
             listings,
             metadata_client,
+            tasks,
             ahead_seconds=max(10.0, fresh_seconds),
             has_metadata=posix_metadata,
         )
-        self._refresher = refresher = ListingRefresher(tree, lister, metadata_client, freshness)
+        self._refresher = refresher = ListingRefresher(tree, lister, metadata_client, freshness, tasks)
         self._reconciler = reconciler = Reconciler(tree, lister, listings, journal)
         self.reader = DirectoryReader(
             tree, lister, listings, metadata_client, reconciler, refresher, freshness
         )
         self.cached_names = CachedNames({}, float("-inf"))
         self._probes: dict[tuple[int, str], NameProbe] = {}
-        self._nursery: trio.Nursery | None = None
 
     @property
     def waited_seconds(self) -> float:
         """Total time that callers have waited for names. A listing without waiting callers does not count."""
         return self._refresher.waited_seconds
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own the listing tasks until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            self._refresher.run(nursery)
-            nursery.start_soon(self._lister.run, nursery, name="discarded rows")
-            await trio.lowlevel.checkpoint()
-            task_status.started()
-            await trio.sleep_forever()
+    def start(self) -> None:
+        """Start the services of listings."""
+        self._tasks.keep({"discarded-rows": self._lister.delete_discarded})
 
     # ---- lookup
 
@@ -270,11 +267,11 @@ class Lookup:
     def _start_probe(self, parent: Node, name: str) -> NameProbe:
         probe = self._probes.get((parent.number, name))
         if probe is None:
-            if self._nursery is None:
-                raise RuntimeError("Lookup.run was not started")
             key = self._tree.child_key(parent, name)
             probe = self._probes[parent.number, name] = NameProbe(asked=trio.current_time())
-            self._nursery.start_soon(self._probe, parent, key, name, probe, name=f"probe {key}")
+            self._tasks.start_soon(
+                "probe", self._probe, parent, key, name, probe, about=key, on_failed=probe.fail
+            )
             listing = parent.listing
             if name != listing.probed:
                 listing.probed, listing.probes = name, listing.probes + 1
@@ -282,13 +279,15 @@ class Lookup:
 
     async def _probe(self, parent: Node, key: str, name: str, probe: NameProbe) -> None:
         with in_use(parent):
-            known = self._known_version(parent, key, name)
-            await _probe_name(self._metadata_client, key, name, probe, known, of_all=self.posix_metadata)
-            if probe.failure is None and not probe.is_superseded:
-                with _expire_on_disk_error(parent):
-                    self._correct(parent, name, probe)
-            del self._probes[parent.number, name]
-            probe.end()
+            try:
+                known = self._known_version(parent, key, name)
+                await _probe_name(self._metadata_client, key, name, probe, known, of_all=self.posix_metadata)
+                if probe.failure is None and not probe.is_superseded:
+                    with _expire_on_disk_error(parent):
+                        self._correct(parent, name, probe)
+            finally:
+                del self._probes[parent.number, name]
+                probe.end()
 
     def _known_version(self, parent: Node, key: str, name: str) -> ListedEntry | None:
         """Return what any listing or node knows of a name, so that an unchanged version needs no HEAD.
@@ -486,8 +485,11 @@ async def _rows_of(metadata_client: MetadataClient, key: str, name: str) -> list
 
 @contextmanager
 def _expire_on_disk_error(directory: Node) -> Iterator[None]:
-    """If the disk rejects or lost a row, mark the directory's listing as stale."""
+    """If the disk rejects or lost a row, or a bug leaves one out, mark the directory's listing as stale."""
     try:
         yield
     except LocalDiskError:
         directory.listing.expire()
+    except Exception:
+        directory.listing.expire()
+        raise

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import trio
 
-from fusecache.engine.namespace.nodes import Kind, Node
+from fusecache.engine.namespace.nodes import Kind, Node, in_use
 from fusecache.model.errors import NotFound
 from fusecache.model.names import check_key
 from fusecache.model.objects import ObjectInfo
@@ -27,6 +27,8 @@ ROOT = 1
 FIRST_FREE = 16
 # How long a finished deletion is remembered, for listings that started before it. No listing takes longer.
 _TOMBSTONE_SECONDS = 600.0
+# With more tombstones than this, the old ones are purged.
+_TOMBSTONES_KEPT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +239,20 @@ class Tree:
             self._release(node)
 
     @contextmanager
+    def keep(self, node: Node, *, is_ahead: bool = False) -> Iterator[None]:
+        """Keep a node in memory during the body. Drop it after that if the kernel forgot it during the body.
+
+        is_ahead: also drop it if the kernel never looked it up.
+        """
+        is_dropped = is_ahead or node.lookups > 0
+        try:
+            with in_use(node):
+                yield
+        finally:
+            if is_dropped:
+                self.forget(node.number, 0)
+
+    @contextmanager
     def freeze_forgets(self) -> Iterator[None]:
         """Drop no node while the context is open: the caller's knowledge is newer than an answer in flight."""
         self._freezes += 1
@@ -291,7 +307,7 @@ class Tree:
             tombstone.gone = now
         elif tombstone.pending == 0 and tombstone.gone == float("-inf"):
             del self._tombstones[key]
-        if len(self._tombstones) > 1000:
+        if len(self._tombstones) > _TOMBSTONES_KEPT:
             self._purge_tombstones(now)
 
     def on_shown(self, key: str) -> None:

@@ -74,30 +74,47 @@ class Rename:
                 self._tree.detach(target)
         sequences = self.sequences_of([(node, key_before)])
         self._tree.move(node, new_parent, new_name)
-        self.move_content(node, key_before, self._tree.key(node), base, changes)
+        fixed = self.newest_fixed_delete(sequences)
+        self.move_content(node, key_before, self._tree.key(node), base, changes, newest_fixed=fixed)
         self.on_position_vacated(sequences, changes)
 
     def _is_queued(self, node: Node) -> bool:
         return any(item.node is node for item in self._queue.for_key(self._tree.key(node)))
 
     def move_content(
-        self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
+        self,
+        node: Node,
+        key_before: str,
+        key_now: str,
+        base: str | None,
+        changes: list[Change],
+        *,
+        newest_fixed: int,
     ) -> None:
-        """Follow the node to its new key: unpublished content changes its key, published content gets a RENAME."""
+        """Follow the node to its new key: unpublished content changes its key, published content gets a RENAME.
+
+        newest_fixed: `newest_fixed_delete`, as it was before the rename.
+        """
         self._listener.on_moved(key_before, key_now)
         changes += self._placement.retarget(key_before, key_now)
-        self._move_queued(node, key_before, key_now, base, changes)
+        self._move_queued(node, key_before, key_now, base, changes, newest_fixed)
         version = node.version
         if version is not None and version in self._local_only:
             changes += self._states.end_local_only(node, version)
 
     def _move_queued(
-        self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
+        self,
+        node: Node,
+        key_before: str,
+        key_now: str,
+        base: str | None,
+        changes: list[Change],
+        newest_fixed: int,
     ) -> None:
         queued = [item for item in self._queue.for_key(key_before) if item.node is node]
         version, published = node.version, node.published_etag(key_before)
         shown = self._operations.shown(node, key_before)
-        dependents = self._dependent_deletes(queued, key_before, shown)
+        dependents = self._dependent_deletes(queued, key_before, shown, newest_fixed)
         stays = published is not None and self._queue.exists_after(key_before, published)
         if dependents is None or (not queued and (version is None or stays)):
             # Also while the file is being written: what the writer adds is not closed yet, and until then what was
@@ -141,6 +158,10 @@ class Rename:
             if item.node is node and not self._queue.is_deferred(item)
         )
 
+    def newest_fixed_delete(self, sequences: list[tuple[int, str]]) -> int:
+        """Return the sequence of the newest delete for which these sequences must not be vacated; 0: there is none."""
+        return self._rotation.newest_fixed_delete() if sequences else 0
+
     def on_position_vacated(self, sequences: list[tuple[int, str]], changes: list[Change]) -> None:
         """Have deletes that waited for these sequences wait for what came since, as renames have vacated them."""
         for sequence, key in sequences:
@@ -150,15 +171,16 @@ class Rename:
                 break
 
     def _dependent_deletes(
-        self, queued: list[QueuedChange], key: str, shown: str | None
+        self, queued: list[QueuedChange], key: str, shown: str | None, newest_fixed: int
     ) -> list[Operation] | None:
         """Return the deletes that must follow what is queued for `key` to its new sequence; None: it must not be moved.
 
-        If it must not be moved, a RENAME is queued instead. That is so in three cases:
+        If it must not be moved, a RENAME is queued instead. That is so in four cases:
         - It is in flight, or a rename is queued for the key.
         - A writer may still revoke its close, and the bucket has, or will have, an older version that must move then.
         - A delete that waits for it cannot move behind its new sequence: the delete is in flight, or other changes were
           queued since. This counts only for sealed content: deletes do not wait for what may still be revoked.
+        - Any other delete that waits for it must stay where it is (`CheckpointRotation`).
         """
         if any(item.in_flight or is_rename(item) for item in queued):
             return None
@@ -168,7 +190,10 @@ class Rename:
         removals = self._queue.deletes_waiting_for(key) if queued else []
         dependents = [each for each in removals if not each.in_flight and self._queue.ends_with(each)]
         are_sealed = all(item.state is FileState.SEALED for item in queued if isinstance(item, FileVersion))
-        return None if removals != dependents and are_sealed else dependents
+        is_fixed = removals != dependents or any(
+            self._rotation.blocks_a_fixed_delete(item, newest_fixed) for item in queued
+        )
+        return None if is_fixed and are_sealed else dependents
 
     def _rekey(self, version: FileVersion, key: str, base: str | None) -> list[Change]:
         """Give content that is not queued (not closed, or rejected) another key; return the rows. base: of that key."""

@@ -34,6 +34,7 @@ from fusecache.model.errors import (
 )
 from fusecache.model.names import check_key, unusable_name
 from fusecache.model.objects import ObjectInfo
+from fusecache.remote.store import primary_of
 
 
 class DirectoryRename:
@@ -56,6 +57,8 @@ class DirectoryRename:
         self._queue = queue
         self._journal = journal
         self._metadata_client = metadata_client
+        # An endpoint that answers for the primary may lack some of the files.
+        self._store = primary_of(metadata_client.store)
         self._markers = markers
         self._rename = rename
 
@@ -122,6 +125,7 @@ class DirectoryRename:
         members = sorted(self._tree.walk(node), key=lambda member: self._move_order(member, listed))
         moved = [(member, self._tree.key(member)) for member in members]
         sequences = self._rename.sequences_of(moved)
+        newest_fixed = self._rename.newest_fixed_delete(sequences)
         self._tree.move(node, new_parent, new_name)
         directories = []
         for member, key_before in moved:
@@ -133,7 +137,9 @@ class DirectoryRename:
                 self._markers.make(member, key_now, changes)
                 self._markers.withdraw(member, key_before, changes)
             else:
-                self._rename.move_content(member, key_before, key_now, None, changes)
+                self._rename.move_content(
+                    member, key_before, key_now, None, changes, newest_fixed=newest_fixed
+                )
         # The old directory markers are deleted last, children first: this node hides the old name until its last object
         # is gone.
         for member, key_before in reversed(directories):
@@ -178,9 +184,7 @@ class DirectoryRename:
         found: list[ObjectInfo] = []
         token: str | None = None
         while True:
-            page = await self._metadata_client.call(
-                self._metadata_client.store.list_page, prefix, token=token
-            )
+            page = await self._metadata_client.call(self._store.list_page, prefix, token=token)
             shown = {info.key: info for info in page.objects if not self._tree.is_hidden(info.key, began)}
             with unwrap_single_error():
                 async with trio.open_nursery() as nursery:
@@ -197,7 +201,7 @@ class DirectoryRename:
         """Ask for what only a HEAD tells of an object: an empty one may be a symlink."""
         listed = shown[key]
         try:
-            found = await self._metadata_client.call(self._metadata_client.store.head, key)
+            found = await self._metadata_client.call(self._store.head, key)
         except ObjectMissing:
             del shown[key]  # removed since
             return

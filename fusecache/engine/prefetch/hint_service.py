@@ -24,6 +24,7 @@ from fusecache.engine.prefetch.prefetcher import Prefetcher
 from fusecache.engine.prefetch.timeline import Job, Timeline
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.procfs import Process, process_of
+from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.model.errors import NotFound
 from fusecache.model.hints import CURSOR, PLAN, HintError, decode_cursor, decode_plan, is_job
 from fusecache.model.objects import GRANULE_BYTES, Extent, ObjectId
@@ -47,7 +48,9 @@ class HintService:
         cache: BlockCache,
         offload: Offload,
         resolve: Callable[[str], Awaitable[Node]],
+        tasks: TaskNursery,
     ) -> None:
+        self._tasks = tasks
         self._tree = tree
         self._cache = cache
         self._offload = offload
@@ -56,22 +59,22 @@ class HintService:
         # too: a shell that only copies a plan may end at once while its job continues.
         self._plan_senders: dict[str, Process] = {}
         self._cursor_senders: dict[str, Process] = {}
-        self._prefetcher = Prefetcher(self._timeline, tree, lookup, cache, resolve)
+        self._prefetcher = Prefetcher(self._timeline, tree, lookup, cache, resolve, tasks)
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Prefetch hinted bytes and forget silent jobs, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self._prefetcher.run, name="prefetch-hinted")
-            task_status.started()
-            while True:
-                await trio.sleep(_POLL_SECONDS)
-                self._end_jobs()
-                silent = self._timeline.forget_silent(trio.current_time())
-                for job in silent:
-                    self._forget_process(job)
-                if silent:
-                    log.info("forgot silent jobs jobs=%s", ",".join(silent))
-                    self._changed()
+    def start(self) -> None:
+        """Start to prefetch hinted bytes, and to forget silent jobs."""
+        self._tasks.keep({"prefetch": self._prefetcher.run, "hints": self._forget_jobs})
+
+    async def _forget_jobs(self) -> None:
+        while True:
+            await trio.sleep(_POLL_SECONDS)
+            self._end_jobs()
+            silent = self._timeline.forget_silent(trio.current_time())
+            for job in silent:
+                self._forget_process(job)
+            if silent:
+                log.info("forgot silent jobs jobs=%s", ",".join(silent))
+                self._changed()
 
     def _end_jobs(self) -> None:
         """Stop fetching for jobs whose process has ended: a killed job does not withdraw its hints."""

@@ -27,7 +27,8 @@ from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.prefetch.plan_cursor import REST_SECONDS, FetchPiece, PieceFinder, PlanCursor
 from fusecache.engine.prefetch.plan_index import PlanIndex, PlannedRead
 from fusecache.engine.prefetch.timeline import Job, Timeline
-from fusecache.model.errors import NoSpace, RemoteError
+from fusecache.engine.runtime.supervisor import TaskNursery
+from fusecache.model.errors import FusecacheError, InternalError, NoSpace, RemoteError
 from fusecache.policy.cache.prefetch_horizon import JobFront, choose_front, lead_bytes, stalls
 from fusecache.policy.rate_meter import RateMeter
 
@@ -71,7 +72,9 @@ class Prefetcher:
         lookup: Lookup,
         cache: BlockCache,
         resolve: Callable[[str], Awaitable[Node]],
+        tasks: TaskNursery,
     ) -> None:
+        self._tasks = tasks
         self._timeline = timeline
         self._cache = cache
         self._finder = PieceFinder(timeline, tree, lookup, cache, resolve)
@@ -86,22 +89,18 @@ class Prefetcher:
         self._fetched_bytes = 0
         self._rate = RateMeter()
         self._woken = trio.Event()
-        self._nursery: trio.Nursery | None = None
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self) -> None:
         """Prefetch until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            task_status.started()
-            while True:
-                self._woken = trio.Event()
-                if not self._timeline.jobs:
+        while True:
+            self._woken = trio.Event()
+            if not self._timeline.jobs:
+                await self._woken.wait()
+            elif not await self._start_one():
+                now = trio.current_time()
+                is_begun = self._handed_out_until <= now
+                with trio.move_on_at(now + _POLL_SECONDS if is_begun else self._handed_out_until):
                     await self._woken.wait()
-                elif not await self._start_one():
-                    now = trio.current_time()
-                    is_begun = self._handed_out_until <= now
-                    with trio.move_on_at(now + _POLL_SECONDS if is_begun else self._handed_out_until):
-                        await self._woken.wait()
 
     def wake(self) -> None:
         """A job sent a hint, moved, or was forgotten."""
@@ -218,11 +217,17 @@ class Prefetcher:
 
     def fetch_range(self, job: Job, last: int, cached_range: CachedRange) -> None:
         """Fetch an exact range that a reader waits for, and hold it until the job is past a step."""
-        if self._nursery is None:
+
+        def give_up(_error: InternalError | None = None) -> None:
             self._cache.range_cache.drop(cached_range)
             cached_range.ended.set()
+
+        if self._tasks.is_open:
+            self._tasks.start_soon(
+                "hinted-read", self._fetch_range, job, last, cached_range, on_failed=give_up
+            )
         else:
-            self._nursery.start_soon(self._fetch_range, job, last, cached_range, name="hinted-read")
+            give_up()
 
     async def _fetch_range(self, job: Job, last: int, cached_range: CachedRange) -> None:
         try:
@@ -289,7 +294,6 @@ class Prefetcher:
     def _start(self, cursor: PlanCursor, planned: PlannedRead, piece: FetchPiece) -> None:
         job = cursor.job
         assert cursor.handle is not None
-        assert self._nursery is not None
         cursor.piece = None
         handle = self._cache.open(cursor.handle.object_id, cursor.handle.size)
         if not self._fetches:
@@ -306,8 +310,11 @@ class Prefetcher:
         else:
             cached_range = self._cache.range_cache.begin(handle.object_id, handle.size, piece.extent, depth)
             transfer = self._fetch_exact(job, planned.last, cached_range, fetch)
-        self._nursery.start_soon(
-            self._fetch, job, planned, handle, piece, fetch, transfer, name="hinted-fetch"
+        self._tasks.start_soon(
+            "hinted-fetch",
+            *(self._fetch, job, planned, handle, piece, fetch, transfer),
+            about=planned.path,
+            on_failed=partial(self._finder.skip, job, planned.path),
         )
 
     async def _fetch(
@@ -325,7 +332,7 @@ class Prefetcher:
             job.late += job.step > planned.first
         except NoSpace as exc:
             log.debug("prefetched bytes were not cached path=%s error=%s", planned.path, exc)
-        except RemoteError as exc:
+        except FusecacheError as exc:
             self._finder.skip(job, planned.path, exc)
         finally:
             self._fetches.discard(fetch)

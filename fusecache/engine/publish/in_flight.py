@@ -35,7 +35,7 @@ class ChangesInFlight:
         # How many changes are light.
         self.light = 0
 
-    def __contains__(self, item: QueuedChange | None) -> bool:
+    def __contains__(self, item: object) -> bool:
         return item in self._changes
 
     @property

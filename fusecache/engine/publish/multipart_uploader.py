@@ -28,9 +28,10 @@ from fusecache.engine.publish.multipart_aborts import MultipartAborts
 from fusecache.engine.publish.upload_eligibility import can_become_object, may_upload_early
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
+from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import PutFile
-from fusecache.model.errors import TRANSIENT, Damaged, FusecacheError, NotAsSent
+from fusecache.model.errors import TRANSIENT, Damaged, FusecacheError, InternalError, NotAsSent
 from fusecache.model.metadata import content_metadata
 from fusecache.model.records import without_upload
 from fusecache.policy.backoff import backoff_seconds
@@ -74,9 +75,9 @@ class UploadListener:
 
 
 class MultipartUploader:
-    """Sends parts, those of sealed files first. The preparer sets the nursery before anything is written."""
+    """Sends parts, those of sealed files first."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # it reads, sends and journals
         self,
         store: Store,
         tree: Tree,
@@ -86,8 +87,10 @@ class MultipartUploader:
         queue: WritebackQueue,
         temp_names: tuple[str, ...],
         listener: UploadListener,
+        tasks: TaskNursery,
     ) -> None:
         """cache: its reads come first, and share one request limit with the parts."""
+        self._tasks = tasks
         self._store = store
         self._tree = tree
         self._journal = journal
@@ -105,7 +108,6 @@ class MultipartUploader:
         self._digesting = 0
         self._digests = trio.CapacityLimiter(2 * _PROCESSORS)
         self._active: dict[FileVersion, MultipartUpload] = {}
-        self.nursery: trio.Nursery | None = None
 
     def on_growth(self, version: FileVersion) -> None:
         """The writer went past the end of another part: send the parts behind it, if they will probably not change."""
@@ -119,7 +121,7 @@ class MultipartUploader:
             )
             self.drop(version)
             upload = None
-        if self.nursery is None or not may_upload_early(version, self._tree, self._temp_names):
+        if not self._tasks.is_open or not may_upload_early(version, self._tree, self._temp_names):
             version.upload.grows_at = NEVER
             return
         version.upload.growing_since = min(version.upload.growing_since, trio.current_time())
@@ -175,20 +177,18 @@ class MultipartUploader:
             self._aborts.record(upload.key, record.upload_id)
         version.record = without_upload(record)
         upload.stop()
-        if self.nursery is not None:
-            self.nursery.start_soon(self._abort, upload, name=f"abort {upload.key}")
+        if self._tasks.is_open:
+            self._tasks.start_soon("upload-abort", self._abort, upload, about=upload.key)
 
     def abort(self, key: str, upload_id: str) -> None:
         """Abort an upload of an earlier run."""
-        if self.nursery is not None:
-            self.nursery.start_soon(self._aborts.abort, key, upload_id, name=f"abort {key}")
+        self._tasks.start_soon("upload-abort", self._aborts.abort, key, upload_id, about=key)
 
     def end_pauses(self) -> None:
         """The cause of failures may be gone: retry now, without waiting for back-off."""
         for upload in self._active.values():
             upload.quiet_until = float("-inf")
-        if self.nursery is not None:
-            self._pump()
+        self._pump()
 
     # ---- one upload
 
@@ -202,8 +202,10 @@ class MultipartUploader:
     def _start_create(self, version: FileVersion, upload: MultipartUpload) -> None:
         upload.attempts += 1
         upload.is_asked = True
-        assert self.nursery is not None
-        self.nursery.start_soon(self._create, version, upload, name=f"create upload {upload.key}")
+        on_failed = partial(self._on_unexpected, version, upload)
+        self._tasks.start_soon(
+            "upload-create", self._create, version, upload, about=upload.key, on_failed=on_failed
+        )
 
     def _resume(self, version: FileVersion) -> MultipartUpload | None:
         """Return the upload that an earlier run began."""
@@ -253,7 +255,7 @@ class MultipartUploader:
 
     def _pump(self) -> None:
         """Start as many attempts as the limits, and the processor time that reads need, allow."""
-        if self.nursery is None:
+        if not self._tasks.is_open:
             return  # the mount is about to end
         most = min(PARTS_AT_ONCE, self._limit.limit)
         now, is_read = trio.current_time(), self._cache.is_fetching()
@@ -277,8 +279,11 @@ class MultipartUploader:
                 self._in_flight += 1
                 upload.attempts += 1
                 attempt = upload.parts.begin(index, version.size)
-                self.nursery.start_soon(
-                    self._send, version, upload, attempt, name=f"part {index + 1} {upload.key}"
+                self._tasks.start_soon(
+                    "upload-part",
+                    *(self._send, version, upload, attempt),
+                    about=f"{index + 1} of {upload.key}",
+                    on_failed=partial(self._on_unexpected, version, upload),
                 )
                 if needs_digest:
                     return  # `_digest` pumps again once it has started
@@ -287,8 +292,7 @@ class MultipartUploader:
         """Pump again when the throttle allows another digest. While one runs, its end pumps anyway."""
         if not self._is_throttled and not self._digesting:
             self._is_throttled = True
-            assert self.nursery is not None
-            self.nursery.start_soon(self._resume_after_throttle, name="digest throttle")
+            self._tasks.keep({"upload-throttle": self._resume_after_throttle})
 
     async def _resume_after_throttle(self) -> None:
         await trio.sleep(self._throttle.delay(trio.current_time()))
@@ -300,19 +304,8 @@ class MultipartUploader:
 
         It reads the bytes twice: for the digests, and to send them. If the upload is not created yet, it only digests.
         """
-        etag = ""
         try:
-            found = await self._digest(version, upload, attempt)
-            if found is not None and upload.is_known:
-                send = partial(self._send_bytes, version, upload, attempt, found.md5)
-                etag = await self._send_request(version, upload, send)
-        except FusecacheError as exc:
-            # If the bytes changed, or went, during the attempt, that explains any failure: ignore it.
-            if upload.parts.is_current(attempt):
-                if isinstance(exc, NotAsSent):
-                    upload.parts.doubt(attempt)
-                self._on_failed(version, upload, exc)
-        try:
+            etag = await self._send_if_wanted(version, upload, attempt)
             if upload.parts.end(attempt, etag) and not upload.stopped.is_set():
                 version.record = replace(version.record, part_etags=upload.parts.etags())
                 version.upload.sent_bytes = upload.parts.held_bytes(version.size)
@@ -324,6 +317,23 @@ class MultipartUploader:
             upload.attempts -= 1
             upload.announce()
         self._pump()
+
+    async def _send_if_wanted(
+        self, version: FileVersion, upload: MultipartUpload, attempt: DigestAttempt
+    ) -> str:
+        """Digest and send a part; return its ETag, "" if that failed, or if it is not wanted now."""
+        try:
+            found = await self._digest(version, upload, attempt)
+            if found is not None and upload.is_known:
+                send = partial(self._send_bytes, version, upload, attempt, found.md5)
+                return await self._send_request(version, upload, send)
+        except FusecacheError as exc:
+            # If the bytes changed, or went, during the attempt, that explains any failure: ignore it.
+            if upload.parts.is_current(attempt):
+                if isinstance(exc, NotAsSent):
+                    upload.parts.doubt(attempt)
+                self._on_failed(version, upload, exc)
+        return ""
 
     async def _digest(
         self, version: FileVersion, upload: MultipartUpload, attempt: DigestAttempt
@@ -392,8 +402,13 @@ class MultipartUploader:
             upload.key, upload.failures, pause, error,
         )  # fmt: skip
         upload.quiet_until = now + pause
-        if self.nursery is not None:
-            self.nursery.start_soon(self._pump_at, upload.quiet_until, name=f"pause of {upload.key}")
+        self._tasks.keep({"upload-pause": partial(self._pump_at, upload.quiet_until)})
+
+    def _on_unexpected(self, version: FileVersion, upload: MultipartUpload, error: InternalError) -> None:
+        """A request failed unexpectedly: the upload ends, and starts again from its first part."""
+        self._fail(version, upload, error)
+        upload.announce()
+        self._pump()
 
     async def _pump_at(self, moment: float) -> None:
         await trio.sleep_until(moment)

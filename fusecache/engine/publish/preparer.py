@@ -7,6 +7,7 @@ without a task for each.
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import trio
 
@@ -19,8 +20,17 @@ from fusecache.engine.runtime.batcher import Batcher
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
+from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.index.journal import DropFile, PutFile
-from fusecache.model.errors import Damaged, FusecacheError, LocalDiskError, NoSpace, RemoteError, TooManyFiles
+from fusecache.model.errors import (
+    Damaged,
+    FusecacheError,
+    InternalError,
+    LocalDiskError,
+    NoSpace,
+    RemoteError,
+    TooManyFiles,
+)
 from fusecache.model.objects import MIB
 from fusecache.model.states import OWED, FileState
 from fusecache.policy.writeback.multipart import choose_part_bytes, part_extents
@@ -40,30 +50,32 @@ class Preparer:
     """Prepares file versions in the background, in the order in which they are given."""
 
     def __init__(
-        self, uploader: MultipartUploader, cache: BlockCache, journal: JournalWriter, offload: Offload
+        self,
+        uploader: MultipartUploader,
+        cache: BlockCache,
+        journal: JournalWriter,
+        offload: Offload,
+        tasks: TaskNursery,
     ) -> None:
+        self._tasks = tasks
         self._uploader = uploader
         self._cache = cache
         self._journal = journal
         self._offload = offload
-        self._nursery: trio.Nursery | None = None
         self._running = 0
         self._syncing = trio.CapacityLimiter(FILES_AT_ONCE)
         self._small = Batcher(
-            self._prepare_small, seconds=_BATCH_SECONDS, most=_BATCH_FILES, name="prepare small"
+            self._prepare_small,
+            tasks,
+            seconds=_BATCH_SECONDS,
+            most=_BATCH_FILES,
+            name="prepare-small",
+            on_failed=_on_small_failed,
         )
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own the preparations until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = self._uploader.nursery = nursery
-            nursery.start_soon(self._small.run, name="prepare small files")
-            task_status.started()
-            try:
-                await trio.sleep_forever()
-            finally:
-                # FUSE handlers still call this while the mount ends.
-                self._nursery = self._uploader.nursery = None
+    def start(self) -> None:
+        """Start to prepare small files in batches."""
+        self._tasks.keep({"prepare-batches": self._small.run})
 
     def begin(self, items: list[QueuedChange], is_settled: Callable[[FileVersion], bool]) -> None:
         """Start preparing the first unprepared file versions: settled ones, and large ones once sealed.
@@ -81,7 +93,7 @@ class Preparer:
     async def wait(self, version: FileVersion) -> None:
         """Return when the file version can be published. Raises what prevents it."""
         while version.state in OWED:
-            if self._nursery is None:
+            if not self._tasks.is_open:
                 await trio.sleep_forever()  # the mount is about to end, and cancels the caller
             prepared = version.upload.preparation
             if prepared is None or not is_prepared_or_failed_locally(version):
@@ -102,22 +114,26 @@ class Preparer:
     def dropped(self, version: FileVersion) -> None:
         """Clean up after obsolete content: parts, reservation, file."""
         self._stop(version)
-        if self._nursery is not None:
-            self._nursery.start_soon(self._discard, version, name=f"discard {version.record.key}")
+        if self._tasks.is_open:  # FUSE handlers still call this while the mount ends
+            self._tasks.start_soon("discard", self._discard, version, about=version.record.key)
 
     # ---- inside
 
     def _start(self, version: FileVersion) -> Preparation:
-        if self._nursery is None:
-            raise RuntimeError("the preparer is not running")
-        prepared = Preparation(trio.Event(), trio.CancelScope())
-        version.upload.preparation = prepared
+        before = version.upload.preparation
+        if before is not None and isinstance(before.failure, InternalError):
+            self._uploader.drop(version)  # its parts may be in any state
+        prepared = version.upload.preparation = Preparation(trio.Event(), trio.CancelScope())
         self._running += 1
         if _is_small(version):
             self._small.add((version, prepared))
         else:
-            name = f"prepare {version.record.key}"
-            self._nursery.start_soon(self._prepare, version, prepared, name=name)
+            self._tasks.start_soon(
+                "prepare",
+                *(self._prepare, version, prepared),
+                about=version.record.key,
+                on_failed=partial(setattr, prepared, "failure"),
+            )
         return prepared
 
     def _stop(self, version: FileVersion) -> None:
@@ -145,13 +161,20 @@ class Preparer:
             self._running -= 1
             prepared.done.set()
 
-    async def _finish(self, version: FileVersion) -> RemoteError | Damaged | None:
+    async def _finish(self, version: FileVersion) -> FusecacheError | None:
         """Return the upload's error, and do not raise it: the concurrent sync to the local disk must finish."""
         try:
             await self._uploader.finish(version)
-        except (RemoteError, Damaged) as exc:
+        except (RemoteError, Damaged, InternalError) as exc:
             return exc
+        except FusecacheError:
+            raise
+        except Exception as exc:  # noqa: BLE001  # recorded
+            return self._record("prepare", exc, version)
         return None
+
+    def _record(self, task: str, error: Exception, version: FileVersion) -> InternalError:
+        return self._tasks.supervisor.record(task, error, version.record.key)
 
     async def _prepare_small(self, batch: list[tuple[FileVersion, Preparation]]) -> None:
         try:
@@ -167,18 +190,24 @@ class Preparer:
                 return
             async with self._syncing:
                 found = await self._offload.disk(sync_all, [each.file for each, _ in unsynced])
-            for (version, prepared), checksums in zip(unsynced, found, strict=True):
-                try:
-                    if isinstance(checksums, FusecacheError):
-                        raise checksums
-                    if not prepared.scope.cancel_called:
-                        self._on_synced(version, checksums)
-                except FusecacheError as exc:
-                    prepared.failure = exc
+            self._on_small_synced(list(zip(unsynced, found, strict=True)))
         finally:
             for _, prepared in batch:
                 self._running -= 1
                 prepared.done.set()
+
+    def _on_small_synced(
+        self, files: list[tuple[tuple[FileVersion, Preparation], bytes | Exception]]
+    ) -> None:
+        # Errors first: the kernel reports them once, and what follows may fail.
+        for (version, prepared), result in files:
+            if isinstance(result, FusecacheError):
+                prepared.failure = result
+            elif isinstance(result, Exception):
+                prepared.failure = self._record("prepare-small", result, version)
+        for (version, prepared), result in files:
+            if isinstance(result, bytes) and not prepared.scope.cancel_called:
+                self._on_synced(version, result)
 
     async def _sync(self, version: FileVersion, prepared: Preparation) -> None:
         """Sync the bytes to the disk, and journal their checksum."""
@@ -239,10 +268,18 @@ def is_prepared_or_failed_locally(version: FileVersion) -> bool:
     """Return whether a file version needs no preparation, or must get no second one.
 
     A request that failed may be sent again, and a file be opened again. A local fsync that failed must not be retried:
-    the kernel marks the pages that it lost as clean, and the next fsync succeeds (fsync(2)).
+    the kernel marks the pages that it lost as clean, and the next fsync succeeds (fsync(2)). An InternalError is none.
     """
     prepared = version.upload.preparation
-    return prepared is not None and not isinstance(prepared.failure, (RemoteError, TooManyFiles))
+    again = (RemoteError, TooManyFiles, InternalError)
+    return prepared is not None and not isinstance(prepared.failure, again)
+
+
+def _on_small_failed(batch: list[tuple[FileVersion, Preparation]], error: InternalError) -> None:
+    """Fail the preparations that did not come to their end."""
+    for version, prepared in batch:
+        if not version.record.synced:
+            prepared.failure = prepared.failure or error
 
 
 def _is_small(version: FileVersion) -> bool:

@@ -9,12 +9,15 @@ Invariants:
    reported. It holds back nothing but commit markers, and deletes behind them (`commit_markers.py`).
 3. After a lost answer the bucket decides: a request took effect if the object there carries our uuid in its metadata.
 4. A change in state PUBLISHING cannot be revoked: later changes of the same name are queued behind it.
+5. After an unexpected exception, a bug, a change keeps its place in the order and is retried a few times. If that does
+   not help, it is rejected like a change that the bucket rejects: it must not hold back all others.
 """
 
 import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import trio
@@ -34,15 +37,16 @@ from fusecache.engine.publish.rejections import Rejections
 from fusecache.engine.publish.results import PublishResults
 from fusecache.engine.publish.retirement import Retirement
 from fusecache.engine.publish.schedule import Failures, PublishSchedule, is_light
-from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
+from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import PutFile
 from fusecache.model.errors import (
     TRANSIENT,
     FusecacheError,
+    InternalError,
     NoSpace,
     ObjectChanged,
     ObjectMissing,
@@ -71,8 +75,8 @@ _POLL_SECONDS = 1.0
 # ObjectMissing: another client removed the object during the request, and the retry looks again. NoSpace: the bytes
 # of a closed file could not be synced, for lack of space on the disk. TooManyFiles: it could not be opened.
 _RETRIED = (*TRANSIENT, ObjectMissing, NoSpace, TooManyFiles)
-# Maximum retries after InvalidPart, per file.
-_INVALID_PART_RETRIES = 4
+# Maximum retries per change after InvalidPart, or after an unexpected exception.
+_RESTARTS_MAX = 4
 
 
 class Publisher:
@@ -90,6 +94,7 @@ class Publisher:
         bucket_writer: BucketWriter,
         offload: Offload,
         limit: RequestLimit,
+        tasks: TaskNursery,
         *,
         settle_seconds: float,
         temp_names: tuple[str, ...] = (),
@@ -101,6 +106,7 @@ class Publisher:
 
         last_wins: replace a version that another client wrote concurrently.
         """
+        self._tasks = tasks
         self._states = write.states
         self._queue = queue
         self._journal = journal
@@ -113,7 +119,7 @@ class Publisher:
             queue, settle_seconds=settle_seconds, temp_names=temp_names, delete_delay=delete_delay
         )
         self._ahead = PrepareAhead(preparer, self._schedule)
-        self._retirement = Retirement(cache, journal, offload)
+        self._retirement = Retirement(cache, journal, offload, tasks)
         self._rejections = Rejections(tree, lookup, write, queue, journal, preparer, listener)
         self._results = PublishResults(
             tree, lookup, write, queue, journal, self._retirement, self._rejections, listener
@@ -240,13 +246,16 @@ class Publisher:
 
     # ---- the loop
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Publish until cancelled."""
-        task_status.started()
-        with unwrap_single_error():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._retirement.run, name="retire stored files")
-                await self._dispatch(nursery)
+    def start(self) -> None:
+        """Start to publish."""
+        self._tasks.keep({"retire": self._retirement.run, "publish": self._run})
+
+    async def _run(self) -> None:
+        try:
+            await self._dispatch()
+        except Exception:
+            self._schedule.rebuild(self._in_flight, trio.current_time())
+            raise
 
     async def _wait_for_journal(self) -> None:
         """Publish nothing while the journal cannot be written, and let callers of `wait_progress` know."""
@@ -256,7 +265,7 @@ class Publisher:
             if self._journal.refusal is not None:
                 self._announce()
 
-    async def _dispatch(self, nursery: trio.Nursery) -> None:
+    async def _dispatch(self) -> None:
         while True:
             self._wake = trio.Event()
             await self._wait_for_journal()
@@ -267,7 +276,12 @@ class Publisher:
                     continue  # queued again during its attempt (rename, conflict): due again when that attempt ends
                 failed = self._schedule.failures_of(item) > 0
                 self._in_flight.begin(item, light=is_light(item), failed=failed)
-                nursery.start_soon(self._publish, item, name=f"publish {item.changed_keys()[-1]}")
+                self._tasks.start_soon(
+                    "publish-change",
+                    *(self._publish, item),
+                    about=item.changed_keys()[-1],
+                    on_failed=partial(self._on_failed, item),
+                )
             if len(self._queue):
                 deadline = self._schedule.next_time()
                 if self._failing.outage.is_on:
@@ -343,20 +357,29 @@ class Publisher:
             await self._attempt(item)
         except _RETRIED as exc:
             self._retry_later(item, exc)
-        except Exception as exc:
-            if isinstance(exc, PartsRefused) and self._is_restarted(item, exc):
-                return
-            if not isinstance(exc, FusecacheError):
-                # A bug of ours must not block all other changes.
-                log.exception("unexpected failure key=%s", item.changed_keys()[-1])
-            if self._last_wins and isinstance(exc, ObjectChanged) and isinstance(item, FileVersion):
-                await self._replace_remote(item)
-            elif item in self._queue:
-                await self._rejections.handle_error(item, exc)
+        except FusecacheError as exc:
+            await self._resolve(item, exc)
+        except Exception as exc:  # noqa: BLE001  # recorded
+            about = item.changed_keys()[-1]
+            await self._resolve(item, self._tasks.supervisor.record("publish-change", exc, about))
         finally:
             self._in_flight.end(item)
             self._schedule.requeue(item, trio.current_time())
             self.wake()
+
+    async def _resolve(self, item: QueuedChange, error: FusecacheError) -> None:
+        """An attempt failed in a way that time alone does not fix."""
+        if isinstance(error, (PartsRefused, InternalError)) and self._is_restarted(item, error):
+            return
+        if self._last_wins and isinstance(error, ObjectChanged) and isinstance(item, FileVersion):
+            await self._replace_remote(item)
+        elif item in self._queue:
+            await self._rejections.handle_error(item, error)
+
+    def _on_failed(self, item: QueuedChange, error: InternalError) -> None:
+        """Even the handling of a failed attempt failed unexpectedly: retry the change later."""
+        self._retry_later(item, error)
+        self._schedule.rebuild(self._in_flight, trio.current_time())
 
     def _retry_later(self, item: QueuedChange, error: FusecacheError) -> None:
         """An attempt failed: retry the change after a back-off."""
@@ -373,12 +396,12 @@ class Publisher:
             item.changed_keys()[-1], failures.count, pause, error,
         )  # fmt: skip
 
-    def _is_restarted(self, item: QueuedChange, error: PartsRefused) -> bool:
-        """The bucket rejected the parts that it holds (InvalidPart): return whether they are sent again."""
+    def _is_restarted(self, item: QueuedChange, error: FusecacheError) -> bool:
+        """Return whether the change is prepared again from the start, after InvalidPart or an unexpected exception."""
         if item not in self._queue:
             return True
         failures = self._schedule.on_failed(item, trio.current_time())
-        if failures.restarts >= _INVALID_PART_RETRIES:
+        if failures.restarts >= _RESTARTS_MAX:
             return False
         failures.restarts += 1
         if isinstance(item, FileVersion):

@@ -23,7 +23,7 @@ from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropOperation, PutFile, PutOperation
-from fusecache.model.errors import FusecacheError, ObjectChanged, Refused, UploadLost
+from fusecache.model.errors import FusecacheError, ObjectChanged, UploadLost
 from fusecache.model.names import KEY_BYTES_MAX, NAME_BYTES_MAX
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import ANOTHERS, OperationKind
@@ -99,7 +99,7 @@ class Rejections:
                 changes += self.commit_markers.on_resolved(item)
         return changes
 
-    async def handle_error(self, item: QueuedChange, error: Exception) -> None:
+    async def handle_error(self, item: QueuedChange, error: FusecacheError) -> None:
         """Handle an error that no retry fixes: restart a lost upload, resolve a conflict, or reject the change."""
         if isinstance(error, UploadLost):
             if isinstance(item, FileVersion):
@@ -107,10 +107,8 @@ class Rejections:
                 self._preparer.restart(item)
         elif isinstance(error, ObjectChanged):
             await self._conflict(item, error)
-        elif isinstance(error, FusecacheError):
-            await self._reject(item, error)
         else:
-            await self._reject(item, Refused(f"{item.changed_keys()[-1]}: {error!r}"))
+            await self._reject(item, error)
 
     async def replace_remote(self, item: FileVersion, etag: str | None) -> None:
         """Make the remote version the base, so that the next attempt replaces it. etag None: it was removed."""

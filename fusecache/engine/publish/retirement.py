@@ -15,6 +15,7 @@ from fusecache.engine.namespace.nodes import FileVersion
 from fusecache.engine.runtime.batcher import Batcher
 from fusecache.engine.runtime.journal_writer import CommitTicket, JournalWriter
 from fusecache.engine.runtime.offload import Offload
+from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.index.journal import DropFile
 from fusecache.model.errors import FusecacheError
 from fusecache.model.objects import MIB, ObjectInfo
@@ -31,17 +32,20 @@ _SMALL_BYTES = MIB
 class Retirement:
     """Hands over stored file versions, many in one thread call."""
 
-    def __init__(self, cache: BlockCache, journal: JournalWriter, offload: Offload) -> None:
+    def __init__(
+        self, cache: BlockCache, journal: JournalWriter, offload: Offload, tasks: TaskNursery
+    ) -> None:
         self._cache = cache
         self._journal = journal
         self._offload = offload
-        self._batches = Batcher(self._retire, seconds=_BATCH_SECONDS, most=_BATCH_FILES, name="retire")
+        self._batches = Batcher(self._retire, tasks, seconds=_BATCH_SECONDS, most=_BATCH_FILES, name="retire")
         self._pending = 0
         self._has_ended = False
         self._ended = trio.Event()
 
     async def run(self) -> None:
         """Hand over until cancelled; the next mount deletes staging files that are left then."""
+        self._has_ended, self._ended = False, trio.Event()
         try:
             await self._batches.run()
         finally:

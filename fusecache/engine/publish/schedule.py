@@ -6,7 +6,7 @@ A change moves through these sets: deferred (not for now, whatever the order) ->
 in the order, but not yet) -> ready.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -165,6 +165,16 @@ class PublishSchedule:
         if is_draining:
             self._deferred = [(now, tie, item) for _, tie, item in self._deferred]
             heapify(self._deferred)
+
+    def rebuild(self, in_flight: Container[QueuedChange], now: float) -> None:
+        """Hand out all changes again that are not in flight: after a failure, some may be in none of the sets."""
+        items = [item for item in self._queue.items() if item not in in_flight]
+        self._deferred = [(now, next(self._ties), item) for item in items]
+        self._not_due.clear()
+        for heap in self._ready.values():
+            heap.clear()
+        for item in items:
+            self._queue.order.give_back(item.sequence)
 
     # ---- what is due
 

@@ -39,7 +39,7 @@ class OfflineCache:
             self._state.__exit__(None, None, None)
             raise
         self._staging = StagingDirectory(directory)
-        self._prefix = self._state.identity.partition("s3://")[2].partition("/")[2]
+        self._prefix = self._state.identity.partition(" ")[2].partition("://")[2].partition("/")[2]
 
     def __enter__(self) -> Self:
         return self

@@ -7,6 +7,9 @@ A failed commit is retried with back-off until it succeeds, with all that was su
 waits. Calls of programs wait for ANSWER_SECONDS, then get the error; from then on `check_writable` refuses new ones. A
 call that got the error may still take effect: its change is kept, as memory already shows it.
 
+The same holds for an unexpected exception, after which the batch may be on disk or not: it is committed again, as each
+row is written or removed by its own key.
+
 Invariants:
 1. Changes reach the disk in the order in which they were submitted, each once its predecessors are there.
 2. No change is dropped while the daemon runs: memory and disk agree after the next successful commit.
@@ -18,6 +21,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from fusecache.engine.runtime.offload import Offload
+from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.index.journal import Change, Journal
 from fusecache.model.errors import FusecacheError, JournalMapFull, NoSpace, ReadOnly
 
@@ -41,10 +45,13 @@ _RETRY_SECONDS_MAX = 2.0
 class JournalWriter:
     """Gives out numbers (file versions, sequences), and makes journal changes durable."""
 
-    def __init__(self, journal: Journal, offload: Offload, *, highest_in_use: int = 0) -> None:
+    def __init__(
+        self, journal: Journal, offload: Offload, supervisor: Supervisor, *, highest_in_use: int = 0
+    ) -> None:
         """highest_in_use: highest number of a staging file, whose row may be missing; no number is given out twice."""
         self.journal = journal
         self._offload = offload
+        self._supervisor = supervisor
         self._highest = max(journal.highest_number(), highest_in_use)
         self._committing = False
         self._is_awaited = False  # whether a caller waits for a change in `_waiting`
@@ -120,6 +127,7 @@ class JournalWriter:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Commit batches until cancelled, then commit the rest."""
         task_status.started()
+        self._wake.set()  # a failed run may have left changes
         try:
             while True:
                 with self._nap:
@@ -149,10 +157,11 @@ class JournalWriter:
         try:
             with trio.CancelScope(shield=True):  # a cancelled commit must not lose its batch
                 await self._apply(changes)
-        except FusecacheError as exc:
+        except Exception as exc:  # noqa: BLE001  # recorded
             self._waiting = batch + self._waiting
             self._is_awaited = True
-            self._on_failed(exc)
+            error = exc if isinstance(exc, FusecacheError) else self._supervisor.record("journal", exc)
+            self._on_failed(error)
             return False
         finally:
             self._committing = False

@@ -63,6 +63,11 @@ class SharedRequest:
         self.done = True
         self.announce()
 
+    def fail(self, error: FusecacheError) -> None:
+        """End without an answer."""
+        self.failure = error
+        self.end()
+
     async def wait(self) -> None:
         """Return at the next announcement; check `done` first."""
         await self._event.wait()

@@ -14,11 +14,13 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
 
 import trio
 
 from fusecache.disk.direct_reads import REFUSED, DirectReads
+from fusecache.engine.runtime.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +76,14 @@ class Offload(Protocol):
 class ThreadOffload:
     """The production Offload: trio's worker threads, with one limiter per kind of work."""
 
-    def __init__(self, *, network_threads: int, upload_threads: int, publish_threads: int = 4) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        *,
+        network_threads: int,
+        upload_threads: int,
+        publish_threads: int = 4,
+    ) -> None:
         self._network = trio.CapacityLimiter(network_threads)
         self._upload = trio.CapacityLimiter(upload_threads)
         self._publish = trio.CapacityLimiter(publish_threads)
@@ -88,7 +97,7 @@ class ThreadOffload:
         self._reads: set[trio.CancelScope] = set()
         self._writes: set[trio.CancelScope] = set()
         self._reads_end = self._writes_end = False
-        self._direct = _DirectReader()
+        self._direct = _DirectReader(supervisor)
 
     async def network(self, call: Callable[..., T], *args: object) -> T:
         """Run a request that reads bytes from the bucket."""
@@ -188,7 +197,8 @@ class _DirectRead:
 class _DirectReader:
     """Reads by the kernel's asynchronous I/O. It is set up by the first read, and closed with the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
         self._reads: DirectReads | None = None
         self._is_tried = False
 
@@ -217,17 +227,21 @@ class _DirectReader:
         self._is_tried = True
         self._reads = DirectReads(_DIRECT_READS)
         # The loop ends system tasks after all others: no task waits for a read then.
-        trio.lowlevel.spawn_system_task(self._wake, self._reads, name="direct-reads")
+        trio.lowlevel.spawn_system_task(self._own, self._reads, name="direct-reads")
 
-    async def _wake(self, reads: DirectReads) -> None:
-        """Wake tasks whose reads have ended."""
+    async def _own(self, reads: DirectReads) -> None:
         try:
-            while True:
-                await trio.lowlevel.wait_readable(reads.events)
-                for read, result in reads.ended():
-                    assert isinstance(read, _DirectRead)
-                    read.result = result
-                    trio.lowlevel.reschedule(read.task)
+            await self._supervisor.run("direct-reads", partial(_wake, reads))
         finally:
             self._reads = None
             reads.close()
+
+
+async def _wake(reads: DirectReads) -> None:
+    """Wake tasks whose reads have ended."""
+    while True:
+        for read, result in reads.ended():
+            assert isinstance(read, _DirectRead)
+            read.result = result
+            trio.lowlevel.reschedule(read.task)
+        await trio.lowlevel.wait_readable(reads.events)

@@ -1,22 +1,31 @@
-"""Supervises background tasks: an unexpected exception of one must not end the mount.
+"""Runs the mount's background tasks: an unexpected exception of one must not end the mount.
 
-The exception is logged with its traceback and counted, and the task starts again after a back-off. Supervise only a
-task that may start again at any point: all that it needs is in its owner's state, not in its local variables.
-Not here: publishing, whose own rule is in `engine/publish/publisher.py`, and the FUSE session, which cannot start
-again.
+The exception is logged with its traceback and counted. Then there are two kinds of tasks:
+- A *service* runs as long as the mount: it starts again after a back-off. All that it needs is in its owner's state,
+  not in its local variables.
+- A *child task* does one thing that callers wait for: they get an InternalError.
+
+Not here: the FUSE session, which cannot start again.
 """
 
 import logging
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import trio
 
+from fusecache.model.errors import InternalError
 from fusecache.policy.backoff import LONGEST_SECONDS, backoff_seconds
 
 log = logging.getLogger(__name__)
+
+# A bug that each read runs into must not fill the disk: a task's failures are all counted, and so many a minute logged.
+_LOGGED_PER_MINUTE = 10
+# An exception's text may hold all objects that it names.
+_ERROR_CHARACTERS = 300
 
 
 class Service(Protocol):
@@ -29,41 +38,62 @@ class Service(Protocol):
 
 @dataclass(slots=True)
 class FailedTask:
-    """How often a task failed, and its last error."""
+    """How often a task failed, and its last error. minute: when the failures `in_minute` began, in loop time."""
 
     failures: int = 0
     last_error: str = ""
+    minute: float = float("-inf")
+    in_minute: int = 0
+
+    def count(self, error: str, now: float) -> bool:
+        """Count a failure; return whether to log it."""
+        self.failures, self.last_error = self.failures + 1, error
+        if now >= self.minute + 60:
+            self.minute, self.in_minute = now, 0
+        self.in_minute += 1
+        return self.in_minute <= _LOGGED_PER_MINUTE
 
 
 class Supervisor:
-    """Runs background tasks, and restarts each after a failure."""
+    """Runs background tasks, and records each failure. One per mount."""
 
     def __init__(self) -> None:
         self._failed: dict[str, FailedTask] = {}
 
     def statistics(self) -> dict[str, dict[str, Any]]:
         """Return `failures` and `last_error` of every task that has failed, by name."""
-        return {name: asdict(task) for name, task in self._failed.items()}
+        return {
+            name: {"failures": task.failures, "last_error": task.last_error}
+            for name, task in self._failed.items()
+        }
 
-    def record(self, name: str, error: BaseException) -> None:
-        """Log and count a failure."""
+    def record(self, name: str, error: BaseException, about: str = "") -> InternalError:
+        """Log and count a failure; return the error for callers that wait for the task.
+
+        name: one of few, as `status` lists them. about: what the task worked on, such as a key.
+        """
         while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
             error = error.exceptions[0]
         failed = self._failed.setdefault(name, FailedTask())
-        failed.failures += 1
-        failed.last_error = repr(error)
-        log.error(
-            "background task failed unexpectedly task=%s failures=%d", name, failed.failures, exc_info=error
+        what, text = f"{name} {about}".rstrip(), repr(error)[:_ERROR_CHARACTERS]
+        if failed.count(text, trio.current_time()):
+            log.error(
+                "background task failed unexpectedly task=%s failures=%d",
+                *(what, failed.failures),
+                exc_info=error,
+            )
+        return InternalError(
+            f"{what}: unexpected error in the daemon: {text}; please report it with the traceback in the log"
         )
 
-    async def run(self, name: str, task: Callable[[], Awaitable[object]]) -> None:
-        """Run a task until it returns or is cancelled; restart it whenever it raises an Exception."""
+    async def run(self, name: str, service: Callable[[], Awaitable[object]]) -> None:
+        """Run a service until it returns or is cancelled; restart it whenever it raises an Exception."""
         attempt = 0
         while True:
             began = trio.current_time()
             failure: BaseException | None = None
             try:
-                await task()
+                await service()
             except* Exception as group:  # noqa: BLE001  # that is its purpose
                 failure = group
                 self.record(name, group)
@@ -91,6 +121,73 @@ class Supervisor:
         await self.run(name, attempt)
         if early is not None:
             raise early
+
+    async def guard(
+        self,
+        name: str,
+        task: Callable[..., Awaitable[object]],
+        *args: object,
+        about: str = "",
+        on_failed: Callable[[InternalError], object] | None = None,
+    ) -> None:
+        """Run a child task once. If it raises an Exception, `on_failed` gets the error for its waiters.
+
+        It is called before any other task runs. So what the task did in its `finally` blocks, such as waking its
+        waiters, has no effect before it.
+        """
+        try:
+            await task(*args)
+        except* Exception as group:  # noqa: BLE001  # that is its purpose
+            error = self.record(name, group, about)
+            try:
+                if on_failed is not None:
+                    on_failed(error)
+            except Exception as exc:  # noqa: BLE001
+                self.record(name, exc, about)
+
+
+class TaskNursery:
+    """The tasks of some parts of the engine, which end together. One that fails ends no other.
+
+    is_open: whether the parts may begin new work; False once the mount ends.
+    """
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+        self.is_open = False
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Own the tasks until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            self.is_open = True
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self.is_open = False
+
+    def keep(self, services: Mapping[str, Callable[[], Awaitable[object]]]) -> None:
+        """Start services by name, as `Supervisor.run` does."""
+        for name, service in services.items():
+            self._opened().start_soon(self.supervisor.run, name, service, name=name)
+
+    def start_soon(
+        self,
+        name: str,
+        task: Callable[..., Awaitable[object]],
+        *args: object,
+        about: str = "",
+        on_failed: Callable[[InternalError], object] | None = None,
+    ) -> None:
+        """Start a child task, as `Supervisor.guard` runs it."""
+        guarded = partial(self.supervisor.guard, name, task, *args, about=about, on_failed=on_failed)
+        self._opened().start_soon(guarded, name=f"{name} {about}".rstrip())
+
+    def _opened(self) -> trio.Nursery:
+        if self._nursery is None:
+            raise RuntimeError("tasks cannot start before `TaskNursery.run`")
+        return self._nursery
 
 
 class _Start(trio.TaskStatus[None]):

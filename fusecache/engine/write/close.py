@@ -22,7 +22,7 @@ from fusecache.engine.write.disposal import VersionDisposal
 from fusecache.engine.write.local_only import LocalOnly
 from fusecache.engine.write.staging_space import StagingSpace
 from fusecache.engine.write.version_states import VersionStates
-from fusecache.model.errors import FusecacheError
+from fusecache.model.errors import FusecacheError, InternalError
 from fusecache.model.states import FileState
 
 
@@ -78,10 +78,12 @@ class CloseProtocol:
         try:
             with version.use.reading():
                 await self._sync(version)
-        except FusecacheError as exc:
+        except Exception as exc:
             # The kernel reports a failed sync only once, and later reads may return other bytes than were written.
+            # After an unexpected exception it may have failed, too.
             if version.is_mutable:
-                self._states.fail(version, exc)
+                error = exc if isinstance(exc, FusecacheError) else InternalError(f"fsync failed: {exc!r}")
+                self._states.fail(version, error)
             raise
         await ticket.wait()
 

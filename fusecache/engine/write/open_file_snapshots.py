@@ -51,9 +51,8 @@ class OpenFileSnapshots:
         """A file has changes that no durable close covers: watch it."""
         self._wake.set()
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self) -> None:
         """Publish open files that are due, until cancelled."""
-        task_status.started()
         while True:
             self._wake = trio.Event()
             now = trio.current_time()

@@ -17,6 +17,7 @@ from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
 
 # The oldest delete moves to the end of the queue at most this often, so it comes at last, whatever else is written.
+# After that, what it waits for keeps its sequence (`blocks_a_fixed_delete`).
 _DELAYS_MAX = 16
 
 
@@ -37,11 +38,34 @@ class CheckpointRotation:
         self._requeue = requeue
 
     def blocks_a_delete(self, item: QueuedChange) -> bool:
-        """Return whether an item that is removed must be published regardless: the oldest delete waits for it."""
+        """Return whether an item that is removed must be published regardless.
+
+        That is so if the oldest delete waits for it, or a delete that cannot wait for newer content instead.
+        """
         is_whole = item.state is FileState.SEALED if isinstance(item, FileVersion) else _is_symlink(item)
-        if not is_whole or not self._queue.rotation.blocks_a_delete(item.sequence):
+        if not is_whole or self._queue.is_deferred(item):
             return False
-        return not self._queue.is_deferred(item)
+        if not self._queue.rotation.deletes_blocked_by(item.sequence):
+            return False
+        oldest_waits = self._queue.rotation.blocks_a_delete(item.sequence)
+        return oldest_waits or self.blocks_a_fixed_delete(item, self.newest_fixed_delete())
+
+    def newest_fixed_delete(self) -> int:
+        """Return the sequence of the newest delete that must not move back; 0 if all may. It looks at each delete."""
+        for number in self._queue.rotation.removals_newest_first():
+            removal = self._queue.get(number)
+            if isinstance(removal, Operation) and not self._may_move_back(removal):
+                return number
+        return 0
+
+    def blocks_a_fixed_delete(self, item: QueuedChange, newest_fixed: int) -> bool:
+        """Return whether a delete that must not move back waits for an item: the item must keep its sequence.
+
+        newest_fixed: `newest_fixed_delete`, of which one call serves many items.
+        """
+        if item.sequence > newest_fixed or self._queue.is_deferred(item):
+            return False  # no such delete waits for it
+        return bool(self._queue.rotation.deletes_blocked_by(item.sequence))
 
     def on_gone(self, sequence: int, key: str) -> list[Change]:
         """After an item was dropped, drop queued commit markers that may name it, and move deletes that waited for it.

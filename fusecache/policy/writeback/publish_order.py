@@ -204,7 +204,7 @@ class PublishOrder:
         self._writes = SequenceBarrier()
         self._failing: set[int] = set()
         # REMOVALs that wait for an older write (rule 3) and are not delayed: they hold others back.
-        self._holding: list[int] = []
+        self._holding: set[int] = set()
         # Changes that may be free; `next_free` checks them.
         self._candidates: list[int] = []
 
@@ -244,6 +244,7 @@ class PublishOrder:
     def remove(self, sequence: int) -> None:
         """Remove a change that was published, or is no longer wanted."""
         entry = self._entries.pop(sequence)
+        self._holding.discard(sequence)
         self._leave(entry)
         for name in entry.names:
             queued = self._names[name]
@@ -370,7 +371,7 @@ class PublishOrder:
             if barrier.lowest in self._failing:
                 self._delay(entry)
             else:
-                self._holding.append(entry.change.sequence)
+                self._holding.add(entry.change.sequence)
         barrier.wait(entry.change.sequence, self._entries, len(self._entries))
 
     def _join(self, entry: _Entry) -> None:

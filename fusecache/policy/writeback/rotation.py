@@ -14,6 +14,7 @@ the mount, so all of these count.
 """
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
 
 from fusecache.model.names import parent_path
 from fusecache.policy.writeback.publish_order import SequenceBarrier
@@ -70,6 +71,10 @@ class Rotation:
         """Return the deletes that wait for a write; none if they already wait for every write since then."""
         removals = self._removals[bisect_right(self._removals, sequence) :]
         return removals if removals and removals[0] < -self._writes.lowest else []
+
+    def removals_newest_first(self) -> Iterator[int]:
+        """Return all queued deletes."""
+        return reversed(self._removals)
 
     def is_oldest_removal(self, sequence: int) -> bool:
         """Return whether a delete is the oldest of all."""

@@ -21,6 +21,8 @@ from fusecache.remote.protocol.signing import UNSIGNED, SigningKeys
 
 # Bodies up to this size are read, hashed and sent in one call each. For larger ones the extra copy costs more.
 SMALL_BYTES = 64 * KIB
+# Azure answers 201 to a PUT, and 202 to a DELETE.
+SUCCESS = (200, 201, 202, 204)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,14 @@ class DirectPuts:
         self._http = http
 
     def put(self, put: PutRequest, stream: SliceBody, keys: SigningKeys | None) -> str:
-        """Store an object or a part; return its ETag.
+        """Store an object or a part; return its ETag. Raises what `send` does."""
+        etag = bare_etag(self.send(put, stream, keys).get("etag", ""))
+        if not etag:
+            raise Unavailable(f"{put.what}: the response has no ETag")
+        return etag
+
+    def send(self, put: PutRequest, stream: SliceBody, keys: SigningKeys | None) -> dict[str, str]:
+        """Send a body; return the headers of the response.
 
         Raises RedirectedRequest, LocalDiskError, and the error of the response. After Unavailable the object may be
         stored or not.
@@ -65,13 +74,9 @@ class DirectPuts:
         }
         head = self._http.request("PUT", put.key, headers, keys, query=put.query, payload=UNSIGNED)
         try:
-            answer = self._http.lend(put.what, partial(self._ask, put.what, head + body, file))
+            return self._http.lend(put.what, partial(self._ask, put.what, head + body, file))
         except ShortFile as exc:
             raise LocalDiskError(f"{stream.path}: {exc}: it was truncated during the upload") from exc
-        etag = bare_etag(answer.get("etag", ""))
-        if not etag:
-            raise Unavailable(f"{put.what}: the response has no ETag")
-        return etag
 
     def delete(self, what: str, key: str, keys: SigningKeys | None) -> None:
         """Delete an object. Raises RedirectedRequest, and the error of the response."""
@@ -86,7 +91,7 @@ class DirectPuts:
         """Exchange a request; return the headers of a response whose body does not matter."""
         head, rest = connection.exchange(request, file)
         status, headers = parse_head(head)
-        if status not in (200, 204):
+        if status not in SUCCESS:
             raise error_of(what, connection, head, rest, self._http.read_timeout)
         is_empty = status == 204 or headers.get("content-length") == "0"
         connection.is_clean = is_empty and not rest and headers.get("connection", "").lower() != "close"

@@ -172,6 +172,9 @@ class SignedHttp:
             signed = self._signer.headers(
                 path, headers, keys, time.time(), method=method, query=query, payload=payload
             )
+        return self._head(method, path, query, signed)
+
+    def _head(self, method: str, path: str, query: str, signed: Mapping[str, str]) -> bytes:
         lines = "".join([f"{name}: {value}\r\n" for name, value in signed.items()])
         # Not signed: a proxy may rewrite these two.
         lines += f"accept-encoding: identity\r\nuser-agent: {self._template.user_agent}\r\n"
@@ -245,14 +248,32 @@ class _Replay(io.RawIOBase):
         return io.BufferedReader(self)
 
 
+def response_of(
+    connection: Connection, head: bytes, rest: bytes, seconds: float, method: str = "GET"
+) -> http.client.HTTPResponse:
+    """Return a response to be read, whatever its framing, for at most `seconds`. head, rest: received already."""
+    replay = _Replay(head + END_OF_HEAD + rest, connection, seconds)
+    answer = http.client.HTTPResponse(replay, method=method)  # type: ignore[arg-type]
+    answer.begin()
+    return answer
+
+
 def error_of(
     what: str, connection: Connection, head: bytes, rest: bytes, seconds: float
 ) -> RemoteError | RedirectedRequest:
     """Read an error response to its end, whatever its framing, for at most `seconds`; return the error."""
-    answer = http.client.HTTPResponse(_Replay(head + END_OF_HEAD + rest, connection, seconds))  # type: ignore[arg-type]
-    answer.begin()
-    text = answer.read(ERROR_BYTES).decode("utf-8", "replace")
-    code, message = _element("Code", text), _element("Message", text)
+    answer = response_of(connection, head, rest, seconds)
+    return error_of_body(what, answer, answer.read(ERROR_BYTES))
+
+
+def error_of_body(
+    what: str, answer: http.client.HTTPResponse, body: bytes
+) -> RemoteError | RedirectedRequest:
+    """Return the error of a response whose body was read."""
+    text = body.decode("utf-8", "replace")
+    # Azure names the error of a response without a body in a header.
+    code = xml_element("Code", text) or answer.getheader("x-ms-error-code", "")
+    message = xml_element("Message", text).partition("\n")[0]
     if 300 <= answer.status < 400 or code == "AuthorizationHeaderMalformed":
         return RedirectedRequest(f"{what}: {answer.status} {code}")
     return error_of_response(
@@ -261,10 +282,11 @@ def error_of(
         status=answer.status,
         message=message if code else answer.reason,
         retry_after_seconds=retry_after_seconds(answer.getheader("retry-after")),
-        storage_class=_element("StorageClass", text),
+        storage_class=xml_element("StorageClass", text),
     )
 
 
-def _element(name: str, text: str) -> str:
+def xml_element(name: str, text: str) -> str:
+    """Return the text of the first element of that name in a short XML document; "" if it has none."""
     match = re.search(rf"<{name}>([^<]*)</{name}>", text)
     return html.unescape(match[1]) if match else ""

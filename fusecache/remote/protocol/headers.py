@@ -1,11 +1,12 @@
 """Helpers for S3 headers: ETags, preconditions, and botocore event handlers for headers that boto3 cannot set."""
 
+import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from fusecache.remote.store import Condition
+from fusecache.remote.store import Condition, ObjectContent
 
 # Pseudo parameter that carries a copy's precondition from the call to the botocore events that add the headers.
 HEADERS_PARAMETER = "FusecacheHeaders"
@@ -25,6 +26,21 @@ def multipart_etag(part_etags: Sequence[str]) -> str:
     """Return the ETag that S3 computes for an object of these parts: the MD5 of their MD5s, then their number."""
     digests = b"".join(bytes.fromhex(etag) for etag in part_etags)
     return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(part_etags)}"
+
+
+def object_content(answer: Mapping[str, Any]) -> ObjectContent:
+    """Return what boto3's response to a HEAD says about an object's content. Raises KeyError if a field is missing.
+
+    A checksum of the parts' checksums (COMPOSITE, or with a part count behind a hyphen) depends on how they were cut.
+    """
+    is_full = answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
+    checksums = {
+        name: value
+        for name, value in answer.items()
+        if is_full and name.startswith("Checksum") and name != "ChecksumType" and "-" not in value
+    }
+    etag, modified = bare_etag(answer["ETag"]), answer["LastModified"].timestamp()
+    return ObjectContent(etag, answer["ContentLength"], modified, checksums)
 
 
 def condition_arguments(condition: Condition | None) -> dict[str, Any]:
@@ -55,6 +71,13 @@ def capture_headers(params: dict[str, Any], context: dict[str, Any], **_: object
 def restore_headers(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
     """Add the saved headers before the request is signed."""
     params["headers"].update(context.get(HEADERS_PARAMETER, {}))
+
+
+def send_md5(params: dict[str, Any], **_: object) -> None:
+    """Send the MD5 of a body instead of the CRC-32 that botocore chooses, which many stores do not know."""
+    params.get("context", {}).pop("checksum", None)
+    digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
+    params["headers"]["Content-MD5"] = base64.b64encode(digest).decode("ascii")
 
 
 def refuse_head_bucket(**_: object) -> tuple[Any, dict[str, Any]]:

@@ -55,6 +55,15 @@ ERROR_BY_CODE: dict[str, type[RemoteError]] = {
     "IncompleteBody": Unavailable,
     "RequestTimeout": Unavailable,
     "ObjectLockedByBucketPolicy": Refused,
+    # Azure's
+    "BlobAlreadyExists": ObjectChanged,
+    "BlobImmutableDueToPolicy": Refused,
+    "ContainerNotFound": BucketMissing,
+    "InvalidBlockList": PartsRefused,
+    "LeaseIdMissing": Refused,
+    "Md5Mismatch": NotAsSent,
+    "ServerBusy": Throttled,
+    "SnapshotsPresent": Refused,
 }
 
 ERROR_BY_STATUS: dict[int, type[RemoteError]] = {
@@ -90,7 +99,7 @@ def error_of_response(
     request: its name in the message, for example `GET s3://bucket/key`. code: S3's error code, or the status as text
     if the response had no body (HEAD). status: the HTTP status. storage_class: of an archived object.
     """
-    if code == "InvalidObjectState":
+    if code in ("InvalidObjectState", "BlobArchived"):
         return ObjectArchived(
             f"{request}: archived in storage class {storage_class or 'unknown'}; restore it first"
         )
@@ -108,6 +117,7 @@ def error_of_response(
     error = kind(f"{request}: {cause}{detail}" + (f"; {remedy}" if remedy else ""))
     error.asks_to_slow_down = kind is Throttled or status >= 500
     error.retry_after_seconds = retry_after_seconds
+    error.code = code
     return error
 
 

@@ -35,6 +35,7 @@ from fusecache.remote.protocol.headers import (
     refuse_head_bucket,
     request_identity_encoding,
     restore_headers,
+    send_md5,
 )
 from fusecache.remote.protocol.list_response import parse_listing
 from fusecache.remote.protocol.signing import SigningKeys
@@ -183,6 +184,8 @@ def open_access(
     events.unregister("before-call.s3", botocore.handlers.add_expect_header)
     events.register("before-parameter-build.s3.CopyObject", capture_headers)
     events.register("before-call.s3.CopyObject", restore_headers)
+    # Last: another handler still changes the body.
+    events.register_last("before-call.s3.DeleteObjects", send_md5)
     _read_pages_once(events)
     events.register("before-call.s3", partial(_add_headers, settings))
     events.register("before-call.s3.HeadBucket", refuse_head_bucket)  # type: ignore[arg-type]  # returns a response

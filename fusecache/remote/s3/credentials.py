@@ -7,7 +7,6 @@ sources renew keys that expire, and may fail with any exception.
 import logging
 import os
 import re
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -19,14 +18,13 @@ import botocore.exceptions
 from botocore.credentials import ReadOnlyCredentials
 
 from fusecache.model.errors import ConfigError, CredentialsMissing
+from fusecache.remote.key_file import read_key_file
 
 log = logging.getLogger(__name__)
 
 # Pause before a failed source is asked again. It doubles with each failure, up to LONGEST_PAUSE_SECONDS.
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
-# Longer files hold no keys.
-_FILE_BYTES_MAX = 1 << 20
 _SECTION = re.compile(r"\[(?:profile\s+)?([^\]]+)\]")
 _SETTING = re.compile(r"(?:export\s+)?([A-Za-z_]+)\s*=\s*(.*)")
 
@@ -66,14 +64,8 @@ class FileCredentials:
             return self._keys
 
     def _read(self) -> None:
-        with open(self.path, "rb") as file:
-            facts = os.fstat(file.fileno())
-            if stat.S_IMODE(facts.st_mode) & 0o077:
-                raise ConfigError(
-                    f"credentials_file = {self.path}: other users may access the keys in it; run "
-                    f"`chmod 600 {self.path}`"
-                )
-            text = file.read(_FILE_BYTES_MAX).decode("utf-8", "replace")
+        data, facts = read_key_file("credentials_file", self.path)
+        text = data.decode("utf-8", "replace")
         found = _settings_of(text, self.profile or "default", needs_section=self.profile is not None)
         if found is None:
             raise ConfigError(

@@ -11,18 +11,15 @@ Invariants:
 3. A connection whose body was not read to its end is closed, not reused.
 """
 
-import base64
-import hashlib
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import botocore.exceptions
 
 from fusecache.model.errors import FusecacheError, ObjectChanged, ObjectMissing, Unavailable, UploadLost
 from fusecache.model.objects import KIB, Extent, ObjectId, ObjectInfo
@@ -41,17 +38,29 @@ from fusecache.remote.protocol.headers import (
     condition_arguments,
     condition_headers,
     multipart_etag,
+    object_content,
     quoted_etag,
 )
 from fusecache.remote.protocol.responses import GetResponse, check_get_response
 from fusecache.remote.protocol.user_metadata import decode_metadata, encode_metadata, metadata_headers
 from fusecache.remote.request_settings import RequestSettings
+from fusecache.remote.s3.bulk_delete import BulkDelete
 from fusecache.remote.s3.client import PAGE, ClientAccess, open_access
+from fusecache.remote.s3.condition_probe import ask_conditions
 from fusecache.remote.s3.copy import CopyRequests
 from fusecache.remote.s3.errors import RequestNames
 from fusecache.remote.s3.uploads import list_uploads
 from fusecache.remote.statistics import RequestCounter, StoreStatistics
-from fusecache.remote.store import Condition, ConditionalWrites, FileSlice, Interruption, ListPage, UploadPage
+from fusecache.remote.store import (
+    PROBE_NAME,
+    Condition,
+    ConditionalWrites,
+    FileSlice,
+    Interruption,
+    ListPage,
+    ObjectContent,
+    UploadPage,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -62,9 +71,6 @@ if TYPE_CHECKING:
 
 # Piece size for bodies read through botocore: urllib3 makes a bytes object of each, which should fit the L2 cache.
 READ_PIECE_BYTES = 256 * KIB
-# How the names of objects that probe the store begin.
-PROBE_NAME = ".fusecache-probe-"
-_EMPTY_MD5 = base64.b64encode(hashlib.md5(b"", usedforsecurity=False).digest()).decode("ascii")
 
 
 class S3Store:
@@ -155,6 +161,16 @@ class S3Store:
                 size=answer["ContentLength"],
                 modified=answer["LastModified"].timestamp(),
                 metadata=decode_metadata(answer["Metadata"]),
+            )
+
+    def content(self, key: str) -> ObjectContent:
+        """Return size and checksums of an object, by a HEAD that asks for the checksums."""
+        with (
+            _whole_answer(f"HEAD s3://{self._bucket}/{key}"),
+            self._request_names.named("HEAD", key, "heads"),
+        ):
+            return object_content(
+                self._client.head_object(Bucket=self._bucket, Key=key, ChecksumMode="ENABLED")
             )
 
     def get_into(
@@ -303,6 +319,22 @@ class S3Store:
             access.client.delete_object(Bucket=self._bucket, Key=key)
             access.set_up_direct_http(key)
 
+    def bulk_delete(self) -> BulkDelete:
+        """Return the requests that delete many objects at once."""
+        return BulkDelete(
+            self, self._client, self._request_names, self._bucket, compares_etags=not self._endpoint.is_r2
+        )
+
+    def server_time(self, prefix: str) -> float:
+        """Return the store's clock in seconds since 1970, from the Date of a LIST."""
+        with self._request_names.named("LIST", prefix, "lists") as what:
+            answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
+            date = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
+            try:
+                return parsedate_to_datetime(date).timestamp()
+            except ValueError as exc:
+                raise Unavailable(f"{what}: the response has no valid Date: {date!r}") from exc
+
     def probe_write(self, prefix: str) -> None:
         """Check that writing is allowed; leave nothing behind."""
         key = f"{prefix}{PROBE_NAME}{uuid.uuid4().hex}"
@@ -313,26 +345,10 @@ class S3Store:
         if self._endpoint.is_r2:
             return ConditionalWrites.KEPT  # documented
         key = f"{prefix}{PROBE_NAME}{uuid.uuid4().hex}"
-        # Of an object that does not exist: no ETag matches.
-        condition = condition_arguments(Condition("0" * 32))
-        try:
-            self._client.put_object(
-                Bucket=self._bucket,
-                Key=key,
-                Body=b"",
-                ContentLength=0,
-                ContentMD5=_EMPTY_MD5,
-                **condition,
-            )
-        except botocore.exceptions.ClientError as exc:
-            status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            if status in (404, 409, 412):
-                return ConditionalWrites.KEPT
-            return ConditionalWrites.REFUSED if status == 501 else ConditionalWrites.UNKNOWN
-        except botocore.exceptions.BotoCoreError:
-            return ConditionalWrites.UNKNOWN
-        self.delete(key)
-        return ConditionalWrites.IGNORED
+        found = ask_conditions(self._client, self._bucket, key)
+        if found is ConditionalWrites.IGNORED:
+            self.delete(key)
+        return found
 
     def send_no_conditions(self) -> None:
         """From now on send writes without their conditions, for a store that does not honour them."""

@@ -8,8 +8,7 @@ import trio
 
 from fusecache.disk.cache_files import granule_checksums
 from fusecache.engine.cache.adoption import StagedObject
-from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
-from fusecache.model.errors import NoSpace, ObjectChanged, ObjectMissing, StateError
+from fusecache.model.errors import NoSpace, ObjectChanged, ObjectMissing
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId
 from tests.support.block_caches import (
     Bucket,
@@ -21,7 +20,6 @@ from tests.support.block_caches import (
     stop_ticks,
     until,
 )
-from tests.support.inline_offload import InlineOffload
 
 
 async def test_reading_through_returns_the_bytes_and_fetches_each_granule_once(tmp_path: Path) -> None:
@@ -369,39 +367,6 @@ async def test_a_forgotten_version_leaves_nothing_behind(tmp_path: Path) -> None
         await cache.forget(object_id)
         assert cache.statistics().used_bytes == 0
         assert [path for path in (tmp_path / "files").glob("*/*") if path.is_file()] == []
-
-
-async def test_who_waits_for_a_cache_that_fails_is_told_so(tmp_path: Path) -> None:
-    """Those who use it hear of that first, and are cancelled later."""
-
-    class Broken(InlineOffload):
-        is_broken = False
-
-        async def rows(self, call, *args):
-            if self.is_broken:
-                raise RuntimeError("a mistake of ours")
-            return await super().rows(call, *args)
-
-    offload = Broken()
-    cache = BlockCache(new_bucket().watched, offload, CacheOptions(tmp_path, 1 << 30))
-    told: list[StateError] = []
-
-    async def forget() -> None:
-        try:
-            await cache.forget(ObjectId("a", "b"))
-        except StateError as exc:
-            told.append(exc)
-
-    async def use() -> None:
-        async with trio.open_nursery() as users, trio.open_nursery() as nursery:
-            await nursery.start(cache.run)
-            offload.is_broken = True
-            users.start_soon(forget)
-
-    with pytest.raises(ExceptionGroup) as failure:
-        await use()
-    assert failure.group_contains(RuntimeError, match="a mistake of ours")
-    assert len(told) == 1
 
 
 async def test_many_readers_with_few_buffers_all_finish(tmp_path: Path) -> None:

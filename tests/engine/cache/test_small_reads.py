@@ -12,9 +12,11 @@ import trio
 from fusecache.disk.cache_files import CacheFiles
 from fusecache.disk.direct_reads import DirectReads
 from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
+from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.objects import GRANULE_BYTES, KIB, MIB, ObjectId
 from tests.support.block_caches import Bucket, new_bucket, read_all, running_cache, some_bytes, until
 from tests.support.direct_reads import skip_without_direct_reads
+from tests.support.mistakes import MistakeIn
 
 SIZE = 10 * MIB + 300
 DATA = some_bytes(SIZE, seed=5)
@@ -152,4 +154,20 @@ async def test_where_the_kernel_refuses_threads_read_and_it_is_asked_no_more(
             await _check(cache, handle, start)
         cache.close(handle)
     assert len(asked) <= 1  # none where there is no direct I/O at all
+    assert not bucket.watched.extents
+
+
+@pytest.mark.usefixtures("needs_direct_reads")
+async def test_a_failed_wake_up_delays_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task that wakes readers starts again, and finds the reads that ended in the meantime."""
+    bucket, object_id = await _cached(tmp_path)
+    supervisor, mistake = Supervisor(), MistakeIn(monkeypatch, DirectReads, "ended", times=1, skip=1)
+    async with running_cache(bucket.watched, tmp_path, supervisor=supervisor) as cache:
+        handle = cache.open(object_id, SIZE)
+        with trio.fail_after(60):
+            for start in random.Random(1).sample(range(SIZE), 60):
+                await _check(cache, handle, start)
+        cache.close(handle)
+    assert mistake.times == 0
+    assert supervisor.statistics()["direct-reads"]["failures"] == 1
     assert not bucket.watched.extents

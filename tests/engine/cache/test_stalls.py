@@ -13,6 +13,7 @@ from fusecache.engine.cache.chunks import Fetch
 from fusecache.engine.cache.fetch_task import FetchTasks
 from fusecache.engine.cache.stall_watch import LOOK_SECONDS
 from fusecache.engine.runtime.offload import ThreadOffload
+from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.objects import GRANULE_BYTES, KIB, MIB, ObjectId
 from fusecache.policy.cache.stall_timeout import FEWEST_WAITS, FLOOR_SECONDS
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
@@ -45,7 +46,9 @@ async def cache_on(server: S3Server, directory: Path, *, connections: int = 8) -
     options = CacheOptions(
         directory, 1 << 30, buffer_bytes=40 * MIB, connections=connections, free_space_floor_bytes=0
     )
-    cache = BlockCache(store, ThreadOffload(network_threads=16, upload_threads=1), options)
+    supervisor = Supervisor()
+    offload = ThreadOffload(supervisor, network_threads=16, upload_threads=1)
+    cache = BlockCache(store, offload, options, supervisor)
     with closing(store):
         async with trio.open_nursery() as nursery:
             await nursery.start(cache.run)

@@ -29,6 +29,8 @@ async def test_daily_cost_follows_the_last_minutes(
         assert steady > 0
         assert polled["class_a_per_day"] == pytest.approx(steady, rel=0.05)
         assert polled["dollars_per_day"] == pytest.approx(steady * 4.5e-6, rel=0.05)
+        by_kind = polled["dollars_per_day_by_kind"]
+        assert by_kind == {"lists": polled["dollars_per_day"], "writes": 0, "heads": 0, "gets": 0}
         assert polled["rate_seconds"] == pytest.approx(WINDOW_SECONDS, abs=5)
         await trio.sleep(WINDOW_SECONDS + 10)
         assert user.fs.statistics()["requests"]["dollars_per_day"] == 0

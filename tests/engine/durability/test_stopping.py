@@ -18,6 +18,7 @@ from fusecache.daemon import visitors
 from fusecache.daemon.control_server import ControlServer
 from fusecache.daemon.control_socket import ControlSocket
 from fusecache.engine.runtime.offload import ThreadOffload
+from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.fs.owned_hints import OwnedHints
 from fusecache.model.errors import NoSpace, ReadOnly, StateError
 from tests.support.node import Bucket, User, running_node
@@ -88,6 +89,7 @@ async def controlled(bucket: Bucket, cache: Path) -> AsyncIterator[Control]:
             OwnedHints(user.fs.hints, owners),
             dict,
             owners=owners,
+            access={},
             on_abandon=lambda: control.abandoned.append(True),
             on_carry_on=lambda: control.abandoned.append(False),
         )
@@ -224,7 +226,7 @@ async def test_a_read_that_would_begin_after_nobody_waits_for_answers_any_more_d
     autojump_clock: MockClock,
 ) -> None:
     """Such as one that is asked again on another connection: it would hold up the end until it is answered."""
-    offload = ThreadOffload(network_threads=1, upload_threads=1)
+    offload = ThreadOffload(Supervisor(), network_threads=1, upload_threads=1)
     begun: list[str] = []
     await offload.network(begun.append, "before")
     offload.abandon_reads()

@@ -489,7 +489,7 @@ async def test_an_abort_that_one_mount_cannot_do_is_the_next_ones(
         journal.apply([PutAbort("gone", upload_id)])
     refusing: Any = FaultyStore(bucket, Fault(AccessDenied("403"), "abort_multipart"))
     is_read_only = hindrance == "a read-only mount"
-    store = ReadWriteSplit([refusing], None) if is_read_only else refusing
+    store = ReadWriteSplit(refusing, None) if is_read_only else refusing
     async with running_node(store, tmp_path, read_only=is_read_only):
         await trio.sleep(100)
     assert bucket.memory.uploads() == ("gone",)

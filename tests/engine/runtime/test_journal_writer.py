@@ -9,28 +9,32 @@ import trio
 import trio.testing
 
 from fusecache.engine.runtime.journal_writer import ANSWER_SECONDS, JournalWriter
+from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.index import journal as module
 from fusecache.index.journal import Change, DropConflict, Journal, PutAbort, PutConflict
 from fusecache.model.errors import FusecacheError, NoSpace, ReadOnly, StateError
 from fusecache.model.records import ConflictRecord
 from tests.support.inline_offload import InlineOffload
+from tests.support.mistakes import Mistake
 
 
 class FailingJournal(Journal):
     """A journal whose commits fail while `error` is set."""
 
-    error: FusecacheError | None = None
+    error: Exception | None = None
+    writes_before_error = False
 
     def apply(self, changes: "list[Change]") -> None:  # type: ignore[override]
+        if self.error is None or self.writes_before_error:
+            super().apply(changes)
         if self.error is not None:
             raise self.error
-        super().apply(changes)
 
 
 @asynccontextmanager
 async def running(path: Path) -> AsyncIterator[tuple[FailingJournal, JournalWriter]]:
     with FailingJournal(path) as journal:
-        writer = JournalWriter(journal, InlineOffload())
+        writer = JournalWriter(journal, InlineOffload(), Supervisor())
         async with trio.open_nursery() as nursery:
             await nursery.start(writer.run)
             yield journal, writer
@@ -41,17 +45,25 @@ def conflict(number: int, key: str = "k") -> PutConflict:
     return PutConflict(ConflictRecord(number, key, "", 1, 0.0, "changed"))
 
 
-@pytest.mark.parametrize(("error", "refusal"), [(NoSpace("full"), NoSpace), (StateError("broken"), ReadOnly)])
+@pytest.mark.parametrize("writes_before_error", [False, True])
+@pytest.mark.parametrize(
+    ("error", "refusal"),
+    [(NoSpace("full"), NoSpace), (StateError("broken"), ReadOnly), (Mistake("a bug"), ReadOnly)],
+)
 async def test_failed_changes_are_written_later_in_order(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, error: FusecacheError, refusal: type[Exception]
+    tmp_path: Path,
+    autojump_clock: trio.testing.MockClock,
+    error: Exception,
+    refusal: type[FusecacheError],
+    writes_before_error: bool,  # noqa: FBT001
 ) -> None:
     """A failed commit is kept and retried: memory and disk agree once the disk works again."""
     async with running(tmp_path) as (journal, writer):
         await writer.commit(conflict(1))
-        journal.error = error
+        journal.error, journal.writes_before_error = error, writes_before_error
         late = writer.submit(DropConflict(1), conflict(2, "old"))
         began = trio.current_time()
-        with pytest.raises(refusal, match="refused until"):
+        with pytest.raises(refusal, match=f"refused until the journal can be written: .*{error.args[0]}"):
             await late.wait()
         assert trio.current_time() - began < ANSWER_SECONDS + 3
         with pytest.raises(refusal):

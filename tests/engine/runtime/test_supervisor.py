@@ -7,7 +7,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.runtime.supervisor import Supervisor
+from fusecache.engine.runtime.supervisor import Supervisor, TaskNursery
+from fusecache.model.errors import InternalError
 
 TASK = "credentials"
 
@@ -124,3 +125,70 @@ async def test_a_started_service_is_restarted(autojump_clock: MockClock) -> None
         nursery.cancel_scope.cancel()
     assert starts == 3
     assert supervisor.statistics()["control"] == {"failures": 2, "last_error": "OSError('not yet')"}
+
+
+async def test_a_failed_child_task_ends_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """Its waiters learn of it before they run, and a mistake of theirs ends nothing either."""
+    supervisor, told, results = Supervisor(), list[InternalError](), list[str]()
+    tasks = TaskNursery(supervisor)
+
+    async def fail() -> None:
+        raise ValueError("a bug")
+
+    async def work() -> None:
+        await trio.sleep(0.01)
+        results.append("done")
+
+    def fail_too(error: InternalError) -> None:
+        raise TypeError(f"told of {error}")
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(tasks.run)
+        tasks.start_soon("work", work)
+        tasks.start_soon("fetch", fail, about="a/file", on_failed=told.append)
+        tasks.start_soon("fetch", fail, on_failed=fail_too)
+        tasks.start_soon("fetch", fail)
+        await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
+    assert results == ["done"]
+    assert [str(error) for error in told] == [
+        "fetch a/file: unexpected error in the daemon: ValueError('a bug'); please report it with the traceback in the "
+        "log"
+    ]
+    assert supervisor.statistics()["fetch"]["failures"] == 4
+    assert "task=fetch a/file failures=" in caplog.text
+
+
+async def test_frequent_failures_are_counted_not_logged(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bug in each read writes ten tracebacks a minute, and a bounded text to the status."""
+    supervisor = Supervisor()
+    for number in range(180):
+        supervisor.record("cache-get", ValueError("x" * 10_000), f"file-{number}")
+        await trio.sleep(1)
+    assert supervisor.statistics()["cache-get"]["failures"] == 180
+    assert len(supervisor.statistics()["cache-get"]["last_error"]) == 300
+    assert len(caplog.records) == 30
+
+
+async def test_a_cancelled_child_task_is_no_failure(autojump_clock: MockClock) -> None:
+    """Though what it raises while it is cancelled is recorded."""
+    supervisor = Supervisor()
+    tasks = TaskNursery(supervisor)
+
+    async def fail_at_end() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ValueError("at the end")
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(tasks.run)
+        assert tasks.is_open
+        tasks.start_soon("good", trio.sleep_forever)
+        tasks.start_soon("bad", fail_at_end)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert not tasks.is_open
+    assert list(supervisor.statistics()) == ["bad"]

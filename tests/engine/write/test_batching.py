@@ -10,6 +10,7 @@ from trio.testing import MockClock
 from fusecache.disk.staging import StagingFile
 from fusecache.engine.runtime.batcher import Batcher
 from fusecache.engine.runtime.journal_writer import GATHER_SECONDS, JournalWriter
+from fusecache.engine.runtime.supervisor import Supervisor, TaskNursery
 from fusecache.index.journal import Change, DropFile, Journal
 from fusecache.model.errors import LocalDiskError
 from fusecache.model.states import FileState
@@ -38,7 +39,7 @@ async def test_rows_that_no_process_waits_for_share_commits_and_keep_their_order
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     with CountingJournal(tmp_path) as journal:
-        writer = JournalWriter(journal, InlineOffload())
+        writer = JournalWriter(journal, InlineOffload(), Supervisor())
         async with trio.open_nursery() as nursery:
             await nursery.start(writer.run)
             began = trio.current_time()
@@ -70,9 +71,11 @@ async def test_a_batch_begins_at_once_after_a_pause_and_then_gathers(autojump_cl
         seen.append((round(trio.current_time() - began, 3), items))
         await trio.sleep(100)  # and the next ones do not wait for it
 
-    batches = Batcher(work, seconds=0.1, most=3, name="work")
+    tasks = TaskNursery(Supervisor())
+    batches = Batcher(work, tasks, seconds=0.1, most=3, name="work")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(batches.run)
+        await nursery.start(tasks.run)
+        tasks.keep({"batches": batches.run})
         batches.add(1)
         await trio.sleep(0.01)
         for item in (2, 3, 4, 5):

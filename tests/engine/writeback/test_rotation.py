@@ -365,3 +365,27 @@ async def test_removals_come_whatever_is_written_and_renamed_beside_them(
             await user.rename(f"run/{number - 1}-{name}", f"run/{number - 1}")
             await trio.sleep(1)
         assert "run/old" not in bucket.shows()
+
+
+async def test_a_rename_frees_no_delete_that_must_stay(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """The delete was moved back as often as it may be; then the content that it waits for is renamed."""
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        await user.mkdir("run")
+        await save_file(user, 0)
+        assert await user.drained() == "durable"
+        bucket.states.clear()
+        bucket.takes_nothing = True
+        await save_file(user, 1)
+        await user.write("run/0.log", b"log")
+        await remove_file(user, 0)
+        for number in range(20):
+            await user.rename(f"run/{number}.log", f"run/{number + 1}.log")
+        await user.write("run/newest", b"newest")
+        await user.rename("run/step-1", "run/best")
+        bucket.come_back()
+        assert await user.drained() == "durable"
+    for state in bucket.states:
+        assert content(0) in state.values() or content(1) in state.values()
+    assert set(files_in(bucket.shows())) == {"run/20.log", "run/newest", "run/best"}

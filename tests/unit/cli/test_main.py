@@ -232,6 +232,7 @@ COSTS: Row = {
     "class_a_per_day": 172_800,
     "class_b_per_day": 1_000,
     "dollars_per_day": 0.77796,
+    "dollars_per_day_by_kind": {"lists": 0.7, "writes": 0.0776, "heads": 0.0, "gets": 0.00036},
     "rate_seconds": 300.4,
 }
 STATUS: Row = {
@@ -269,7 +270,8 @@ def test_status_for_people_is_short_and_in_groups() -> None:
         "requests    GET 12, LIST 2",
         "            first byte of a GET: p50 40 ms, p99 81 ms",
         "            class A 2, class B 12: about $0.0000 at R2's prices, before its free tier",
-        "            a day at the rate of the last 5 min: class A 172800, class B 1000: about $0.78",
+        "            a day at the rate of the last 5 min: class A 172800, class B 1000: about $0.78 "
+        "(LIST 0.70, writes 0.08)",
         "uploads     none pending",
     ]
 
@@ -952,6 +954,17 @@ def test_a_wrong_option_fails_before_anything_is_started(
     assert main(["mount", "s3://b", str(tmp_path / "none"), f"--cache-dir={tmp_path / 'cache'}"]) == 1
     assert "none does not exist; create it with `mkdir -p " in capsys.readouterr().err
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [(("uploads", "gs://b"), 1), (("clean", "az://b", "--older-than=1d"), 1), (("access", "gs://b"), 2)],
+)
+def test_commands_of_s3_refuse_other_stores(
+    words: tuple[str, ...], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(list(words)) == status
+    assert f"{words[1]}: this command knows s3:// only" in capsys.readouterr().err
 
 
 def test_a_foreground_start_that_fails_tells_its_parent(

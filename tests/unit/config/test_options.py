@@ -261,7 +261,7 @@ def test_a_wrong_value_is_refused_with_key_value_and_what_is_allowed(
 
 
 @pytest.mark.parametrize(
-    "source", ["bucket", "gs://bucket", "s3://", "s3:///x", "s3://b//x", "s3://b/../c", "s3://b/./c"]
+    "source", ["bucket", "ftp://bucket", "s3://", "gs:///x", "s3://b//x", "az://b/../c", "s3://b/./c"]
 )
 def test_a_source_is_a_bucket_and_a_plain_prefix(source: str) -> None:
     with pytest.raises(ConfigError, match="source"):
@@ -405,3 +405,45 @@ def test_a_cache_directory_that_may_not_be_looked_at_is_named(tmp_path: Path) ->
     (tmp_path / "file").write_text("no directory")
     with pytest.raises(ConfigError, match="choose another directory"):
         free_bytes_at(tmp_path / "file" / "cache")
+
+
+# ---- other stores than S3
+
+
+@pytest.mark.parametrize("source", ["gs://bucket/a/b", "az://bucket/a/b"])
+def test_other_stores_have_a_bucket_and_a_prefix(source: str) -> None:
+    options = load(source, "/mnt", environment={"AZURE_STORAGE_ACCOUNT_NAME": "account"})
+    assert (options.kind.value, options.bucket, options.prefix) == (source[:2], "bucket", "a/b/")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--region=eu",), "region: only for s3:// sources; remove it to mount gs://b"),
+        (("--sse=AES256", "--profile=x"), "profile, sse: only for s3://"),
+        (("--endpoint-is-r2",), "endpoint_is_r2: only"),
+        (("--credentials-file=/keys",), "credentials_file: only"),
+    ],
+)
+def test_options_of_s3_are_refused_elsewhere(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load("gs://b", "/mnt", *words)
+    assert message in str(refusal.value)
+
+
+def test_endpoints_are_of_s3_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\[\[endpoint\]\]: only for s3:// sources.*gs://b"):
+        load("gs://b", "/mnt", file='[[endpoint]]\nurl = "https://host"\n', folder=tmp_path)
+
+
+def test_a_directory_bucket_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--x-s3'?.* a general purpose bucket: a directory bucket"):
+        load("s3://name--euw1-az1--x-s3/below", "/mnt")
+    assert load("gs://name--euw1-az1--x-s3", "/mnt").bucket.endswith("--x-s3")
+
+
+def test_variables_of_s3_do_not_move_other_stores() -> None:
+    elsewhere = {"S3_ENDPOINT_URL": "http://127.0.0.1:9", "R2_ACCOUNT_ID": "abc"}
+    there = load("gs://b", "/mnt", environment=elsewhere)
+    assert there.cache_dir == load("gs://b", "/mnt").cache_dir
+    assert there.cache_dir != load("s3://b", "/mnt").cache_dir

@@ -56,3 +56,37 @@ def test_a_name_that_only_looks_like_r2_is_not() -> None:
 
 def test_secrets_are_not_shown() -> None:
     assert "hidden" not in repr(Credentials("key", "hidden", "hidden"))
+
+
+# ---- other clouds
+
+ACCOUNT = {"AZURE_STORAGE_ACCOUNT": "account1"}
+
+
+@pytest.mark.parametrize(
+    ("source", "url", "environment", "found"),
+    [
+        ("gs://b", None, {"S3_ENDPOINT_URL": "http://s3"}, ("https://storage.googleapis.com", "")),
+        ("gs://b", "http://127.0.0.1:1", {}, ("http://127.0.0.1:1", "")),
+        ("az://b", None, ACCOUNT, ("https://account1.blob.core.windows.net", "account1")),
+        (
+            "az://b",
+            None,
+            ACCOUNT | {"AZURE_STORAGE_ACCOUNT_NAME": "first"},
+            ("https://first.blob.core.windows.net", "first"),
+        ),
+        ("az://b", "http://127.0.0.1:1", ACCOUNT, ("http://127.0.0.1:1", "account1")),
+        ("az://b", "https://other.blob.example.cn", {}, ("https://other.blob.example.cn", "other")),
+    ],
+)
+def test_each_cloud_has_its_endpoint(
+    source: str, url: str | None, environment: dict[str, str], found: tuple[str, str]
+) -> None:
+    endpoint = choose_endpoint(environment, source=source, endpoint_url=url)
+    assert (endpoint.url, endpoint.account, endpoint.kind.value) == (*found, source[:2])
+
+
+@pytest.mark.parametrize("url", [None, "http://127.0.0.1:1", "http://localhost:1"])
+def test_a_missing_storage_account_is_named(url: str | None) -> None:
+    with pytest.raises(ConfigError, match="set AZURE_STORAGE_ACCOUNT_NAME to its name"):
+        choose_endpoint({}, source="az://b", endpoint_url=url)

@@ -1,16 +1,15 @@
-"""Several readers and one writer as one store, and the scripted failures they are tested with."""
+"""A reader and a writer as one store, and the scripted failures it is tested with."""
 
 import pytest
 
 from fusecache.model.errors import (
     AccessDenied,
-    ObjectChanged,
     ObjectMissing,
     ReadOnly,
     RemoteError,
     Unavailable,
 )
-from fusecache.model.objects import KIB, Extent, ObjectId
+from fusecache.model.objects import KIB
 from fusecache.remote import read_write_split
 from fusecache.remote.protocol.headers import multipart_etag
 from fusecache.remote.protocol.responses import error_of_response
@@ -30,70 +29,8 @@ def bucket() -> MemoryStore:
     return store
 
 
-def read(remote: ReadWriteSplit, object_id: ObjectId) -> tuple[bytes, list[int]]:
-    buffer = bytearray(len(DATA))
-    reports: list[int] = []
-    remote.get_into(object_id, Extent(0, len(DATA)), memoryview(buffer), reports.append)
-    return bytes(buffer), reports
-
-
-def test_a_read_that_breaks_off_goes_on_with_the_next_reader(bucket: MemoryStore) -> None:
-    first = FaultyStore(bucket, Fault(DOWN, "get_into", deliver_bytes=300 * KIB))
-    data, reports = read(ReadWriteSplit([first, bucket], None), bucket.head("a").object_id)
-    assert data == DATA
-    assert reports == sorted(set(reports))
-    assert bucket.statistics().bytes_read == len(DATA)  # no byte twice
-
-
-def test_a_reader_that_is_down_is_not_asked_first_again(bucket: MemoryStore) -> None:
-    first = FaultyStore(bucket, Fault(DOWN, times=None))
-    remote = ReadWriteSplit([first, bucket], None)
-    for _ in range(3):
-        remote.head("a")
-    assert len(first.calls()) == 1
-
-
-def test_an_object_that_one_reader_lacks_does_not_discredit_it(bucket: MemoryStore) -> None:
-    first = FaultyStore(MemoryStore())
-    remote = ReadWriteSplit([first, bucket], None)
-    for _ in range(3):
-        assert remote.head("a").size == len(DATA)
-    assert len(first.calls()) == 3
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "told"),
-    [
-        (ObjectMissing("1"), ObjectMissing("2"), "1"),
-        (ObjectMissing("1"), Unavailable("2"), "2"),
-        (AccessDenied("1"), ObjectMissing("2"), "1"),
-        (AccessDenied("1"), Unavailable("2"), "2"),
-        (ObjectChanged("1"), ObjectMissing("2"), "1"),
-    ],
-)
-def test_missing_is_said_only_if_every_reader_says_so(
-    bucket: MemoryStore, first: RemoteError, second: RemoteError, told: str
-) -> None:
-    remote = ReadWriteSplit([FaultyStore(bucket, Fault(first)), FaultyStore(bucket, Fault(second))], None)
-    with pytest.raises(RemoteError) as error:
-        remote.head("a")
-    assert str(error.value) == told
-
-
-def test_a_listing_goes_on_where_it_began(bucket: MemoryStore) -> None:
-    for name in "bcd":
-        bucket.put_bytes(name, b"x")
-    down_first = FaultyStore(bucket, Fault(DOWN, "list_page"))
-    remote = ReadWriteSplit([down_first, bucket], None)
-    page = remote.list_page("", limit=2)
-    rest = remote.list_page("", limit=2, token=page.next_token)
-    assert [item.key for item in page.objects + rest.objects] == ["a", "b", "c", "d"]
-    assert len(down_first.calls("list_page")) == 1
-    assert rest.next_token is None
-
-
 def test_without_a_writer_nothing_is_written(bucket: MemoryStore) -> None:
-    remote = ReadWriteSplit([bucket], None)
+    remote = ReadWriteSplit(bucket, None)
     with pytest.raises(ReadOnly):
         remote.delete("a")
     assert list(bucket.contents()) == ["a"]
@@ -101,7 +38,7 @@ def test_without_a_writer_nothing_is_written(bucket: MemoryStore) -> None:
 
 def test_a_writer_takes_every_write(bucket: MemoryStore) -> None:
     reader = FaultyStore(bucket)
-    remote = ReadWriteSplit([reader], bucket)
+    remote = ReadWriteSplit(reader, bucket)
     remote.copy(bucket.head("a").object_id, "b")
     remote.delete("a")
     remote.probe_write("")
@@ -174,7 +111,7 @@ def test_refused_keys_are_noted_until_something_is_granted(
     clock = [100.0]
     monkeypatch.setattr(read_write_split.time, "monotonic", lambda: clock[0])
     store = FaultyStore(bucket)
-    remote = ReadWriteSplit([store], store)
+    remote = ReadWriteSplit(store, store)
     for method, denial, call in (
         ("head", remote.reads_denied, lambda: remote.head("a")),
         ("delete", remote.writes_denied, lambda: remote.delete("b")),
@@ -195,7 +132,7 @@ def test_refused_keys_are_noted_until_something_is_granted(
 
 def test_a_missing_object_shows_that_the_keys_are_good(bucket: MemoryStore) -> None:
     store = FaultyStore(bucket, Fault(DENIED, "head"))
-    remote = ReadWriteSplit([store], None)
+    remote = ReadWriteSplit(store, None)
     with pytest.raises(AccessDenied):
         remote.head("a")
     assert remote.reads_denied.seconds() > 0
@@ -207,7 +144,7 @@ def test_a_missing_object_shows_that_the_keys_are_good(bucket: MemoryStore) -> N
 def test_a_write_that_is_granted_tells_of_the_reads_if_the_keys_are_the_same(bucket: MemoryStore) -> None:
     for has_other_keys in (False, True):
         store = FaultyStore(bucket, Fault(DENIED, "head"))
-        remote = ReadWriteSplit([store], FaultyStore(bucket) if has_other_keys else store)
+        remote = ReadWriteSplit(store, FaultyStore(bucket) if has_other_keys else store)
         with pytest.raises(AccessDenied):
             remote.head("a")
         remote.delete("b")

@@ -38,7 +38,7 @@ def errors_of(
     store: FaultyStore, clock: Clock, key: str, *, count: int, every_seconds: float = 30.0
 ) -> list[type[RemoteError] | None]:
     """Return what each of `count` attempts at a key ends with."""
-    remote, found = ReadWriteSplit([store], store, prefix="run/"), list[type[RemoteError] | None]()
+    remote, found = ReadWriteSplit(store, store, prefix="run/"), list[type[RemoteError] | None]()
     for _ in range(count):
         try:
             remote.put(key, FileSlice("/dev/null", 0, 0), metadata={})
@@ -81,7 +81,7 @@ def test_an_accepted_key_is_forgiven(store: FaultyStore, clock: Clock) -> None:
 def test_a_refused_key_is_no_refusal_of_the_credentials(store: FaultyStore, clock: Clock) -> None:
     """The mount's state stays ok, and the credentials are not reloaded for it."""
     store.script(Fault(DENIED, "put", "run/stray", times=None))
-    remote = ReadWriteSplit([store], store, prefix="run/")
+    remote = ReadWriteSplit(store, store, prefix="run/")
     with pytest.raises(AccessDenied):
         remote.put("run/stray", FileSlice("/dev/null", 0, 0), metadata={})
     assert not remote.writes_denied.is_on
@@ -89,7 +89,7 @@ def test_a_refused_key_is_no_refusal_of_the_credentials(store: FaultyStore, cloc
 
 def test_many_refused_keys_share_a_probe(store: FaultyStore, clock: Clock) -> None:
     store.script(Fault(DENIED, "put", times=None))
-    remote = ReadWriteSplit([store], store, prefix="run/")
+    remote = ReadWriteSplit(store, store, prefix="run/")
     for number in range(100):
         with pytest.raises(AccessDenied):
             remote.put(f"run/{number}", FileSlice("/dev/null", 0, 0), metadata={})

@@ -404,7 +404,7 @@ def test_an_order_that_the_cache_is_too_small_for_is_told_of_once(
 ) -> None:
     with caplog.at_level(logging.WARNING, "loader"):
         fits = ParquetDataset(web, columns=["id"])
-        small = ParquetDataset(web, columns=["id"], cache_bytes=0)
+        small = ParquetDataset(web, columns=["id"], cache_bytes=1)
         scattered = np.random.default_rng(0).integers(0, ROWS, 400).tolist()
         for number in range(200):
             fits[scattered[number]]

@@ -9,17 +9,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from threading import Barrier, BrokenBarrierError, Thread
+from threading import Barrier, BrokenBarrierError, Thread, current_thread
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from loader import DatasetError, LoaderError, ParquetDataset, ShardError, TemplarDataset
+from loader.errors import ArgumentError
 from loader.mds.decompressed_cache import DecompressedCache
-from loader.parquet.templar import METADATA_NAME, SIZES_NAME, Page
+from loader.parquet.templar import Page
+from loader.parquet.templar_files import METADATA_NAME, SIZES_NAME
 from tests.support import ROOT
 
 BUCKET = "0123456789abcdef/web-text/"
@@ -76,6 +81,7 @@ class Letters:
     """A tokenizer of the kind that transformers has; counts its calls."""
 
     name_or_path = "letters"
+    eos_token_id = 0
 
     def __init__(self) -> None:
         self.calls = 0
@@ -282,6 +288,142 @@ def test_processes_of_the_same_number_do_not_write_into_each_others_file(
     for _ in range(2):
         Path(folder.path("key", 0, lambda: b"content")).unlink()
     assert len(names) == 2
+
+
+# Batches
+
+
+def cut(dataset: TemplarDataset, pages: list[Page], shape: tuple[int, int], end: list[int]) -> list[Any]:
+    """What `batches` promises, in plain Python."""
+    line = [token for page in pages for text in dataset.texts(page) for token in [*map(ord, text), *end]]
+    rows, length = shape
+    size = rows * length
+    return [
+        [line[start + row * length : start + (row + 1) * length] for row in range(rows)]
+        for start in range(0, len(line) - size + 1, size)
+    ]
+
+
+@given(
+    seed=st.integers(0, 1 << 40),
+    n=st.integers(1, 12),
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 40)),
+    threads=st.integers(1, 8),
+    end_token=st.sampled_from([None, -1, 7]),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_batches_are_cut_from_the_joined_texts(
+    root: Path, seed: int, n: int, shape: tuple[int, int], threads: int, end_token: int | None
+) -> None:
+    end = {None: [0], -1: [], 7: [7]}[end_token]
+    dataset = TemplarDataset(root, tokenizer=Letters(), page_rows=9)
+    found = list(dataset.batches(seed, n, *shape, end_token=end_token, threads=threads))
+    assert {(batch.shape, batch.dtype) for batch in found} == {(shape, np.dtype(np.int32))}
+    assert [batch.tolist() for batch in found] == cut(dataset, dataset.pages(seed, n), shape, end)
+
+
+def test_another_process_cuts_the_same_batches(root: Path) -> None:
+    program = (
+        "import sys; from loader import TemplarDataset; "
+        "dataset = TemplarDataset(sys.argv[1], tokenizer=lambda texts: [list(map(ord, text)) for text in texts]); "
+        "print([batch.tolist() for batch in dataset.batches('17:204', 3, 4, 64, end_token=0, threads=2)])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, root],
+        env=os.environ | {"PYTHONHASHSEED": "5"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    dataset = TemplarDataset(root, tokenizer=Letters())
+    assert json.loads(done.stdout) == [batch.tolist() for batch in dataset.batches("17:204", 3, 4, 64)]
+
+
+def test_pages_are_read_ahead_by_a_bounded_number_of_threads(root: Path) -> None:
+    letters, meeting = Letters(), Barrier(3)
+    names: set[str] = set()
+
+    def tokenizer(texts: list[str]) -> Any:
+        if current_thread().name not in names:
+            names.add(current_thread().name)
+            meeting.wait(20)  # of three threads
+        return letters(texts)
+
+    dataset = TemplarDataset(root, tokenizer=tokenizer, page_rows=5)
+    assert len(set(dataset.pages(1, 9))) == 9  # threads that want one page share its tokens
+    batches = dataset.batches(1, 30, 1, 50, end_token=0, threads=3)
+    next(batches)
+    assert len(names) == 3
+    assert letters.calls <= 1 + 2 * 3 + 3
+    batches.close()
+    assert not [thread for thread in enumerate_threads() if thread.name in names]
+
+
+def test_pages_of_one_row_group_cause_no_warning(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = TemplarDataset(root, tokenizer=Letters(), page_rows=1)
+    for _ in range(80):  # a seed chooses any rows: each page decodes another row group
+        for group in range(2):
+            dataset.tokens(Page("CC-1/000.parquet", group, 0))
+    assert caplog.messages == []
+
+
+def test_a_column_of_token_ids_needs_no_tokenizer(root: Path) -> None:
+    column, dataset = token_column(root, pa.list_(pa.uint16()), [[1, 2, 3]] * 69 + [[]])
+    tokens = dataset.tokens(column)
+    assert [row.tolist() for row in tokens] == [[1, 2, 3]] * 69 + [[]]
+    assert {row.dtype for row in tokens} == {np.dtype(np.int32)}
+    with pytest.raises(LoaderError, match="does not say which token ends a text: pass end_token"):
+        dataset.batches(1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"), [(pa.list_(pa.int64()), [1 << 31]), (pa.list_(pa.int64()), None), (pa.float32(), 1.5)]
+)
+def test_a_row_without_token_ids_is_named(root: Path, kind: Any, bad: Any) -> None:
+    good = [[1], [2]] if pa.types.is_list(kind) else []
+    page, dataset = token_column(root, kind, [*good, bad, *good])
+    words = rf"CC-1/001.parquet, row group 0, row {len(good)}: tokens is no list of token ids"
+    with pytest.raises(ShardError, match=words):
+        dataset.tokens(page)
+
+
+def token_column(root: Path, kind: Any, values: list[Any]) -> tuple[Page, TemplarDataset]:
+    """Write a shard with a column of tokens; return its page."""
+    pq.write_table(pa.table({"tokens": pa.array(values, kind)}), root / "CC-1/001.parquet")
+    edit(root, lambda sizes: sizes["CC-1"].pop("total_rows"))
+    shard = {"path": BUCKET + "CC-1/001.parquet", "num_rows": len(values)}
+    edit(root, lambda sizes: sizes["CC-1"]["shards"].__setitem__(1, shard))
+    return Page("CC-1/001.parquet", 0, 0), TemplarDataset(root, text_column="tokens")
+
+
+def test_a_bad_page_is_an_error_at_its_turn(root: Path) -> None:
+    dataset = TemplarDataset(root, tokenizer=Letters(), page_rows=20)
+    pages = dataset.pages(3, 12)
+    bad = next(number for number, page in enumerate(pages) if page.shard == "CC-1/001.parquet")
+    assert bad > 0
+    before = cut(dataset, pages[:bad], (1, 64), [0])
+    batches = dataset.batches(3, 12, 1, 64, threads=2)
+    path = root / "CC-1/001.parquet"
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + bytes(len(content) // 2) + content[4 + len(content) // 2 :])
+    found = []
+    with pytest.raises(ShardError, match=r"CC-1/001.parquet, row group 0, samples 0 to 69: it is damaged"):
+        found.extend(batch.tolist() for batch in batches)
+    assert found == before
+
+
+def test_batches_that_cannot_be_cut_are_refused(root: Path) -> None:
+    dataset = TemplarDataset(root, tokenizer=Letters())
+    with pytest.raises(LoaderError, match=r"1 pages have \d+ tokens, and a batch takes 4000000: choose more"):
+        next(dataset.batches(1, 1, 4, 1_000_000))
+    for wrong in ((0, 1), (1, 0)):
+        with pytest.raises(ArgumentError, match="is 0: it is at least 1"):
+            dataset.batches(1, 1, *wrong)
+    with pytest.raises(ArgumentError, match="threads is 0"):
+        dataset.batches(1, 1, 1, 1, threads=0)
+    with pytest.raises(DatasetError, match=r"000.parquet has no column story; it has text, url"):
+        TemplarDataset(root, tokenizer=Letters(), text_column="story").batches(1, 1, 1, 1)
 
 
 def test_its_shards_are_a_parquet_dataset_too(root: Path) -> None:

@@ -1,0 +1,1 @@
+"""Nodes that work together through one bucket, each with a mount of its own."""

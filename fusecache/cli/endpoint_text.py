@@ -1,0 +1,28 @@
+"""The lines of `fusecache status` about the endpoints of a data set."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fusecache.model.format_text import count_text, seconds_text, size_text
+
+
+def endpoint_lines(endpoints: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each endpoint, and one for the copies that it has and that are not used."""
+    for each in endpoints:
+        words = [
+            f"{each['endpoint']}{' (primary)' if each['primary'] else ''}: {each['state']}",
+            count_text(each["requests"], "request"),
+            size_text(each["bytes_read"]),
+            count_text(each["errors"], "error"),
+        ]
+        if each["latency_seconds"]:
+            words.append(f"first byte {seconds_text(each['latency_seconds'])}")
+        if each["gives_names"] and not each["primary"]:
+            words.append("gives the names")
+        yield ", ".join(words)
+        if each["error"]:
+            yield f"failing for {seconds_text(each['failing_seconds'])}: {each['error']}"
+        if each["unused_copies"]:
+            causes = ", ".join(f"{number} {cause}" for cause, number in each["unused_copies"].items())
+            newest = each["unused_keys"][0]
+            yield f"copies not used: {causes}; such as {newest['key']} ({newest['cause']})"

@@ -1,0 +1,66 @@
+"""What commands on a bucket share: the flags that name it, and what the mounts of this node need of it."""
+
+import argparse
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fusecache.config.values import as_source
+from fusecache.model.errors import ConfigError, FusecacheError, MountError
+from fusecache.mount.control_client import request_stream
+from fusecache.mount.launch import resolve_in_mount
+from fusecache.mount.mount_table import our_entries
+
+SCHEME = "s3://"
+_FLAGS = (
+    ("--endpoint-url", str, "URL of the S3 endpoint"),
+    ("--region", str, "region of the bucket"),
+    ("--profile", str, "profile in ~/.aws with the credentials"),
+    ("--credentials-file", Path, "file with the keys"),
+)
+
+
+def add_source_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how a bucket is reached."""
+    for flag, kind, text in _FLAGS:
+        metavar = flag.rsplit("-", 1)[-1].upper()
+        parser.add_argument(flag, type=kind, metavar=metavar, help=f"for SOURCE: {text}")
+
+
+def split_source(text: str) -> tuple[str, str]:
+    """Return the bucket and prefix of a source; the prefix as written. Raises ConfigError."""
+    if text.startswith(("gs://", "az://")):
+        raise ConfigError(
+            f"{text}: this command knows s3:// only; `fusecache uploads MOUNT` works on a mount of {text[:5]} too"
+        )
+    try:
+        bucket, _, prefix = as_source(text).removeprefix(SCHEME).partition("/")
+    except ValueError as exc:
+        raise ConfigError(f"{text!r}: allowed is {exc}") from None
+    return bucket, prefix
+
+
+def ask_mounts(bucket: str, request: Mapping[str, Any], *, is_needed: bool) -> Iterator[dict[str, Any]]:
+    """Yield the answer of each mount of this node on a bucket of this name.
+
+    is_needed: raise MountError if a mount does not answer; else leave it out.
+    """
+    devices = set()
+    for entry in our_entries():
+        if entry.device in devices or entry.source.removeprefix(SCHEME).partition("/")[0] != bucket:
+            continue
+        devices.add(entry.device)
+        try:
+            mount, _ = resolve_in_mount(entry.point)
+            row = request_stream(mount, request)
+            if row.get("result") != "ok":
+                raise MountError(f"{entry.point}: {row.get('message')}")
+        except (FusecacheError, OSError) as exc:
+            if is_needed:
+                raise MountError(
+                    f"the mount at {entry.point} does not tell what it needs, so nothing is removed: {exc}; unmount "
+                    f"it, or run this command as its user (uid {os.geteuid()} asks now)"
+                ) from exc
+            continue
+        yield row

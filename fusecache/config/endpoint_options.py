@@ -1,0 +1,137 @@
+"""The endpoints of a mount's data set: `[[endpoint]]` tables of the file, or a bucket list in the environment. Pure.
+
+The mount's own source at its endpoint is the first endpoint. Without an endpoint URL, the first table takes its place.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fusecache.config.bucket_list import ListedBucket, bucket_list
+from fusecache.config.key_families import BUCKET_NAME, WRITE_KEYS, key_family
+from fusecache.config.option_groups import EndpointOptions
+from fusecache.config.values import as_prefix
+from fusecache.model.errors import ConfigError
+from fusecache.model.format_text import nearest_text
+from fusecache.remote.endpoints import choose_endpoint
+
+TABLE_KEYS = {item.name: item for item in dataclasses.fields(EndpointOptions) if item.metadata}
+
+
+def own_endpoint(values: Mapping[str, Any], url: str | None) -> EndpointOptions:
+    """Return the endpoint that a mount's own options describe. values: by name, with its source."""
+    bucket, _, prefix = values["source"].removeprefix("s3://").partition("/")
+    return EndpointOptions(
+        url=url or "",
+        bucket=bucket,
+        prefix=as_prefix(prefix),
+        region=values.get("region"),
+        profile=values.get("profile"),
+        credentials_file=values.get("credentials_file"),
+    )
+
+
+def resolve_endpoints(
+    values: Mapping[str, Any], tables: object, environment: Mapping[str, str], *, label: str
+) -> dict[str, Any]:
+    """Return the options of a mount that follow from its endpoints; none if it names no other than its own.
+
+    They are `endpoints`, the primary first, and the primary's own options.
+    values: the mount's parsed options by name, with its source. tables: the value of `endpoint` in the file, or None.
+    label: where it comes from. Raises ConfigError.
+    """
+    own = own_endpoint(values, choose_endpoint(environment, endpoint_url=values.get("endpoint_url")).url)
+    places: dict[str, EndpointOptions] = {}
+    for each in _listed(tables, values, environment, label):
+        known = _with_defaults(each, own)
+        if known.place in places:
+            raise ConfigError(f"{label}: two endpoints are the same, {known.place}; remove one of them")
+        places[known.place] = known
+    if not places:
+        return {}
+    if own.url:
+        if list(places) == [own.place]:
+            raise ConfigError(
+                f"{label}: {own.place} is the mount's own endpoint; add another one, or remove this table"
+            )
+        # A table for the mount's own endpoint says what is special about it.
+        places = {own.place: own, **places}
+    if len(primaries := [each.place for each in places.values() if each.primary]) > 1:
+        raise ConfigError(
+            f"{label}: two endpoints are primary, {' and '.join(primaries)}; only one can take the writes"
+        )
+    endpoints = sorted(places.values(), key=lambda each: not each.primary)
+    first = endpoints[0]
+    primary = {
+        "source": first.source,
+        "endpoint_url": first.url,
+        "region": first.region,
+        "profile": first.profile,
+        "credentials_file": first.credentials_file,
+    }
+    return {"endpoints": tuple(endpoints), **({} if first.place == own.place else primary)}
+
+
+def _listed(
+    tables: object, values: Mapping[str, Any], environment: Mapping[str, str], label: str
+) -> Iterator[EndpointOptions]:
+    """Yield the endpoints of the tables, and of the bucket list that the mount's own keys come with."""
+    family = values.get("credentials_from")
+    if family and environment.get(f"{family}_BUCKET_LIST"):
+        yield from _of_family(family, {}, environment)
+    if tables is None:
+        return
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(f"{label}: allowed are tables [[endpoint]], each with a url")
+    for number, table in enumerate(tables, 1):
+        parsed = {key: _parse(key, value, f"{label} {number}") for key, value in table.items()}
+        if "credentials_from" in parsed:
+            yield from _of_family(parsed["credentials_from"], parsed, environment)
+        elif "url" not in parsed:
+            raise ConfigError(f'{label} {number}: url is missing; add url = "https://…"')
+        else:
+            yield EndpointOptions(**parsed)
+
+
+def _parse(key: str, value: object, label: str) -> Any:
+    if key not in TABLE_KEYS:
+        hint = nearest_text(key, tuple(TABLE_KEYS)) or f": known are {', '.join(TABLE_KEYS)}"
+        raise ConfigError(f"{label}: unknown key {key!r}{hint}")
+    try:
+        return TABLE_KEYS[key].metadata["parse"](value)
+    except ValueError as exc:
+        raise ConfigError(f"{label}: {key} = {value!r}: allowed is {exc}") from None
+
+
+def _of_family(
+    family: str, parsed: Mapping[str, Any], environment: Mapping[str, str]
+) -> Iterator[EndpointOptions]:
+    """Yield the bucket of a family of variables, or those of its list. parsed: what a table says besides."""
+    variable = f"{family}_BUCKET_LIST"
+    text = environment.get(variable)
+    for each in bucket_list(text, variable) if text else [_only_bucket(family, environment)]:
+        facts = {name: getattr(each, name) for name in ("url", "bucket", "read_keys", "write_keys")}
+        yield EndpointOptions(**{**facts, **parsed})
+
+
+def _only_bucket(family: str, environment: Mapping[str, str]) -> ListedBucket:
+    found = key_family(family, environment)
+    if found.endpoint is None or found.endpoint.url is None or found.read_keys is None:
+        needed = [name for name in found.missing if not name.endswith((BUCKET_NAME, *WRITE_KEYS))]
+        raise ConfigError(
+            f"credentials_from = {family!r}: not set are {', '.join(needed)}; set them, or {family}_BUCKET_LIST"
+        )
+    return ListedBucket(found.endpoint.url, found.bucket, found.read_keys, found.write_keys)
+
+
+def _with_defaults(each: EndpointOptions, own: EndpointOptions) -> EndpointOptions:
+    """Return an endpoint with the mount's own values where it has none."""
+    changes: dict[str, Any] = {
+        "bucket": each.bucket or own.bucket,
+        "prefix": own.prefix if each.prefix is None else each.prefix,
+        # R2 has a region of its own.
+        "region": each.region or (None if choose_endpoint({}, endpoint_url=each.url).is_r2 else own.region),
+    }
+    if not (each.profile or each.credentials_file or each.read_keys):
+        changes |= {"profile": own.profile, "credentials_file": own.credentials_file}
+    return dataclasses.replace(each, **changes)

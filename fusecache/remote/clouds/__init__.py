@@ -1,0 +1,1 @@
+"""Stores that do not speak S3: Google Cloud Storage and Azure Blob, over `remote.http`."""
