@@ -34,7 +34,7 @@ from loader.order.streams import StreamTable
 from loader.sampling.sampler import ElasticBatchSampler
 from loader.sampling.worker_epochs import WorkerEpochs, WorkerPosition, WorkerProgress
 from loader.torch.streaming_attributes import StreamingAttributes
-from loader.torch.streaming_streams import Stream, check_ignored
+from loader.torch.streaming_streams import StreamingStream, check_ignored
 from loader.world import World
 
 
@@ -54,7 +54,7 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
     def __init__(  # noqa: PLR0913 -- StreamingDataset's arguments, by name
         self,
         *,
-        streams: Sequence[Stream | stream.Stream] | None = None,
+        streams: Sequence[StreamingStream | stream.Stream] | None = None,
         remote: str | None = None,
         local: str | None = None,
         split: str | None = None,
@@ -104,11 +104,11 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         )
         self.epoch_seed_change = shuffle and sampling_method == "balanced"
         self.initial_physical_nodes: int | None = None
-        self.streams: list[Stream | stream.Stream] = (
-            list(streams) if streams else [Stream(local=local, remote=remote, split=split)]
+        self.streams: list[StreamingStream | stream.Stream] = (
+            list(streams) if streams else [StreamingStream(local=local, remote=remote, split=split)]
         )
         self._samples = MDSDataset(
-            [each.source if isinstance(each, Stream) else each for each in self.streams],
+            [each.source if isinstance(each, StreamingStream) else each for each in self.streams],
             split,
             allow_pickle=allow_unsafe_types,
             check_hashes=validate_hash is not None,
@@ -146,7 +146,7 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
             self.streams, self.samples_per_stream.tolist(), table.choose, table.proportions, strict=True
         )
         for each, size, choose, proportion in shares:
-            if isinstance(each, Stream):
+            if isinstance(each, StreamingStream):
                 each.proportion, each.repeat, each.choose = proportion, choose / size, choose
 
     def __iter__(self) -> Iterator[Sample]:

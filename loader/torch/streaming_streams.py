@@ -13,7 +13,7 @@ _IGNORED = {
 }  # fmt: skip
 
 
-class Stream:
+class StreamingStream:
     """A stream with StreamingDataset's arguments and attributes: local, remote, split, proportion, repeat, choose.
 
     remote: a directory, or a URL that a mount of this node shows, such as `s3://bucket/data`; the stream is read there,
