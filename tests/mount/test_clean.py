@@ -120,6 +120,40 @@ def test_without_delete_it_only_lists(old: Cleaned) -> None:
     assert (len(old.bucket.names()), old.deletes(), old.logged()) == (3, 0, [])
 
 
+def test_json_has_plan_and_result(old: Cleaned) -> None:
+    old.put("old.log", "refused.log", days_ago=8)
+    old.put("young.log", days_ago=6)
+    old.checkpoint("step-1", "_SUCCESS", days_ago=8)
+    listed = json.loads(old.clean("--older-than", "7d", "--json").stdout)
+    rows = {row.get("key") or row["folder"]: row["result"] for row in listed.pop("rows")}
+    assert rows == dict.fromkeys(("run/step-1/", "run/old.log", "run/refused.log"), "would-go")
+    assert listed == {
+        "result": "ok",
+        "objects": 5,
+        "bytes": 50,
+        "dollars_a_month": None,
+        "too_young_objects": 1,
+    }
+    refusal = Fault(FaultAction.ANSWER, operation="DeleteObject", key="*/refused.log", status=500)
+    old.bucket.control.faults(refusal)
+    removed = json.loads(old.clean("--older-than", "7d", "--delete", "--json", status=1).stdout)
+    assert (removed["result"], removed["objects"], removed["bytes"]) == ("stays", 4, 40)
+    (stays,) = [row for row in removed["rows"] if row["result"] != "removed"]
+    assert (stays["key"], stays["result"]) == ("run/refused.log", "stays")
+    assert "500" in stays["error"]
+    nothing = json.loads(old.clean("--glob", "none", "--json").stdout)
+    assert (nothing["rows"], nothing["result"]) == ([], "ok")
+
+
+def test_json_is_whole_after_errors(old: Cleaned) -> None:
+    old.put("old.log")
+    old.bucket.control.faults(
+        Fault(FaultAction.ANSWER, operation="ListObjectsV2", nth=3, status=403, code="AccessDenied")
+    )
+    found = json.loads(old.clean("--older-than", "7d", "--delete", "--json", status=1).stdout)
+    assert (found["rows"], found["result"], found["objects"]) == ([], "error", 0)
+
+
 def test_old_objects_go_young_ones_stay(old: Cleaned) -> None:
     old.put("old.log", "a/old.log", days_ago=8)
     old.put("young.log", "a/young.log", days_ago=6)
