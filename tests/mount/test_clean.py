@@ -108,7 +108,7 @@ def old(tmp_path: Path) -> Iterator[Cleaned]:
 
 
 def test_without_delete_it_only_lists(old: Cleaned) -> None:
-    old.put("old.log", "older\u202e.log", days_ago=8)
+    old.put("old.log", "older\u202e.log", days_ago=8.01)
     old.put("young.log", days_ago=6)
     done = old.clean("--older-than", "7d", "--price-per-gb", "1000000")
     assert done.stdout.splitlines() == [
@@ -134,8 +134,10 @@ def test_json_has_plan_and_result(old: Cleaned) -> None:
         "dollars_a_month": None,
         "too_young_objects": 1,
     }
-    refusal = Fault(FaultAction.ANSWER, operation="DeleteObject", key="*/refused.log", status=500)
-    old.bucket.control.faults(refusal)
+    for operation, key, status in (("DeleteObjects", "*", 501), ("DeleteObject", "*/refused.log", 500)):
+        code = "NotImplemented" if status == 501 else "InternalError"
+        fault = Fault(FaultAction.ANSWER, operation=operation, key=key, status=status, code=code)
+        old.bucket.control.faults(fault)
     removed = json.loads(old.clean("--older-than", "7d", "--delete", "--json", status=1).stdout)
     assert (removed["result"], removed["objects"], removed["bytes"]) == ("stays", 4, 40)
     (stays,) = [row for row in removed["rows"] if row["result"] != "removed"]
