@@ -17,7 +17,14 @@ from fusecache.engine.publish.retirement import Retirement
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
-from fusecache.index.journal import Change, DropAttributes, DropOperation, PutAttributes, PutFile
+from fusecache.index.journal import (
+    Change,
+    DropAttributes,
+    DropOperation,
+    PutAttributes,
+    PutFile,
+    PutOperation,
+)
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
@@ -64,6 +71,7 @@ class PublishResults:
             PutAttributes(published.key, published.etag, record.attributes),
             *self._base_etags.update(published.key, published.etag),
             *self._disposal.drop_replaced(version),
+            *(PutOperation(removal.record) for removal in self._queue.settle_deletes(published.key)),
             *self._placement.queue_deletes(published.key),
             *self._rejections.forget((published.key,)),
             *self._rejections.commit_markers.on_resolved(version),

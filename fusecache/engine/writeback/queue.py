@@ -149,10 +149,7 @@ class WritebackQueue:
             elif was_first and not published:
                 self.rebase(key, base_of(item, key))
                 self._listener.on_rebased(same_key[0])
-        if isinstance(item, Operation) and (moved_to := _moved_to(item)):
-            self._deletes_by_target[moved_to].remove(item)
-            if not self._deletes_by_target[moved_to]:
-                del self._deletes_by_target[moved_to]
+        self._forget_target(item)
         self.rotation.remove(item.sequence, item.changed_keys()[-1])
         self._listener.on_removed(item)
         self._notify()
@@ -178,6 +175,18 @@ class WritebackQueue:
     def deletes_waiting_for(self, key: str) -> list[Operation]:
         """Return the queued deletes of names whose newer, unpublished content moved to `key`."""
         return list(self._deletes_by_target.get(key, ()))
+
+    def settle_deletes(self, key: str) -> list[Operation]:
+        """Return the deletes whose newer content was just published under `key`; they lose their target.
+
+        What happens to later content of `key` does not concern them.
+        """
+        waits_from = min((item.sequence for item in self.for_key(key)), default=float("inf"))
+        settled = [removal for removal in self.deletes_waiting_for(key) if removal.sequence < waits_from]
+        for removal in settled:
+            self._forget_target(removal)
+            removal.record = replace(removal.record, target="")
+        return settled
 
     def ends_with(self, item: QueuedChange) -> bool:
         """Return whether the item is the last of the queue."""
@@ -246,6 +255,12 @@ class WritebackQueue:
     def is_commit_marker(self, key: str) -> bool:
         """Return whether the file name of a key matches `order_last`: it says that other files are there."""
         return matches_any(key.rpartition("/")[2], self._order_last)
+
+    def _forget_target(self, item: QueuedChange) -> None:
+        if isinstance(item, Operation) and (moved_to := _moved_to(item)):
+            self._deletes_by_target[moved_to].remove(item)
+            if not self._deletes_by_target[moved_to]:
+                del self._deletes_by_target[moved_to]
 
     def _change_of(self, item: QueuedChange) -> OrderedChange:
         """Return what the publish order needs to know of an item that is about to be queued."""
