@@ -119,6 +119,10 @@ test-stores: setup build/azurite/.installed ## contract and mounts on Azurite (b
 	FUSECACHE_TEST_STORES=1 $(VENV)/bin/python -m pytest tests/contract/test_store.py tests/contract/test_clouds.py \
 	    tests/mount/test_stores.py $(IN_PARALLEL) $(PYTEST_ARGS)
 
+.PHONY: test-install
+test-install: $(VENV)/.installed ## each extra by pip, from the index, in bare virtual environments without a compiler
+	FUSECACHE_TEST_INSTALL=1 $(VENV)/bin/python -m pytest tests/install $(PYTEST_ARGS)
+
 .PHONY: test-systemd
 test-systemd: fuse-device ## install into a bare Debian, boot it, and use the service; needs root
 	@$(if $(APT),$(APT) $(SYSTEMD_PACKAGES))
@@ -168,6 +172,15 @@ fmt: $(VENV)/.installed ## format, and mend what ruff can
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
+# Another resolver than the tests' environment has: it knows hashes, and all versions of Python at once.
+UV ?= uv==0.13.9
+
+.PHONY: lock
+lock: ## resolve what `make install` installs into requirements.lock, with hashes; UV_ARGS="--upgrade" for newer ones
+	@$(PYTHON) -m venv build/uv && build/uv/bin/pip install $(PIP_FLAGS) $(UV)
+	@build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UV_ARGS) \
+	    --extra mount --extra metrics --custom-compile-command "make lock" pyproject.toml -o requirements.lock
+
 # ---- measuring it
 
 $(VENV)/.bench: pyproject.toml $(VENV)/.installed
@@ -206,7 +219,8 @@ install: ## the daemon, its command and its unit; PREFIX, DESTDIR
 	@# From a copy: a build leaves its leftovers where it is done, and the next one would pack them.
 	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; \
 	cp -r pyproject.toml README.md LICENSE fusecache loader "$$copy"; \
-	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) "$$copy"
+	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --require-hashes -r requirements.lock; \
+	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --no-deps "$$copy"
 	@# A script names its interpreter; under DESTDIR that is not yet where it will be.
 	@$(if $(DESTDIR),sed --in-place '1s|^#!$(abspath $(DESTDIR))|#!|' $(DESTDIR)$(DAEMON_VENV)/bin/fusecache)
 	@install -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(UNITDIR) $(DESTDIR)$(SYSCONFDIR)/fusecache

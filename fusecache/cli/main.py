@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from fusecache import __version__
 from fusecache.cli import access, cache_commands, clean, uploads
+from fusecache.cli.extras import missing_package, require_extra
 from fusecache.cli.health import health
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
@@ -64,6 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(getattr(arguments, "error_status", 1))
     except OSError as exc:
         say_error(f"{exc.filename or arguments.command}: {exc.strerror or exc}")
+        return int(getattr(arguments, "error_status", 1))
+    except ModuleNotFoundError as exc:
+        missing = missing_package(exc)
+        if missing is None:
+            raise
+        say_error(missing)
         return int(getattr(arguments, "error_status", 1))
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -301,6 +308,7 @@ def _upload_age(text: str) -> float:
 
 def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     parent = Parent(arguments.ready_fd)
+    require_extra("mount")
     try:
         options = load_options(
             {name: getattr(arguments, name) for name in FIELDS},

@@ -24,6 +24,7 @@ from typing import Any, Self
 
 import lmdb
 
+from fusecache.index.lmdb_format import open_environment
 from fusecache.model.errors import JournalMapFull, NoSpace, StateError
 from fusecache.model.records import (
     ConflictRecord,
@@ -172,9 +173,7 @@ class Journal:
         while self._map_bytes < 2 * size:
             self._map_bytes *= 2
         _read_whole(data)
-        self._env = lmdb.open(
-            str(self._directory), map_size=self._map_bytes, max_dbs=8, subdir=True, lock=True
-        )
+        self._env = open_environment(self._directory, map_size=self._map_bytes, max_dbs=8)
         self._files = self._env.open_db(b"files")
         self._operations = self._env.open_db(b"operations")
         self._attributes = self._env.open_db(b"attributes")
