@@ -35,6 +35,7 @@ TEST_PACKAGES := attr ca-certificates fio git openssl procps rsync unzip zip
 CEPH_PACKAGES := ceph-common ceph-mon ceph-osd radosgw
 BENCH_PACKAGES := fio s3fs
 SYSTEMD_PACKAGES := debootstrap rsync systemd-container
+MONITORING_PACKAGES := prometheus
 CONTAINER_PACKAGES := $(SYSTEMD_PACKAGES) iproute2
 
 .PHONY: help
@@ -118,6 +119,12 @@ build/azurite/.installed: Makefile
 test-stores: setup build/azurite/.installed ## contract and mounts on Azurite (by npm) and on a fake of Google Cloud Storage
 	FUSECACHE_TEST_STORES=1 $(VENV)/bin/python -m pytest tests/contract/test_store.py tests/contract/test_clouds.py \
 	    tests/mount/test_stores.py $(IN_PARALLEL) $(PYTEST_ARGS)
+
+.PHONY: test-monitoring
+test-monitoring: setup ## examples/monitoring with Debian's Prometheus: its tool, and a scrape of a mount
+	@$(if $(APT),$(APT) $(MONITORING_PACKAGES))
+	FUSECACHE_TEST_PROMETHEUS=1 $(VENV)/bin/python -m pytest tests/mount/test_prometheus.py tests/mount/test_metrics.py \
+	    $(PYTEST_ARGS)
 
 .PHONY: test-install
 test-install: $(VENV)/.installed ## each extra by pip, from the index, in bare virtual environments without a compiler

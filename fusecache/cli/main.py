@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fusecache import __version__
-from fusecache.cli import access, cache_commands, clean, uploads
+from fusecache.cli import access, cache_commands, clean, metrics, uploads
 from fusecache.cli.extras import missing_package, require_extra
 from fusecache.cli.health import health
 from fusecache.cli.recover import parse_ids, recover
@@ -174,6 +174,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     healthy.set_defaults(run=health, parser=healthy)
 
+    metrics.add_arguments(
+        _add(commands, "metrics", "print the numbers of a mount as OpenMetrics, for Prometheus")
+    )
     _add_cache_commands(commands)
     _add_recover(commands)
     _add_uploads(commands)
@@ -316,6 +319,8 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
             config_path=_config_path(arguments),
             user_id=os.geteuid(),
         )
+        if options.monitoring.metrics_port is not None:
+            require_extra("metrics")
         if arguments.foreground:
             from fusecache.daemon.main import run  # the other commands need neither FUSE nor boto3
 

@@ -207,3 +207,12 @@ def as_names(value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(part, str) and part for part in value):
         raise ValueError("a list of strings (in a variable or a flag: separated by commas)")
     return tuple(value)
+
+
+def as_port(value: object) -> int:
+    """Return a port. Raises ValueError."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**16:
+        raise ValueError("a port from 1 to 65535")
+    return value

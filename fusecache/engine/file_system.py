@@ -30,6 +30,7 @@ from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.errors import RemoteError, StateError
 from fusecache.model.format_text import count_text, size_text
+from fusecache.model.latency import LatencyHistogram
 from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ class FileSystem:
         self.status, self.quarantine = services.status, services.quarantine
         self.replayed = ReplayResult()
         self._started = trio.current_time()
+        # Of the calls of programs, counted by the caller.
+        self.call_times = {"open": LatencyHistogram(), "close": LatencyHistogram()}
 
     def end_waiting(self) -> None:
         """The mount is about to end: answer every close and fsync that waits."""
@@ -197,13 +200,16 @@ class FileSystem:
 
         pending: the pending changes, if the caller has just counted them.
         """
-        cache = self.cache.statistics().as_dict()
+        read = self.cache.statistics()
+        cache, calls = read.as_dict(), {"read": read.latency}
+        calls |= {call: each.latency() for call, each in self.call_times.items()}
         cache["wait_seconds"]["metadata"] = self.lookup.waited_seconds
         requests, client = self._storage.store.statistics(), self._names.metadata_client
         return {
             "uptime_seconds": round(trio.current_time() - self._started, 1),
             **self.status.statistics(self.pending() if pending is None else pending),
             **self.quarantine.statistics(),
+            "call_times": {call: asdict(each) for call, each in calls.items()},
             "inodes": len(self.tree.nodes),
             "journal_error": str(self.journal.refusal or ""),
             "listings": asdict(self._storage.listings.statistics()),

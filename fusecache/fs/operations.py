@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import pyfuse3
+import trio
 
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import (
@@ -68,6 +69,26 @@ def _guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corout
             raise pyfuse3.FUSEError(errno.EIO) from exc
 
     return guarded
+
+
+def _timed(
+    call: str,
+) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
+    """Count the time that a handler takes as one of a call of programs: `open` or `close`."""
+
+    def wrapped(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        @functools.wraps(handler)
+        async def timed(*args: P.args, **kwargs: P.kwargs) -> T:
+            began = trio.current_time()
+            try:
+                return await handler(*args, **kwargs)
+            finally:
+                operations: Any = args[0]
+                operations._fs.call_times[call].count(trio.current_time() - began)
+
+        return timed
+
+    return wrapped
 
 
 class Operations(pyfuse3.Operations):
@@ -296,6 +317,7 @@ class Operations(pyfuse3.Operations):
 
     # ---- files
 
+    @_timed("open")
     @_guarded
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
@@ -321,6 +343,10 @@ class Operations(pyfuse3.Operations):
             if flags & os.O_ACCMODE != os.O_RDONLY:
                 raise pyfuse3.FUSEError(errno.EACCES)
             return self._control.open(inode)
+        return await self._open_file(inode, flags, ctx.pid)
+
+    @_timed("open")
+    async def _open_file(self, inode: int, flags: int, pid: int) -> pyfuse3.FileInfo:
         node = self._node(inode)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         if writable:
@@ -329,7 +355,7 @@ class Operations(pyfuse3.Operations):
             await self._fs.file_io.wait_release(node)
         await self._revalidate(node)
         appends = writable and bool(flags & os.O_APPEND)
-        handle = self._fs.file_io.open(node, writable=writable, pid=ctx.pid, appends=appends)
+        handle = self._fs.file_io.open(node, writable=writable, pid=pid, appends=appends)
         if writable and flags & os.O_TRUNC:
             try:
                 await self._fs.file_io.truncate(node, 0)
@@ -361,7 +387,11 @@ class Operations(pyfuse3.Operations):
             await self._control.hints.flush(fh)
         handle = self._files.get(fh)
         if handle is not None:
-            await self._fs.close_protocol.flush(handle)
+            await self._close_file(handle)
+
+    @_timed("close")
+    async def _close_file(self, handle: FileHandle) -> None:
+        await self._fs.close_protocol.flush(handle)
 
     @_guarded
     async def fsync(self, fh: int, datasync: bool) -> None:

@@ -32,9 +32,10 @@ def open_environment(directory: Path, **settings: Any) -> lmdb.Environment:
         if data_format is None or data_format in _READABLE:
             raise
         raise StateError(
-            f"{directory} has LMDB's data format {data_format}, which the installed lmdb {lmdb.__version__} cannot read. "
-            "Nothing is damaged, and nothing was changed: install another lmdb (pip install 'lmdb>=3,<4' reads the "
-            "formats 1 and 3) and mount again. Keep the cache directory: it may hold files that the bucket does not have"
+            f"{directory} has LMDB's data format {data_format}, which the installed lmdb {lmdb.__version__} cannot "
+            "read. Nothing is damaged, and nothing was changed: install another lmdb (pip install 'lmdb>=3,<4' reads "
+            "the formats 1 and 3) and mount again. Keep the cache directory: it may hold files that the bucket does "
+            "not have"
         ) from exc
 
 
