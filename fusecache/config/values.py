@@ -3,15 +3,18 @@
 Each function takes the value from a file, a variable or a flag. Its ValueError's text says what is allowed.
 """
 
+import argparse
 import math
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from fusecache.model.objects import GIB, KIB, MIB, TIB
 
+T = TypeVar("T")
 SIZE_UNITS = {
     "": 1,
     "K": 1000,
@@ -216,3 +219,15 @@ def as_port(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**16:
         raise ValueError("a port from 1 to 65535")
     return value
+
+
+def as_argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a parser for a command's argument, whose error says what is allowed."""
+
+    def parse_argument(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as exc:
+            raise argparse.ArgumentTypeError(f"{text!r}: allowed is {exc}") from None
+
+    return parse_argument
