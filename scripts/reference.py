@@ -161,6 +161,9 @@ _WHOLE = (
     "shortages",
 )
 
+# Commands that take every option of a mount.
+_MOUNTING = ("mount", "run", "doctor")
+
 
 def page() -> str:
     """The page as the code says it now."""
@@ -209,14 +212,14 @@ def _commands() -> Iterator[str]:
         yield ""
         yield "| argument | meaning |"
         yield "|---|---|"
-        options = _option_flags() if name == "mount" else set()
+        options = _option_flags() if name in _MOUNTING else set()
         for action in parser._actions:
             if action.help == argparse.SUPPRESS or action.dest == "help":
                 continue
             if not options & set(action.option_strings):
                 yield f"| `{_spelling(action)}` | {_cell(action.help or '')} |"
         yield ""
-        if name == "mount":
+        if name in _MOUNTING:
             yield "And every [option of a mount](#options-of-a-mount), as a flag."
             yield ""
         yield _exit_status(str(parser.epilog))

@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
+from fusecache.config.options import MountOptions
 from fusecache.model.errors import ConfigError
 
 # Extra -> the modules that its packages bring and that this package imports.
@@ -16,6 +17,13 @@ def require_extra(extra: str) -> None:
     for module in MODULES[extra]:
         if find_spec(module) is None:
             raise _missing(module, extra)
+
+
+def require_mount_extras(options: MountOptions) -> None:
+    """Raise ConfigError if what a mount with these options needs is not installed."""
+    require_extra("mount")
+    if options.monitoring.metrics_port is not None:
+        require_extra("metrics")
 
 
 def missing_package(error: ModuleNotFoundError) -> ConfigError | None:

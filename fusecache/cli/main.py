@@ -4,6 +4,7 @@ Exit status: 0 success, 1 an error (one line on stderr), 2 wrong usage.
 `sync`: 0 durable, 1 timeout, 2 error, 3 conflict. `warm --wait`: 0 everything is cached, 1 not everything.
 `health`: 0 OK, 1 DEGRADED, 2 ACTION.
 `check`: 0 nothing found, 1 something found, 2 error.
+`doctor`: 0 all is ok, 1 a warning, 2 something to do first.
 `clean`: 0 all that was selected is gone, 1 some of it stays. `access`: 0 as it should be, 1 not, 2 not known.
 """
 
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fusecache import __version__
-from fusecache.cli import access, cache_commands, clean, metrics, run, uploads
-from fusecache.cli.extras import missing_package, require_extra
+from fusecache.cli import access, cache_commands, clean, doctor, metrics, run, uploads
+from fusecache.cli.extras import missing_package, require_mount_extras
 from fusecache.cli.health import health
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
@@ -184,6 +185,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     healthy.set_defaults(run=health, parser=healthy)
 
+    doctor.add_arguments(
+        _add(
+            commands,
+            "doctor",
+            "check what a mount needs: this node, and with SOURCE the cache's disk, the keys and the bucket",
+            "0 all is ok, 1 a warning, 2 something to do first, or an error",
+        )
+    )
     metrics.add_arguments(
         _add(commands, "metrics", "print the numbers of a mount as OpenMetrics, for Prometheus")
     )
@@ -307,7 +316,6 @@ def _add_uploads(commands: Any) -> None:
 
 def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     parent = Parent(arguments.ready_fd)
-    require_extra("mount")
     try:
         options = load_options(
             {name: getattr(arguments, name) for name in FIELDS},
@@ -315,8 +323,7 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
             config_path=_config_path(arguments),
             user_id=os.geteuid(),
         )
-        if options.monitoring.metrics_port is not None:
-            require_extra("metrics")
+        require_mount_extras(options)
         if arguments.foreground:
             from fusecache.daemon.main import run as serve  # the other commands need neither FUSE nor boto3
 
