@@ -11,7 +11,7 @@ from fusecache.cli.say import print_line
 from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_options
 
 if TYPE_CHECKING:
-    from fusecache.daemon.checkup import Finding
+    from fusecache.daemon.checkup import CheckResult
 
 _EXIT = {"ok": 0, "warning": 1, "action": 2}
 EXIT_ACTION = _EXIT["action"]
@@ -43,7 +43,7 @@ def doctor(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     return worst
 
 
-def _findings(arguments: argparse.Namespace) -> "Iterator[Finding]":
+def _findings(arguments: argparse.Namespace) -> "Iterator[CheckResult]":
     from fusecache.daemon import checkup  # the other commands need neither trio nor boto3
 
     config = arguments.config or os.environ.get("FUSECACHE_CONFIG")

@@ -51,7 +51,7 @@ _TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One line: how it is (OK, WARNING, ACTION), what was looked at, and what was found, with what to do."""
 
     level: str
@@ -59,38 +59,38 @@ class Finding:
     text: str
 
 
-def node_findings(*, allow_other: bool = False) -> Iterator[Finding]:
+def node_findings(*, allow_other: bool = False) -> Iterator[CheckResult]:
     """Check the node."""
     release = platform.release()
     numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdecimal())
     is_old = numbers < OLDEST_KERNEL
     remedy = f": older than any that was tested; use {'.'.join(map(str, OLDEST_KERNEL))} or newer"
-    yield Finding(WARNING if is_old else OK, "kernel", f"{platform.system()} {release}{remedy * is_old}")
+    yield CheckResult(WARNING if is_old else OK, "kernel", f"{platform.system()} {release}{remedy * is_old}")
     yield _checked("fuse", "/dev/fuse can be used", lambda: check_fuse(allow_other=allow_other))
     yield _fusermount()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = "no limit" if hard == resource.RLIM_INFINITY else str(hard)
     few = hard != resource.RLIM_INFINITY and hard < FEW_OPEN_FILES
     remedy = f": jobs with many open files may fail; raise it to {FEW_OPEN_FILES} or more (ulimit -Hn, LimitNOFILE=)"
-    yield Finding(WARNING if few else OK, "open files", f"{shown} (now {soft}){remedy * few}")
+    yield CheckResult(WARNING if few else OK, "open files", f"{shown} (now {soft}){remedy * few}")
 
 
-def _fusermount() -> Finding:
+def _fusermount() -> CheckResult:
     path = shutil.which("fusermount3")
     if path is None:
-        return Finding(ACTION, "fusermount3", "not found: install it, as root: apt-get install fuse3")
+        return CheckResult(ACTION, "fusermount3", "not found: install it, as root: apt-get install fuse3")
     if os.geteuid() != 0 and not os.stat(path).st_mode & stat.S_ISUID:
-        return Finding(
+        return CheckResult(
             ACTION, "fusermount3", f"{path} is not setuid root: chmod u+s {path}, or mount as root"
         )
-    return Finding(OK, "fusermount3", path)
+    return CheckResult(OK, "fusermount3", path)
 
 
-def mountpoint_finding(options: MountOptions) -> Finding:
+def mountpoint_finding(options: MountOptions) -> CheckResult:
     """Check the mountpoint."""
     mountpoint = options.mountpoint
     if mount_state(mountpoint) is MountState.LIVE:
-        return Finding(OK, "mountpoint", f"{mountpoint}: mounted; see `fusecache status {mountpoint}`")
+        return CheckResult(OK, "mountpoint", f"{mountpoint}: mounted; see `fusecache status {mountpoint}`")
     return _checked(
         "mountpoint",
         f"{mountpoint} is an empty directory",
@@ -98,7 +98,7 @@ def mountpoint_finding(options: MountOptions) -> Finding:
     )
 
 
-def cache_findings(options: MountOptions) -> Iterator[Finding]:
+def cache_findings(options: MountOptions) -> Iterator[CheckResult]:
     """Check the cache's disk, and the sizes beside what the node has."""
     place = nearest_directory(options.cache_dir)
     free = shutil.disk_usage(place).free
@@ -110,12 +110,12 @@ def cache_findings(options: MountOptions) -> Iterator[Finding]:
     )
     # What the cache holds already is not free, and yet its own.
     short = "" if options.cache_dir.exists() else shortage_text(options, free - FREE_SPACE_FLOOR_BYTES)
-    yield Finding(
+    yield CheckResult(
         WARNING if short else OK, "cache size", short or f"{size_text(options.cache_size)} (--cache-size)"
     )
     memory = _available_bytes()
     is_tight = 2 * options.memory > memory
-    yield Finding(
+    yield CheckResult(
         WARNING if is_tight else OK,
         "memory",
         f"{size_text(options.memory)} for buffers, {size_text(memory)} free"
@@ -124,7 +124,7 @@ def cache_findings(options: MountOptions) -> Iterator[Finding]:
     try:
         yield _disk_speed(place, free)
     except OSError as exc:
-        yield Finding(ACTION, "disk speed", f"{place}: {exc.strerror}; choose another --cache-dir")
+        yield CheckResult(ACTION, "disk speed", f"{place}: {exc.strerror}; choose another --cache-dir")
 
 
 def _available_bytes() -> int:
@@ -133,9 +133,9 @@ def _available_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def _disk_speed(place: Path, free: int) -> Finding:
+def _disk_speed(place: Path, free: int) -> CheckResult:
     if free < 2 * DISK_BYTES:
-        return Finding(WARNING, "disk speed", f"not measured: {size_text(free)} free")
+        return CheckResult(WARNING, "disk speed", f"not measured: {size_text(free)} free")
     block = os.urandom(MIB)
     with tempfile.TemporaryFile(dir=place) as file:
         began = time.perf_counter()
@@ -151,7 +151,7 @@ def _disk_speed(place: Path, free: int) -> Finding:
             os.fdatasync(file.fileno())
             times.append(time.perf_counter() - began)
     is_slow = rate < SLOW_DISK_BYTES_PER_SECOND or median(times) > SLOW_SYNC_SECONDS
-    return Finding(
+    return CheckResult(
         WARNING if is_slow else OK,
         "disk speed",
         f"writes {size_text(rate)}/s, a sync takes {seconds_text(median(times))}"
@@ -159,7 +159,7 @@ def _disk_speed(place: Path, free: int) -> Finding:
     )
 
 
-def bucket_findings(options: MountOptions) -> Iterator[Finding]:
+def bucket_findings(options: MountOptions) -> Iterator[CheckResult]:
     """Check endpoint, clock, keys and network, each with a few small requests."""
     endpoint = choose_endpoint(
         os.environ,
@@ -170,16 +170,16 @@ def bucket_findings(options: MountOptions) -> Iterator[Finding]:
     )
     url = endpoint.url or f"https://s3.{endpoint.region or 'us-east-1'}.amazonaws.com"
     for text in risk_texts(options, endpoint):
-        yield Finding(WARNING, "risk", text)
+        yield CheckResult(WARNING, "risk", text)
     yield _clock(url, f"/{options.bucket}/{quote(options.prefix)}{PROBE_NAME}")
     try:
         with closing(open_stores(options, endpoint, max_connections=2)) as remote:
             yield from _answers(options, endpoint, url, remote)
     except FusecacheError as exc:
-        yield Finding(ACTION, "keys", str(exc))
+        yield CheckResult(ACTION, "keys", str(exc))
 
 
-def _clock(url: str, path: str) -> Finding:
+def _clock(url: str, path: str) -> CheckResult:
     """Compare the clock with the header Date, in whole seconds, of the answer to a request without keys."""
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -195,17 +195,17 @@ def _clock(url: str, path: str) -> Finding:
             date = connection.getresponse().headers["Date"]
             ahead = time.time() - parsedate_to_datetime(date).timestamp()
         except (OSError, http.client.HTTPException) as exc:
-            return Finding(
+            return CheckResult(
                 WARNING, "clock", f"not compared, as {url} cannot be reached without a proxy: {exc}"
             )
         except (TypeError, ValueError):
-            return Finding(WARNING, "clock", f"{url} sends no date to compare with")
+            return CheckResult(WARNING, "clock", f"{url} sends no date to compare with")
     text = f"{seconds_text(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} {host}"
     if abs(ahead) < SKEW_WARNING_SECONDS:
-        return Finding(OK, "clock", f"within {seconds_text(max(1.0, abs(ahead)))} of {host}")
+        return CheckResult(OK, "clock", f"within {seconds_text(max(1.0, abs(ahead)))} of {host}")
     is_refused = abs(ahead) >= SKEW_ACTION_SECONDS
     remedy = "the bucket refuses every request; " if is_refused else ""
-    return Finding(
+    return CheckResult(
         ACTION if is_refused else WARNING,
         "clock",
         f"{text}: {remedy}set it, with chrony or timedatectl set-ntp true",
@@ -214,7 +214,7 @@ def _clock(url: str, path: str) -> Finding:
 
 def _answers(
     options: MountOptions, endpoint: Endpoint, url: str, remote: ReadWriteSplit
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """Ask as a mount asks when it starts; then measure."""
     try:
         found = remote.list_page(options.prefix, limit=1000).objects
@@ -226,12 +226,12 @@ def _answers(
     except RemoteError as exc:
         is_refused = isinstance(exc, AccessDenied)
         remedy = "" if is_refused else "; check the URL, the network, proxy and firewall"
-        yield Finding(ACTION, "keys" if is_refused else "endpoint", f"{url}: {exc}{remedy}")
+        yield CheckResult(ACTION, "keys" if is_refused else "endpoint", f"{url}: {exc}{remedy}")
         return
-    yield Finding(OK, "endpoint", f"{url}{' (R2)' * endpoint.is_r2} answers for {options.source}")
+    yield CheckResult(OK, "endpoint", f"{url}{' (R2)' * endpoint.is_r2} answers for {options.source}")
     yield _keys(options, remote)
     is_far = median(trips) > SLOW_ROUND_TRIP_SECONDS
-    yield Finding(
+    yield CheckResult(
         WARNING if is_far else OK,
         "round trip",
         f"{seconds_text(median(trips))} for a LIST"
@@ -240,40 +240,44 @@ def _answers(
     yield _bandwidth(max(found, key=lambda each: each.size, default=None), remote)
 
 
-def _keys(options: MountOptions, remote: ReadWriteSplit) -> Finding:
+def _keys(options: MountOptions, remote: ReadWriteSplit) -> CheckResult:
     source = "public bucket" if options.requests.unsigned else ""
     if options.kind is StoreKind.S3 and not source:
         source = keys_from(options.profile, os.environ, credentials_file=options.credentials_file)
     source = f" ({source})" * bool(source)
     if options.read_only:
-        return Finding(OK, "keys", f"may list{source}")
+        return CheckResult(OK, "keys", f"may list{source}")
     try:
         remote.probe_write(options.prefix)
     except RemoteError as exc:
-        return Finding(ACTION, "keys", f"may list, not write: {exc}; use --read-only, or keys that may write")
-    return Finding(OK, "keys", f"may list and write{source}; all rights: fusecache access {options.source}")
+        return CheckResult(
+            ACTION, "keys", f"may list, not write: {exc}; use --read-only, or keys that may write"
+        )
+    return CheckResult(
+        OK, "keys", f"may list and write{source}; all rights: fusecache access {options.source}"
+    )
 
 
-def _bandwidth(largest: ObjectInfo | None, remote: ReadWriteSplit) -> Finding:
+def _bandwidth(largest: ObjectInfo | None, remote: ReadWriteSplit) -> CheckResult:
     """Read up to READ_BYTES of the largest object of the first page, over one connection."""
     if largest is None or not largest.size:
-        return Finding(OK, "bandwidth", "not measured: the first 1 000 keys have no object with content")
+        return CheckResult(OK, "bandwidth", "not measured: the first 1 000 keys have no object with content")
     extent = Extent(0, min(READ_BYTES, largest.size))
     began = time.perf_counter()
     try:
         remote.get_into(largest.object_id, extent, memoryview(bytearray(extent.stop)), lambda _: None)
     except RemoteError as exc:
-        return Finding(ACTION, "bandwidth", f"{largest.object_id.key}: {exc}")
+        return CheckResult(ACTION, "bandwidth", f"{largest.object_id.key}: {exc}")
     rate = extent.stop / (time.perf_counter() - began)
     small = "; too small to say much" * (extent.stop < READ_BYTES)
     text = f"{size_text(rate)}/s over one connection, reading {size_text(extent.stop)}{small}"
-    return Finding(OK, "bandwidth", text)
+    return CheckResult(OK, "bandwidth", text)
 
 
-def _checked(subject: str, good: str, check: Callable[[], None]) -> Finding:
+def _checked(subject: str, good: str, check: Callable[[], None]) -> CheckResult:
     """Return what a check that raises a FusecacheError with a remedy found."""
     try:
         check()
     except FusecacheError as exc:
-        return Finding(ACTION, subject, str(exc))
-    return Finding(OK, subject, good)
+        return CheckResult(ACTION, subject, str(exc))
+    return CheckResult(OK, subject, good)

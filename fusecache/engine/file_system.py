@@ -18,7 +18,7 @@ from fusecache.engine.durability.pending import Pending
 from fusecache.engine.durability.sync import Durability
 from fusecache.engine.events import EventTargets, KernelListener
 from fusecache.engine.namespace.cached_names import CachedNames
-from fusecache.engine.namespace.nodes import Node
+from fusecache.engine.namespace.nodes import FileHandle, Node
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.recovery.journal_replay import (
     ReplayResult,
@@ -66,7 +66,7 @@ class FileSystem:
         self.symlinks = names.symlinks
         self.file_io, self.close_protocol = write_back.write.file_io, write_back.write.close_protocol
         self.publisher = write_back.publisher
-        self.namespace_ops, self.fsync = write_back.namespace_ops, write_back.remote_fsync.fsync
+        self.namespace_ops = write_back.namespace_ops
         self.warmup, self.inspector = services.warmup, services.inspector
         self.uploads = services.uploads
         self.status, self.quarantine = services.status, services.quarantine
@@ -190,6 +190,10 @@ class FileSystem:
     async def drain(self, timeout_seconds: float | None = None, *, until_empty: bool) -> Durability:
         """Publish everything before the mount ends, as `Drain.run` does."""
         return await self._services.drain.run(timeout_seconds, until_empty=until_empty)
+
+    async def fsync(self, handle: FileHandle) -> None:
+        """Sync a file, as `RemoteFsync.fsync` does."""
+        await self._write_back.remote_fsync.fsync(handle)
 
     async def path_state(self, path: str) -> str:
         """Return the state of a file or directory as one word. Raises NotFound."""

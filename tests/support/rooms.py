@@ -189,6 +189,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "lmdb": ("fusecache.index",),
     "msgspec": ("loader.mds.index_parser",),
     "numpy": ("loader",),
+    "prometheus_client": ("fusecache.mount.metrics", "fusecache.daemon.metrics_port"),
     "pyfuse3": ("fusecache.fs", "fusecache.daemon.main", "fusecache.daemon.fuse_options"),
     "torch": ("loader.torch",),
     "tqdm": ("fusecache.mount.progress", "loader"),
