@@ -52,7 +52,7 @@ INTERRUPTED = 130  # 128 + SIGINT, the convention of shells
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
+    parser = make_parser()
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
         flags = re.findall(r"--[a-z][a-z-]*", arguments.parser.format_help())
@@ -93,7 +93,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = _Parser(
         prog="fusecache", description="Mount a bucket of S3, R2, Google or Azure as a local directory."
     )

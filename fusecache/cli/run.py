@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--sync-deadline", type=as_argument(Duration()), default=25.0, metavar="DURATION",
-        help="after SIGTERM, SIGINT or SIGHUP all is over within this time. The command gets the signal and 70% of the "
-        "time, then SIGKILL; the rest is for the last uploads [25s]",
+        help="after SIGTERM, SIGINT or SIGHUP all is over within this time. The command gets the signal and 70 percent "
+        "of the time, then SIGKILL; the rest is for the last uploads [25s]",
     )  # fmt: skip
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="TOML file with options of the mount [$FUSECACHE_CONFIG]"
