@@ -24,6 +24,8 @@ PIP_FLAGS := --quiet --disable-pip-version-check --no-input --root-user-action i
 PREFIX ?= /opt/fusecache
 DAEMON_VENV := $(PREFIX)/venv
 BINDIR ?= /usr/local/bin
+# mount(8) looks for mount.fusecache in no other place.
+SBINDIR ?= /usr/sbin
 SYSCONFDIR ?= /etc
 UNITDIR ?= $(SYSCONFDIR)/systemd/system
 DESTDIR ?=
@@ -244,9 +246,10 @@ install: ## the daemon, its command and its unit; PREFIX, DESTDIR
 	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --require-hashes -r requirements.lock; \
 	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --no-deps "$$copy"
 	@# A script names its interpreter; under DESTDIR that is not yet where it will be.
-	@$(if $(DESTDIR),sed --in-place '1s|^#!$(abspath $(DESTDIR))|#!|' $(DESTDIR)$(DAEMON_VENV)/bin/fusecache)
-	@install -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(UNITDIR) $(DESTDIR)$(SYSCONFDIR)/fusecache
+	@$(if $(DESTDIR),sed --in-place '1s|^#!$(abspath $(DESTDIR))|#!|' $(DESTDIR)$(DAEMON_VENV)/bin/{,mount.}fusecache)
+	@install -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(SBINDIR) $(DESTDIR)$(UNITDIR) $(DESTDIR)$(SYSCONFDIR)/fusecache
 	@ln -sfn $(DAEMON_VENV)/bin/fusecache $(DESTDIR)$(BINDIR)/fusecache
+	@ln -sfn $(DAEMON_VENV)/bin/mount.fusecache $(DESTDIR)$(SBINDIR)/mount.fusecache
 	@install -m 755 systemd/fusecache-mountpoint $(DESTDIR)$(DAEMON_VENV)/bin/
 	@sed -e 's|/opt/fusecache/|$(PREFIX)/|' \
 	    -e 's|/etc/fusecache/|$(SYSCONFDIR)/fusecache/|' \
@@ -258,7 +261,7 @@ install: ## the daemon, its command and its unit; PREFIX, DESTDIR
 uninstall: ## what install made; never a config, a cache or a bucket
 	@if [ -z "$(DESTDIR)" ] && $(DAEMON_RUNS); then \
 	    echo "a daemon still runs; first: systemctl disable --now 'fusecache@*'" >&2; exit 1; fi
-	@rm -f $(DESTDIR)$(BINDIR)/fusecache $(DESTDIR)$(UNITDIR)/fusecache@.service
+	@rm -f $(DESTDIR)$(BINDIR)/fusecache $(DESTDIR)$(SBINDIR)/mount.fusecache $(DESTDIR)$(UNITDIR)/fusecache@.service
 	@rm -f $(DESTDIR)$(SYSCONFDIR)/fusecache/example.toml.sample
 	@rm -rf $(DESTDIR)$(DAEMON_VENV)
 	@for folder in $(DESTDIR)$(SYSCONFDIR)/fusecache $(DESTDIR)$(PREFIX); do \
