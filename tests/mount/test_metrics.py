@@ -1,5 +1,6 @@
 """The numbers of a real mount for Prometheus: by command, on a port, and in a file for node-exporter."""
 
+import contextlib
 import json
 import socket
 import urllib.request
@@ -10,8 +11,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
+from fusecache.daemon.metrics_port import MOST_CONNECTIONS
 from fusecache.model.latency import BOUNDS_SECONDS
-from tests.support.mounts import FUSECACHE, Mount, run
+from tests.support.mounts import FUSECACHE, Mount, run, wait_until
 from tests.support.s3_buckets import Bucket
 
 Samples = dict[str, float]
@@ -123,3 +125,24 @@ def test_log_of_a_mount_is_json(mount: Callable[..., Mount]) -> None:
     rows = [json.loads(line) for line in made.log().splitlines()]
     assert {"time", "level", "logger", "message"} == {key for row in rows for key in row}
     assert any(row["message"].startswith("mounted source=") for row in rows)
+
+
+def test_silent_connections_are_bounded(mount: Callable[..., Mount]) -> None:
+    port = free_port()
+    mount("--metrics-port", str(port))
+    with contextlib.ExitStack() as stack:
+        held = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            for _ in range(MOST_CONNECTIONS + 1)
+        ]
+        assert held[-1].recv(1) == b""
+    wait_until(lambda: _scraped(port), "a free connection")
+
+
+def _scraped(port: int) -> bytes:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            body: bytes = answer.read()
+            return body
+    except OSError:
+        return b""
