@@ -246,7 +246,7 @@ install: ## the daemon, its command and its unit; PREFIX, DESTDIR
 	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --require-hashes -r requirements.lock; \
 	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --no-deps "$$copy"
 	@# A script names its interpreter; under DESTDIR that is not yet where it will be.
-	@$(if $(DESTDIR),sed --in-place '1s|^#!$(abspath $(DESTDIR))|#!|' $(DESTDIR)$(DAEMON_VENV)/bin/{,mount.}fusecache)
+	@$(if $(DESTDIR),sed --in-place '1s|^#!$(abspath $(DESTDIR))|#!|' $(addprefix $(DESTDIR)$(DAEMON_VENV)/bin/,fusecache mount.fusecache))
 	@install -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(SBINDIR) $(DESTDIR)$(UNITDIR) $(DESTDIR)$(SYSCONFDIR)/fusecache
 	@ln -sfn $(DAEMON_VENV)/bin/fusecache $(DESTDIR)$(BINDIR)/fusecache
 	@ln -sfn $(DAEMON_VENV)/bin/mount.fusecache $(DESTDIR)$(SBINDIR)/mount.fusecache
