@@ -202,7 +202,7 @@ def the_right_key_mends_it(server: ServerProcess) -> None:
 
 def a_line_of_fstab_is_a_unit_that_mounts(server: ServerProcess) -> None:
     lazy = Path("/srv/lazy")
-    lazy.mkdir()
+    lazy.mkdir(exist_ok=True)  # the tree is kept for the next run
     options = f"_netdev,noauto,x-systemd.automount,endpoint_url={server.endpoint_url},credentials_file={KEYS}"
     Path("/etc/fstab").write_text(
         f"s3://{server.bucket} {lazy} fusecache {options},cache_dir=/var/lib/fusecache/lazy 0 0\n"
