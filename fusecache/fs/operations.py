@@ -1,20 +1,18 @@
 """Translates the kernel's requests into engine calls, and results and errors back. It decides nothing.
 
 Invariants:
-1. Every handler goes through `_guarded`. An exception that reached pyfuse3 would end the mount under every process.
+1. Every handler goes through `guarded`. An exception that reached pyfuse3 would end the mount under every process.
 2. No handler waits for the bucket to accept a write: the kernel holds locks during the request.
 """
 
 import errno
-import functools
-import logging
 import os
 import stat
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 import pyfuse3
-import trio
 
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import (
@@ -28,6 +26,7 @@ from fusecache.fs import control, hint_files
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.errno_table import errno_of
+from fusecache.fs.handlers import guarded, timed
 from fusecache.fs.open_directories import OpenDirectories
 from fusecache.model.errors import (
     FusecacheError,
@@ -41,54 +40,12 @@ from fusecache.model.errors import (
 from fusecache.model.names import decode_name
 from fusecache.model.records import PosixAttributes
 
-log = logging.getLogger(__name__)
-P = ParamSpec("P")
-T = TypeVar("T")
-
 _BLOCK = 4096
+# The arguments of handlers that say which file a call is for.
+_INODES = ("parent_inode", "parent_inode_old", "inode")
+_NAMES = ("name", "name_old")
 # The target is stored percent-encoded in the object's metadata, which S3 limits to 2 KiB.
 _TARGET_BYTES_MAX = 600
-
-
-def _guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    @functools.wraps(handler)
-    async def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return await handler(*args, **kwargs)
-        except pyfuse3.FUSEError:
-            raise
-        except FusecacheError as exc:
-            number = errno_of(exc)
-            if number == errno.EIO:
-                log.warning("request failed call=%s error=%s", handler.__name__, exc)
-            else:
-                log.debug("request refused call=%s error=%s", handler.__name__, exc)
-            raise pyfuse3.FUSEError(number) from exc
-        except Exception as exc:
-            log.exception("unexpected failure call=%s", handler.__name__)
-            raise pyfuse3.FUSEError(errno.EIO) from exc
-
-    return guarded
-
-
-def _timed(
-    call: str,
-) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
-    """Count the time that a handler takes as one of a call of programs: `open` or `close`."""
-
-    def wrapped(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-        @functools.wraps(handler)
-        async def timed(*args: P.args, **kwargs: P.kwargs) -> T:
-            began = trio.current_time()
-            try:
-                return await handler(*args, **kwargs)
-            finally:
-                operations: Any = args[0]
-                operations._fs.call_times[call].count(trio.current_time() - began)
-
-        return timed
-
-    return wrapped
 
 
 class Operations(pyfuse3.Operations):
@@ -99,9 +56,16 @@ class Operations(pyfuse3.Operations):
     enable_acl = False
 
     def __init__(
-        self, filesystem: FileSystem, control_directory: ControlDirectory, *, read_only: bool
+        self,
+        filesystem: FileSystem,
+        control_directory: ControlDirectory,
+        record_failure: Callable[[str, Exception, str], object],
+        *,
+        read_only: bool,
     ) -> None:
+        """record_failure: logs and counts an unexpected exception: the call, the exception, the path."""
         super().__init__()
+        self._record_failure = record_failure
         self._fs = filesystem
         self._control = control_directory
         self._read_only = read_only
@@ -112,7 +76,7 @@ class Operations(pyfuse3.Operations):
 
     # ---- names
 
-    @_guarded
+    @guarded
     async def lookup(
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
@@ -143,13 +107,13 @@ class Operations(pyfuse3.Operations):
         node.lookups += 1
         return self._entries.of_node(node)
 
-    @_guarded
+    @guarded
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         """The kernel dropped lookup references."""
         for inode, count in inode_list:
             self._fs.tree.forget(inode, count)
 
-    @_guarded
+    @guarded
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         """Return attributes."""
         if self._control.owns(inode):
@@ -159,7 +123,7 @@ class Operations(pyfuse3.Operations):
             await self._revalidate(node)
         return self._entries.of_node(node)
 
-    @_guarded
+    @guarded
     async def setattr(
         self,
         inode: int,
@@ -193,12 +157,12 @@ class Operations(pyfuse3.Operations):
             self._fs.file_io.set_attributes(node, new)
         return self._entries.of_node(node)
 
-    @_guarded
+    @guarded
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
         """Return the target of a symlink that is followed."""
         return os.fsencode(self._fs.symlinks.read(self._node(inode)))
 
-    @_guarded
+    @guarded
     async def mkdir(
         self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
@@ -211,7 +175,7 @@ class Operations(pyfuse3.Operations):
             )
         )
 
-    @_guarded
+    @guarded
     async def symlink(
         self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
@@ -227,7 +191,7 @@ class Operations(pyfuse3.Operations):
         self._fs.symlinks.check_new(parent, new_name, text)
         return self._new(await self._fs.namespace_ops.symlink(parent, new_name, text))
 
-    @_guarded
+    @guarded
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         """Remove a file."""
         if parent_inode == hint_files.DIRECTORY:
@@ -236,13 +200,13 @@ class Operations(pyfuse3.Operations):
         self._check_writable(parent_inode)
         await self._fs.namespace_ops.unlink(self._directory(parent_inode), decode_name(name))
 
-    @_guarded
+    @guarded
     async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         """Remove an empty directory."""
         self._check_writable(parent_inode)
         await self._fs.namespace_ops.rmdir(self._directory(parent_inode), decode_name(name))
 
-    @_guarded
+    @guarded
     async def rename(
         self,
         parent_inode_old: int,
@@ -265,14 +229,14 @@ class Operations(pyfuse3.Operations):
             replace=not flags & pyfuse3.RENAME_NOREPLACE,
         )
 
-    @_guarded
+    @guarded
     async def link(
         self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Hard links do not exist in a bucket: EPERM, as link(2) specifies for such file systems."""
         raise NotPermitted("hard links are not supported: a bucket has none; use a symlink or a copy")
 
-    @_guarded
+    @guarded
     async def mknod(
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
@@ -281,7 +245,7 @@ class Operations(pyfuse3.Operations):
 
     # ---- directories
 
-    @_guarded
+    @guarded
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileHandleT:
         """Open a directory."""
         own = self._control.opendir(inode)
@@ -292,7 +256,7 @@ class Operations(pyfuse3.Operations):
         self._directories.open(number, node, ctx.pid)
         return pyfuse3.FileHandleT(number)
 
-    @_guarded
+    @guarded
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         """Stream a directory's entries, with attributes."""
         if self._control.owns_directory_handle(fh):
@@ -306,19 +270,19 @@ class Operations(pyfuse3.Operations):
             if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(text.encode()), entry, index + 1):
                 return
 
-    @_guarded
+    @guarded
     async def releasedir(self, fh: int) -> None:
         """Close a directory."""
         self._directories.release(fh)
 
-    @_guarded
+    @guarded
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
         """Do nothing: name changes are journaled before their call returns."""
 
     # ---- files
 
-    @_timed("open")
-    @_guarded
+    @timed("open")
+    @guarded
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
@@ -334,7 +298,7 @@ class Operations(pyfuse3.Operations):
         handle = self._fs.file_io.open(node, writable=True, pid=ctx.pid, appends=appends)
         return self._file_info(handle), self._new(node)
 
-    @_guarded
+    @guarded
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         """Open a file. ESTALE makes the kernel look the name up again, if another client replaced the object."""
         if self._control.hints.owns(inode):
@@ -345,7 +309,7 @@ class Operations(pyfuse3.Operations):
             return self._control.open(inode)
         return await self._open_file(inode, flags, ctx.pid)
 
-    @_timed("open")
+    @timed("open")
     async def _open_file(self, inode: int, flags: int, pid: int) -> pyfuse3.FileInfo:
         node = self._node(inode)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
@@ -364,7 +328,7 @@ class Operations(pyfuse3.Operations):
                 raise
         return self._file_info(handle)
 
-    @_guarded
+    @guarded
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]
         """Return bytes, as a view of a buffer that stays valid until pyfuse3 has replied."""
         if self._control.owns_handle(fh):
@@ -373,14 +337,14 @@ class Operations(pyfuse3.Operations):
             return self._control.hints.read(fh, off, size)
         return await self._fs.file_io.read(self._files[fh], off, size)
 
-    @_guarded
+    @guarded
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         """Write bytes to local content."""
         if self._control.hints.owns_handle(fh):
             return self._control.hints.write(fh, off, buf)
         return await self._fs.file_io.write(self._files[fh], off, buf)
 
-    @_guarded
+    @guarded
     async def flush(self, fh: int) -> None:
         """Handle one close(2)."""
         if self._control.hints.owns_handle(fh):
@@ -389,18 +353,18 @@ class Operations(pyfuse3.Operations):
         if handle is not None:
             await self._close_file(handle)
 
-    @_timed("close")
+    @timed("close")
     async def _close_file(self, handle: FileHandle) -> None:
         await self._fs.close_protocol.flush(handle)
 
-    @_guarded
+    @guarded
     async def fsync(self, fh: int, datasync: bool) -> None:
         """Sync data and journal to the disk, and to the bucket if the mount is configured so."""
         handle = self._files.get(fh)
         if handle is not None:
             await self._fs.fsync(handle)
 
-    @_guarded
+    @guarded
     async def release(self, fh: int) -> None:
         """Handle the close of an open file's last descriptor."""
         if self._control.owns_handle(fh):
@@ -411,7 +375,7 @@ class Operations(pyfuse3.Operations):
             return
         await self._fs.file_io.release(self._files.pop(fh))
 
-    @_guarded
+    @guarded
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         """Return the cache's limit, its used bytes and the bytes that may be written now. The bucket has no limit.
 
@@ -429,6 +393,16 @@ class Operations(pyfuse3.Operations):
         return data
 
     # ---- private
+
+    def _on_unexpected(self, call: str, error: Exception, arguments: Mapping[str, Any]) -> None:
+        """Record an unexpected exception of a handler, with the path that it was called for."""
+        path = ""
+        with suppress(Exception):  # the tree may be what is broken
+            inode = next((arguments[each] for each in _INODES if each in arguments), None)
+            node = self._files[arguments["fh"]].node if inode is None else self._node(inode)
+            names = [os.fsdecode(arguments[each]) for each in _NAMES if each in arguments]
+            path = "/".join([self._fs.tree.path(node), *names]).removeprefix("./")
+        self._record_failure(f"fuse-{call}", error, path)
 
     def _node(self, inode: int) -> Node:
         node = self._fs.lookup.node_by_inode(inode)
