@@ -24,6 +24,8 @@ PIP_FLAGS := --quiet --disable-pip-version-check --no-input --root-user-action i
 PREFIX ?= /opt/fusecache
 DAEMON_VENV := $(PREFIX)/venv
 BINDIR ?= /usr/local/bin
+# mount(8) looks for mount.fusecache in no other place.
+SBINDIR ?= /usr/sbin
 SYSCONFDIR ?= /etc
 UNITDIR ?= $(SYSCONFDIR)/systemd/system
 DESTDIR ?=
@@ -35,6 +37,7 @@ TEST_PACKAGES := attr ca-certificates fio git openssl procps rsync unzip zip
 CEPH_PACKAGES := ceph-common ceph-mon ceph-osd radosgw
 BENCH_PACKAGES := fio s3fs
 SYSTEMD_PACKAGES := debootstrap rsync systemd-container
+MONITORING_PACKAGES := prometheus
 CONTAINER_PACKAGES := $(SYSTEMD_PACKAGES) iproute2
 
 .PHONY: help
@@ -134,6 +137,16 @@ test-stores: setup build/azurite/.installed ## contract and mounts on Azurite (b
 	FUSECACHE_TEST_STORES=1 $(VENV)/bin/python -m pytest tests/contract/test_store.py tests/contract/test_clouds.py \
 	    tests/mount/test_stores.py $(IN_PARALLEL) $(PYTEST_ARGS)
 
+.PHONY: test-monitoring
+test-monitoring: setup ## examples/monitoring with Debian's Prometheus: its tool, and a scrape of a mount
+	@$(if $(APT),$(APT) $(MONITORING_PACKAGES))
+	FUSECACHE_TEST_PROMETHEUS=1 $(VENV)/bin/python -m pytest tests/mount/test_prometheus.py tests/mount/test_metrics.py \
+	    $(PYTEST_ARGS)
+
+.PHONY: test-install
+test-install: $(VENV)/.installed ## each extra by pip, from the index, in bare virtual environments without a compiler
+	FUSECACHE_TEST_INSTALL=1 $(VENV)/bin/python -m pytest tests/install $(PYTEST_ARGS)
+
 .PHONY: test-systemd
 test-systemd: fuse-device ## install into a bare Debian, boot it, and use the service; needs root
 	@$(if $(APT),$(APT) $(SYSTEMD_PACKAGES))
@@ -185,6 +198,15 @@ fmt: $(VENV)/.installed ## format, and mend what ruff can
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
+# Another resolver than the tests' environment has: it knows hashes, and all versions of Python at once.
+UV ?= uv==0.13.9
+
+.PHONY: lock
+lock: ## resolve what `make install` installs into requirements.lock, with hashes; UV_ARGS="--upgrade" for newer ones
+	@$(PYTHON) -m venv build/uv && build/uv/bin/pip install $(PIP_FLAGS) $(UV)
+	@build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UV_ARGS) \
+	    --extra mount --extra metrics --custom-compile-command "make lock" pyproject.toml -o requirements.lock
+
 # ---- measuring it
 
 $(VENV)/.bench: pyproject.toml $(VENV)/.installed
@@ -223,11 +245,13 @@ install: ## the daemon, its command and its unit; PREFIX, DESTDIR
 	@# From a copy: a build leaves its leftovers where it is done, and the next one would pack them.
 	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; \
 	cp -r pyproject.toml README.md LICENSE fusecache loader "$$copy"; \
-	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) "$$copy"
+	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --require-hashes -r requirements.lock; \
+	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --no-deps "$$copy"
 	@# A script names its interpreter; under DESTDIR that is not yet where it will be.
-	@$(if $(DESTDIR),sed --in-place '1s|^#!$(abspath $(DESTDIR))|#!|' $(DESTDIR)$(DAEMON_VENV)/bin/fusecache)
-	@install -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(UNITDIR) $(DESTDIR)$(SYSCONFDIR)/fusecache
+	@$(if $(DESTDIR),sed --in-place '1s|^#!$(abspath $(DESTDIR))|#!|' $(addprefix $(DESTDIR)$(DAEMON_VENV)/bin/,fusecache mount.fusecache))
+	@install -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(SBINDIR) $(DESTDIR)$(UNITDIR) $(DESTDIR)$(SYSCONFDIR)/fusecache
 	@ln -sfn $(DAEMON_VENV)/bin/fusecache $(DESTDIR)$(BINDIR)/fusecache
+	@ln -sfn $(DAEMON_VENV)/bin/mount.fusecache $(DESTDIR)$(SBINDIR)/mount.fusecache
 	@install -m 755 systemd/fusecache-mountpoint $(DESTDIR)$(DAEMON_VENV)/bin/
 	@sed -e 's|/opt/fusecache/|$(PREFIX)/|' \
 	    -e 's|/etc/fusecache/|$(SYSCONFDIR)/fusecache/|' \
@@ -239,7 +263,7 @@ install: ## the daemon, its command and its unit; PREFIX, DESTDIR
 uninstall: ## what install made; never a config, a cache or a bucket
 	@if [ -z "$(DESTDIR)" ] && $(DAEMON_RUNS); then \
 	    echo "a daemon still runs; first: systemctl disable --now 'fusecache@*'" >&2; exit 1; fi
-	@rm -f $(DESTDIR)$(BINDIR)/fusecache $(DESTDIR)$(UNITDIR)/fusecache@.service
+	@rm -f $(DESTDIR)$(BINDIR)/fusecache $(DESTDIR)$(SBINDIR)/mount.fusecache $(DESTDIR)$(UNITDIR)/fusecache@.service
 	@rm -f $(DESTDIR)$(SYSCONFDIR)/fusecache/example.toml.sample
 	@rm -rf $(DESTDIR)$(DAEMON_VENV)
 	@for folder in $(DESTDIR)$(SYSCONFDIR)/fusecache $(DESTDIR)$(PREFIX); do \

@@ -42,6 +42,7 @@ STATUS_KEYS = {
     "endpoints": "a row for each endpoint, if there are several. `state` is `ok`, `slow` or `failing`; "
     "`gives_names`: it answers LIST and HEAD; `latency_seconds`: mean time to the first byte; `unused_copies`: "
     "objects not read there, by cause",
+    "request_times": "time of the requests to the bucket, by kind, with the same keys as `call_times`",
     "options": "every option in force",
     "options_changed": "options that differ from their default",
     "kernel": "kernel settings that were applied, and settings that the kernel refused",
@@ -76,6 +77,8 @@ STATUS_KEYS = {
     "orphans": "quarantined files whose writer never closed them",
     "suspects": "quarantined files that a power cut may have damaged",
     "aside_bytes": "bytes of quarantined files",
+    "call_times": "time of each `read`, `open` and `close` of programs: `p50_seconds`, `p99_seconds`, `sum_seconds`; "
+    "`counts`: how many took at most 64 µs, 256 µs and so on, each bound 4 times the one before; the last counts all",
     "inodes": "inodes in the daemon's memory",
     "cache.hits": "reads served from memory or disk",
     "cache.misses": "reads that waited for the bucket",
@@ -147,6 +150,8 @@ STATUS_KEYS = {
 DAEMON_KEYS = frozenset(list(STATUS_KEYS)[: list(STATUS_KEYS).index("uptime_seconds")])
 # Keys whose values are taken as a whole: their own keys are names, causes or paths.
 _WHOLE = (
+    "call_times",
+    "request_times",
     "failed_tasks",
     "options",
     "options_changed",
@@ -155,6 +160,9 @@ _WHOLE = (
     "cache.wait_seconds",
     "shortages",
 )
+
+# Commands that take every option of a mount.
+_MOUNTING = ("mount", "run", "doctor")
 
 
 def page() -> str:
@@ -204,14 +212,14 @@ def _commands() -> Iterator[str]:
         yield ""
         yield "| argument | meaning |"
         yield "|---|---|"
-        options = _option_flags() if name == "mount" else set()
+        options = _option_flags() if name in _MOUNTING else set()
         for action in parser._actions:
             if action.help == argparse.SUPPRESS or action.dest == "help":
                 continue
             if not options & set(action.option_strings):
                 yield f"| `{_spelling(action)}` | {_cell(action.help or '')} |"
         yield ""
-        if name == "mount":
+        if name in _MOUNTING:
             yield "And every [option of a mount](#options-of-a-mount), as a flag."
             yield ""
         yield _exit_status(str(parser.epilog))

@@ -4,6 +4,7 @@ Exit status: 0 success, 1 an error (one line on stderr), 2 wrong usage.
 `sync`: 0 durable, 1 timeout, 2 error, 3 conflict. `warm --wait`: 0 everything is cached, 1 not everything.
 `health`: 0 OK, 1 DEGRADED, 2 ACTION.
 `check`: 0 nothing found, 1 something found, 2 error.
+`doctor`: 0 all is ok, 1 a warning, 2 something to do first.
 `clean`: 0 all that was selected is gone, 1 some of it stays. `access`: 0 as it should be, 1 not, 2 not known.
 """
 
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fusecache import __version__
-from fusecache.cli import access, cache_commands, clean, run, uploads
+from fusecache.cli import access, cache_commands, clean, doctor, metrics, run, uploads
+from fusecache.cli.extras import missing_package, require_mount_extras
 from fusecache.cli.health import health
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
@@ -64,6 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(getattr(arguments, "error_status", 1))
     except OSError as exc:
         say_error(f"{exc.filename or arguments.command}: {exc.strerror or exc}")
+        return int(getattr(arguments, "error_status", 1))
+    except ModuleNotFoundError as exc:
+        missing = missing_package(exc)
+        if missing is None:
+            raise
+        say_error(missing)
         return int(getattr(arguments, "error_status", 1))
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -178,6 +186,17 @@ def make_parser() -> argparse.ArgumentParser:
     )
     healthy.set_defaults(run=health, parser=healthy)
 
+    doctor.add_arguments(
+        _add(
+            commands,
+            "doctor",
+            "check what a mount needs: this node, and with SOURCE the cache's disk, the keys and the bucket",
+            "0 all is ok, 1 a warning, 2 something to do first, or an error",
+        )
+    )
+    metrics.add_arguments(
+        _add(commands, "metrics", "print the numbers of a mount as OpenMetrics, for Prometheus")
+    )
     _add_cache_commands(commands)
     _add_recover(commands)
     _add_uploads(commands)
@@ -305,6 +324,7 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
             config_path=_config_path(arguments),
             user_id=os.geteuid(),
         )
+        require_mount_extras(options)
         if arguments.foreground:
             from fusecache.daemon.main import run as serve  # the other commands need neither FUSE nor boto3
 

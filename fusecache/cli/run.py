@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from fusecache.cli.extras import require_mount_extras
 from fusecache.cli.say import say, say_error
 from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, MountOptions, add_flags, load_options
 from fusecache.config.values import Duration, as_argument
@@ -54,6 +55,7 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         config_path=None if config is None else Path(config),
         user_id=os.geteuid(),
     )
+    require_mount_extras(options)
     with suppress(FileExistsError):
         options.mountpoint.mkdir(parents=True)
     check_mountpoint(options.mountpoint, allow_other=options.allow_other)

@@ -12,6 +12,7 @@ from fusecache.config.values import (
     as_header,
     as_names,
     as_path,
+    as_port,
     as_prefix,
     as_text,
     as_url,
@@ -180,3 +181,27 @@ class RequestOptions:
         as_header, "storage class of new objects", default=None, default_text="the bucket's default"
     )
     endpoints: tuple[EndpointOptions, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitoringOptions:
+    """What the daemon logs, and where monitoring reads its numbers: a group of `MountOptions`."""
+
+    log_level: str = option(
+        one_of("debug", "info", "warning", "error"),
+        "lowest level of the messages to log",
+        default="info",
+        metavar="debug|info|warning|error",
+    )
+    log_format: str = option(
+        one_of("text", "json"),
+        "format of the log: text, or json, one object a line",
+        default="text",
+        metavar="text|json",
+    )
+    metrics_port: int | None = option(
+        as_port,
+        "port of 127.0.0.1 that answers Prometheus; every user of this node can read it; needs the extra `metrics`",
+        default=None,
+        default_text="none",
+    )

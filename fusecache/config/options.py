@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fusecache.config.endpoint_options import resolve_endpoints
-from fusecache.config.option_groups import RequestOptions, WritebackOptions, option
+from fusecache.config.option_groups import MonitoringOptions, RequestOptions, WritebackOptions, option
 from fusecache.config.values import (
     Duration,
     as_flag,
@@ -131,12 +131,6 @@ class MountOptions:
     umask: int = option(
         as_octal, "permission bits to remove from files and directories", unit="octal", default=0o022
     )
-    log_level: str = option(
-        one_of("debug", "info", "warning", "error"),
-        "lowest level of the messages to log",
-        default="info",
-        metavar="debug|info|warning|error",
-    )
     attribute_seconds: float = option(
         Duration(0, 3600),
         "how long cached names and sizes stay valid before the daemon asks the bucket again (TTL)",
@@ -170,6 +164,7 @@ class MountOptions:
     )
     writeback: WritebackOptions
     requests: RequestOptions
+    monitoring: MonitoringOptions
 
     @property
     def bucket(self) -> str:
@@ -216,9 +211,10 @@ _S3_OPTIONS = (
 )
 
 # The groups by their field of `MountOptions`.
-_GROUPS: dict[str, type[WritebackOptions] | type[RequestOptions]] = {
+_GROUPS: dict[str, type[WritebackOptions] | type[RequestOptions] | type[MonitoringOptions]] = {
     "writeback": WritebackOptions,
     "requests": RequestOptions,
+    "monitoring": MonitoringOptions,
 }
 _GROUP_OF = {item.name: group for group, kind in _GROUPS.items() for item in dataclasses.fields(kind)}
 # Every option by name. What has no parser follows from tables of the file.

@@ -212,6 +212,15 @@ def as_names(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
+def as_port(value: object) -> int:
+    """Return a port. Raises ValueError."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**16:
+        raise ValueError("a port from 1 to 65535")
+    return value
+
+
 def as_argument(parse: Callable[[str], T]) -> Callable[[str], T]:
     """Return a parser for a command's argument, whose error says what is allowed."""
 

@@ -75,23 +75,7 @@ def connect(
     was_used: an earlier mount with this cache directory has reached the bucket, so that this one can start without it.
     Raises MountError or RemoteError if the mount must not start, ConfigError.
     """
-    own = EndpointOptions(
-        url=endpoint.url or "",
-        bucket=options.bucket,
-        prefix=options.prefix,
-        region=options.region,
-        profile=options.profile,
-        credentials_file=options.credentials_file,
-    )
-    endpoints = options.requests.endpoints or (own,)
-    transport = Transport(max_connections=max_connections)
-    if endpoint.kind is StoreKind.S3:
-        remote = open_remote(options, endpoints, transport)
-    else:
-        store = open_cloud_store(
-            options.bucket, endpoint, os.environ, transport=transport, is_unsigned=options.requests.unsigned
-        )
-        remote = ReadWriteSplit(store, None if options.read_only else store, prefix=options.prefix)
+    remote = open_stores(options, endpoint, max_connections=max_connections)
     try:
         write_refusal = _first_answers(options, remote, is_optional=was_used)
     except (Unavailable, AccessDenied, CredentialsMissing) as exc:
@@ -108,6 +92,26 @@ def connect(
     if not options.read_only:
         check_conditions(options, remote)
     return StartConnection(remote)
+
+
+def open_stores(options: MountOptions, endpoint: Endpoint, *, max_connections: int) -> ReadWriteSplit:
+    """Create the stores of a mount. Makes no request. Raises ConfigError."""
+    own = EndpointOptions(
+        url=endpoint.url or "",
+        bucket=options.bucket,
+        prefix=options.prefix,
+        region=options.region,
+        profile=options.profile,
+        credentials_file=options.credentials_file,
+    )
+    endpoints = options.requests.endpoints or (own,)
+    transport = Transport(max_connections=max_connections)
+    if endpoint.kind is StoreKind.S3:
+        return open_remote(options, endpoints, transport)
+    store = open_cloud_store(
+        options.bucket, endpoint, os.environ, transport=transport, is_unsigned=options.requests.unsigned
+    )
+    return ReadWriteSplit(store, None if options.read_only else store, prefix=options.prefix)
 
 
 def open_remote(

@@ -32,8 +32,13 @@ def shortage_text(options: MountOptions, usable_bytes: int) -> str:
     )
 
 
-def _disk_of(path: Path) -> Any:
-    """Return the disk usage of a directory's disk; of its nearest existing parent if it does not exist yet."""
+def nearest_directory(path: Path) -> Path:
+    """Return a directory, or its nearest existing parent if it does not exist yet."""
     while not path.exists():
         path = path.parent
-    return shutil.disk_usage(path)
+    return path
+
+
+def _disk_of(path: Path) -> Any:
+    """Return the disk usage of the disk that a directory is on, or will be."""
+    return shutil.disk_usage(nearest_directory(path))

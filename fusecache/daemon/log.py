@@ -1,9 +1,11 @@
 """The daemon's log on stderr: which messages it has, and their format."""
 
 import errno
+import json
 import logging
 import os
 import sys
+from datetime import UTC, datetime
 from types import TracebackType
 
 from fusecache.model.format_text import printable
@@ -11,10 +13,14 @@ from fusecache.model.format_text import printable
 _ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
-def begin_log(level: str) -> None:
-    """Log to stderr from now on. level: the name of the lowest level."""
+def begin_log(level: str, log_format: str = "text") -> None:
+    """Log to stderr from now on. level: the name of the lowest level. log_format: `text` or `json`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LineFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.setFormatter(
+        _JsonFormatter()
+        if log_format == "json"
+        else _LineFormatter("%(asctime)s %(levelname)s %(name)s %(message)s")
+    )
     logging.basicConfig(level=level, handlers=[handler])
     for library in ("azure", "boto3", "botocore", "google", "urllib3", "pyfuse3"):
         logging.getLogger(library).setLevel(logging.WARNING)  # at DEBUG they log every request
@@ -34,3 +40,22 @@ class _LineFormatter(logging.Formatter):
 
     def formatException(self, ei: _ExceptionInfo) -> str:
         return "\n".join(printable(line) for line in super().formatException(ei).split("\n"))
+
+
+class _JsonFormatter(logging.Formatter):
+    """Writes each message as one line of JSON with the keys `time`, `level`, `logger`, `message`, `error`.
+
+    time: ISO 8601 in UTC. error: the traceback, only of an unexpected failure.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        row = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            row["error"] = self.formatException(record.exc_info)
+        # ASCII: a key with a line separator of Unicode, or with bytes that are no UTF-8, stays in its line.
+        return json.dumps(row)

@@ -33,6 +33,7 @@ from fusecache.daemon.disk_check import check_disk, shortage_text
 from fusecache.daemon.first_contact import FirstContact
 from fusecache.daemon.fuse_options import fuse_options
 from fusecache.daemon.log import begin_log
+from fusecache.daemon.metrics_port import metrics_served
 from fusecache.daemon.risks import risk_texts
 from fusecache.daemon.sd_notify import notify
 from fusecache.disk.descriptors import raise_limit
@@ -86,7 +87,7 @@ def run(options: MountOptions, ready: Callable[[str], None]) -> int:
     """
     os.umask(PRIVATE_UMASK)
     forbid_core_dumps()
-    begin_log(options.log_level.upper())
+    begin_log(options.monitoring.log_level.upper(), options.monitoring.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     log.info("open files limit=%d", raise_limit())
     try:
@@ -181,13 +182,16 @@ class _Daemon:
             if self._connection.failure is not None:
                 await self._start_without_bucket(filesystem, self._connection.failure)
             try:
-                async with trio.open_nursery() as nursery:
-                    await self._start(nursery, filesystem, server, operations, contact)
-                    nursery.start_soon(self._supervisor.run, "contact", contact.run, name="contact")
-                    nursery.start_soon(self._supervisor.run, "credentials", renewal.run, name="credentials")
-                    await self._stop.wait()
-                    await self._shut_down(filesystem, offload)
-                    nursery.cancel_scope.cancel()
+                with metrics_served(options.monitoring.metrics_port, server.status):
+                    async with trio.open_nursery() as nursery:
+                        await self._start(nursery, filesystem, server, operations, contact)
+                        nursery.start_soon(self._supervisor.run, "contact", contact.run, name="contact")
+                        nursery.start_soon(
+                            self._supervisor.run, "credentials", renewal.run, name="credentials"
+                        )
+                        await self._stop.wait()
+                        await self._shut_down(filesystem, offload)
+                        nursery.cancel_scope.cancel()
             finally:
                 # Only after all handlers have ended: a handler that replies through a closed session would crash.
                 self._unmount()
@@ -219,6 +223,7 @@ class _Daemon:
             "conditional_writes": conditions,
             "failed_tasks": self._supervisor.statistics(),
             "endpoints": self._remote.endpoints(),
+            "request_times": self._remote.times.as_dict(),
         }
 
     def _endpoints(

@@ -18,7 +18,7 @@ from fusecache.engine.durability.pending import Pending
 from fusecache.engine.durability.sync import Durability
 from fusecache.engine.events import EventTargets, KernelListener
 from fusecache.engine.namespace.cached_names import CachedNames
-from fusecache.engine.namespace.nodes import Node
+from fusecache.engine.namespace.nodes import FileHandle, Node
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.recovery.journal_replay import (
     ReplayResult,
@@ -30,6 +30,7 @@ from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.errors import RemoteError, StateError
 from fusecache.model.format_text import count_text, size_text
+from fusecache.model.latency import LatencyHistogram
 from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)
@@ -65,12 +66,14 @@ class FileSystem:
         self.symlinks = names.symlinks
         self.file_io, self.close_protocol = write_back.write.file_io, write_back.write.close_protocol
         self.publisher = write_back.publisher
-        self.namespace_ops, self.fsync = write_back.namespace_ops, write_back.remote_fsync.fsync
+        self.namespace_ops = write_back.namespace_ops
         self.warmup, self.inspector = services.warmup, services.inspector
         self.uploads = services.uploads
         self.status, self.quarantine = services.status, services.quarantine
         self.replayed = ReplayResult()
         self._started = trio.current_time()
+        # Of the calls of programs, counted by the caller.
+        self.call_times = {"open": LatencyHistogram(), "close": LatencyHistogram()}
 
     def end_waiting(self) -> None:
         """The mount is about to end: answer every close and fsync that waits."""
@@ -188,6 +191,10 @@ class FileSystem:
         """Publish everything before the mount ends, as `Drain.run` does."""
         return await self._services.drain.run(timeout_seconds, until_empty=until_empty)
 
+    async def fsync(self, handle: FileHandle) -> None:
+        """Sync a file, as `RemoteFsync.fsync` does."""
+        await self._write_back.remote_fsync.fsync(handle)
+
     async def path_state(self, path: str) -> str:
         """Return the state of a file or directory as one word. Raises NotFound."""
         return await self.status.path_state(path)
@@ -197,13 +204,16 @@ class FileSystem:
 
         pending: the pending changes, if the caller has just counted them.
         """
-        cache = self.cache.statistics().as_dict()
+        read = self.cache.statistics()
+        cache, calls = read.as_dict(), {"read": read.latency}
+        calls |= {call: each.latency() for call, each in self.call_times.items()}
         cache["wait_seconds"]["metadata"] = self.lookup.waited_seconds
         requests, client = self._storage.store.statistics(), self._names.metadata_client
         return {
             "uptime_seconds": round(trio.current_time() - self._started, 1),
             **self.status.statistics(self.pending() if pending is None else pending),
             **self.quarantine.statistics(),
+            "call_times": {call: asdict(each) for call, each in calls.items()},
             "inodes": len(self.tree.nodes),
             "journal_error": str(self.journal.refusal or ""),
             "listings": asdict(self._storage.listings.statistics()),

@@ -1,19 +1,16 @@
 """Translates the kernel's requests into engine calls, and results and errors back. It decides nothing.
 
 Invariants:
-1. Every handler goes through `_guarded`. An exception that reached pyfuse3 would end the mount under every process.
+1. Every handler goes through `guarded`. An exception that reached pyfuse3 would end the mount under every process.
 2. No handler waits for the bucket to accept a write: the kernel holds locks during the request.
 """
 
 import errno
-import functools
-import inspect
-import logging
 import os
 import stat
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import pyfuse3
 
@@ -29,6 +26,7 @@ from fusecache.fs import control, hint_files
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.errno_table import errno_of
+from fusecache.fs.handlers import guarded, timed
 from fusecache.fs.open_directories import OpenDirectories
 from fusecache.model.errors import (
     FusecacheError,
@@ -42,40 +40,12 @@ from fusecache.model.errors import (
 from fusecache.model.names import decode_name
 from fusecache.model.records import PosixAttributes
 
-log = logging.getLogger(__name__)
-P = ParamSpec("P")
-T = TypeVar("T")
-
 _BLOCK = 4096
 # The arguments of handlers that say which file a call is for.
 _INODES = ("parent_inode", "parent_inode_old", "inode")
 _NAMES = ("name", "name_old")
 # The target is stored percent-encoded in the object's metadata, which S3 limits to 2 KiB.
 _TARGET_BYTES_MAX = 600
-
-
-def _guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    signature = inspect.signature(handler)
-
-    @functools.wraps(handler)
-    async def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return await handler(*args, **kwargs)
-        except pyfuse3.FUSEError:
-            raise
-        except FusecacheError as exc:
-            number = errno_of(exc)
-            if number == errno.EIO:
-                log.warning("request failed call=%s error=%s", handler.__name__, exc)
-            else:
-                log.debug("request refused call=%s error=%s", handler.__name__, exc)
-            raise pyfuse3.FUSEError(number) from exc
-        except Exception as exc:
-            operations: Any = args[0]
-            operations._on_unexpected(handler.__name__, exc, signature.bind(*args, **kwargs).arguments)
-            raise pyfuse3.FUSEError(errno.EIO) from exc
-
-    return guarded
 
 
 class Operations(pyfuse3.Operations):
@@ -106,7 +76,7 @@ class Operations(pyfuse3.Operations):
 
     # ---- names
 
-    @_guarded
+    @guarded
     async def lookup(
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
@@ -137,13 +107,13 @@ class Operations(pyfuse3.Operations):
         node.lookups += 1
         return self._entries.of_node(node)
 
-    @_guarded
+    @guarded
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         """The kernel dropped lookup references."""
         for inode, count in inode_list:
             self._fs.tree.forget(inode, count)
 
-    @_guarded
+    @guarded
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         """Return attributes."""
         if self._control.owns(inode):
@@ -153,7 +123,7 @@ class Operations(pyfuse3.Operations):
             await self._revalidate(node)
         return self._entries.of_node(node)
 
-    @_guarded
+    @guarded
     async def setattr(
         self,
         inode: int,
@@ -187,12 +157,12 @@ class Operations(pyfuse3.Operations):
             self._fs.file_io.set_attributes(node, new)
         return self._entries.of_node(node)
 
-    @_guarded
+    @guarded
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
         """Return the target of a symlink that is followed."""
         return os.fsencode(self._fs.symlinks.read(self._node(inode)))
 
-    @_guarded
+    @guarded
     async def mkdir(
         self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
@@ -205,7 +175,7 @@ class Operations(pyfuse3.Operations):
             )
         )
 
-    @_guarded
+    @guarded
     async def symlink(
         self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
@@ -221,7 +191,7 @@ class Operations(pyfuse3.Operations):
         self._fs.symlinks.check_new(parent, new_name, text)
         return self._new(await self._fs.namespace_ops.symlink(parent, new_name, text))
 
-    @_guarded
+    @guarded
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         """Remove a file."""
         if parent_inode == hint_files.DIRECTORY:
@@ -230,13 +200,13 @@ class Operations(pyfuse3.Operations):
         self._check_writable(parent_inode)
         await self._fs.namespace_ops.unlink(self._directory(parent_inode), decode_name(name))
 
-    @_guarded
+    @guarded
     async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         """Remove an empty directory."""
         self._check_writable(parent_inode)
         await self._fs.namespace_ops.rmdir(self._directory(parent_inode), decode_name(name))
 
-    @_guarded
+    @guarded
     async def rename(
         self,
         parent_inode_old: int,
@@ -259,14 +229,14 @@ class Operations(pyfuse3.Operations):
             replace=not flags & pyfuse3.RENAME_NOREPLACE,
         )
 
-    @_guarded
+    @guarded
     async def link(
         self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Hard links do not exist in a bucket: EPERM, as link(2) specifies for such file systems."""
         raise NotPermitted("hard links are not supported: a bucket has none; use a symlink or a copy")
 
-    @_guarded
+    @guarded
     async def mknod(
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
@@ -275,7 +245,7 @@ class Operations(pyfuse3.Operations):
 
     # ---- directories
 
-    @_guarded
+    @guarded
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileHandleT:
         """Open a directory."""
         own = self._control.opendir(inode)
@@ -286,7 +256,7 @@ class Operations(pyfuse3.Operations):
         self._directories.open(number, node, ctx.pid)
         return pyfuse3.FileHandleT(number)
 
-    @_guarded
+    @guarded
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         """Stream a directory's entries, with attributes."""
         if self._control.owns_directory_handle(fh):
@@ -300,18 +270,19 @@ class Operations(pyfuse3.Operations):
             if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(text.encode()), entry, index + 1):
                 return
 
-    @_guarded
+    @guarded
     async def releasedir(self, fh: int) -> None:
         """Close a directory."""
         self._directories.release(fh)
 
-    @_guarded
+    @guarded
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
         """Do nothing: name changes are journaled before their call returns."""
 
     # ---- files
 
-    @_guarded
+    @timed("open")
+    @guarded
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
@@ -327,7 +298,7 @@ class Operations(pyfuse3.Operations):
         handle = self._fs.file_io.open(node, writable=True, pid=ctx.pid, appends=appends)
         return self._file_info(handle), self._new(node)
 
-    @_guarded
+    @guarded
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         """Open a file. ESTALE makes the kernel look the name up again, if another client replaced the object."""
         if self._control.hints.owns(inode):
@@ -336,6 +307,10 @@ class Operations(pyfuse3.Operations):
             if flags & os.O_ACCMODE != os.O_RDONLY:
                 raise pyfuse3.FUSEError(errno.EACCES)
             return self._control.open(inode)
+        return await self._open_file(inode, flags, ctx.pid)
+
+    @timed("open")
+    async def _open_file(self, inode: int, flags: int, pid: int) -> pyfuse3.FileInfo:
         node = self._node(inode)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         if writable:
@@ -344,7 +319,7 @@ class Operations(pyfuse3.Operations):
             await self._fs.file_io.wait_release(node)
         await self._revalidate(node)
         appends = writable and bool(flags & os.O_APPEND)
-        handle = self._fs.file_io.open(node, writable=writable, pid=ctx.pid, appends=appends)
+        handle = self._fs.file_io.open(node, writable=writable, pid=pid, appends=appends)
         if writable and flags & os.O_TRUNC:
             try:
                 await self._fs.file_io.truncate(node, 0)
@@ -353,7 +328,7 @@ class Operations(pyfuse3.Operations):
                 raise
         return self._file_info(handle)
 
-    @_guarded
+    @guarded
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]
         """Return bytes, as a view of a buffer that stays valid until pyfuse3 has replied."""
         if self._control.owns_handle(fh):
@@ -362,30 +337,34 @@ class Operations(pyfuse3.Operations):
             return self._control.hints.read(fh, off, size)
         return await self._fs.file_io.read(self._files[fh], off, size)
 
-    @_guarded
+    @guarded
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         """Write bytes to local content."""
         if self._control.hints.owns_handle(fh):
             return self._control.hints.write(fh, off, buf)
         return await self._fs.file_io.write(self._files[fh], off, buf)
 
-    @_guarded
+    @guarded
     async def flush(self, fh: int) -> None:
         """Handle one close(2)."""
         if self._control.hints.owns_handle(fh):
             await self._control.hints.flush(fh)
         handle = self._files.get(fh)
         if handle is not None:
-            await self._fs.close_protocol.flush(handle)
+            await self._close_file(handle)
 
-    @_guarded
+    @timed("close")
+    async def _close_file(self, handle: FileHandle) -> None:
+        await self._fs.close_protocol.flush(handle)
+
+    @guarded
     async def fsync(self, fh: int, datasync: bool) -> None:
         """Sync data and journal to the disk, and to the bucket if the mount is configured so."""
         handle = self._files.get(fh)
         if handle is not None:
             await self._fs.fsync(handle)
 
-    @_guarded
+    @guarded
     async def release(self, fh: int) -> None:
         """Handle the close of an open file's last descriptor."""
         if self._control.owns_handle(fh):
@@ -396,7 +375,7 @@ class Operations(pyfuse3.Operations):
             return
         await self._fs.file_io.release(self._files.pop(fh))
 
-    @_guarded
+    @guarded
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         """Return the cache's limit, its used bytes and the bytes that may be written now. The bucket has no limit.
 

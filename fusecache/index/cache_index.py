@@ -34,6 +34,7 @@ from typing import Any
 import lmdb
 
 from fusecache.index.cache_index_state import STATE_NAME, prepare, write_state
+from fusecache.index.lmdb_format import open_environment
 from fusecache.model.errors import LocalDiskError, StateError
 from fusecache.model.objects import GRANULES_PER_BLOCK, ObjectId
 
@@ -139,8 +140,8 @@ class CacheIndex:
             self.opening = prepare(directory, boot_id, described)
             directory.mkdir(parents=True, exist_ok=True)
             write_state(self._state_path, boot_id=boot_id, clean=False)
-            self._env = lmdb.open(
-                str(directory / "rows"),
+            self._env = open_environment(
+                directory / "rows",
                 map_size=_MAP_BYTES,
                 max_dbs=5,
                 sync=False,

@@ -24,6 +24,7 @@ from typing import Any, Self
 
 import lmdb
 
+from fusecache.index.lmdb_format import open_environment
 from fusecache.model.errors import JournalMapFull, NoSpace, StateError
 from fusecache.model.records import (
     ConflictRecord,
@@ -173,9 +174,7 @@ class Journal:
         while self._map_bytes < 2 * size:
             self._map_bytes *= 2
         _read_whole(data)
-        self._env = lmdb.open(
-            str(self._directory), map_size=self._map_bytes, max_dbs=8, subdir=True, lock=True
-        )
+        self._env = open_environment(self._directory, map_size=self._map_bytes, max_dbs=8)
         self._tables = {name: self._env.open_db(name.encode()) for name in _TABLES}
         self._attributes = self._tables["attributes"]
         self._meta = self._tables["meta"]

@@ -218,10 +218,15 @@ def check_mountpoint(mountpoint: Path, *, allow_other: bool) -> None:
         raise MountError(
             f"{mountpoint} is not empty: a mount would hide its contents; choose an empty directory"
         )
-    _check_fuse(mountpoint, allow_other=allow_other)
+    check_fuse(allow_other=allow_other)
+    if os.geteuid() != 0 and not os.access(mountpoint, os.W_OK):
+        raise MountError(
+            f"{mountpoint}: no write permission, which a mount needs; choose a directory that you own"
+        )
 
 
-def _check_fuse(mountpoint: Path, *, allow_other: bool) -> None:
+def check_fuse(*, allow_other: bool) -> None:
+    """Raise MountError, with the remedy, unless this user can use FUSE."""
     if not os.path.exists("/dev/fuse"):
         raise MountError(
             "/dev/fuse is missing: run `modprobe fuse`, or start the container with "
@@ -232,10 +237,6 @@ def _check_fuse(mountpoint: Path, *, allow_other: bool) -> None:
     # The checks of fusermount3 for users other than root.
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise MountError("/dev/fuse: permission denied; get read and write permission, or mount as root")
-    if not os.access(mountpoint, os.W_OK):
-        raise MountError(
-            f"{mountpoint}: no write permission, which a mount needs; choose a directory that you own"
-        )
     if allow_other and "user_allow_other" not in _config_lines(Path("/etc/fuse.conf")):
         raise MountError(
             "--allow-other: /etc/fuse.conf lacks the line user_allow_other; root must add it, or mount as root"

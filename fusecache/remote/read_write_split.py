@@ -20,7 +20,7 @@ from fusecache.model.errors import (
 from fusecache.model.objects import Extent, ObjectId, ObjectInfo
 from fusecache.remote.endpoint_group import EndpointGroup
 from fusecache.remote.refused_keys import RefusedKeys
-from fusecache.remote.statistics import StoreStatistics
+from fusecache.remote.statistics import RequestTimes, StoreStatistics
 from fusecache.remote.store import (
     Condition,
     ConditionalWrites,
@@ -89,6 +89,7 @@ class ReadWriteSplit:
         self.conditional_writes = ConditionalWrites.UNKNOWN
         self.reads_denied = Denial()
         self.writes_denied = Denial()
+        self.times = RequestTimes()
 
     def primary(self) -> Store:
         """Return the same store, whose reads only the endpoint that takes the writes answers."""
@@ -148,14 +149,15 @@ class ReadWriteSplit:
     ) -> ListPage:
         """Return one page from the reader."""
         return self._ask_reader(
+            "list",
             lambda: self._reader.list_page(
                 prefix, delimiter=delimiter, token=token, start_after=start_after, limit=limit
-            )
+            ),
         )
 
     def head(self, key: str) -> ObjectInfo:
         """Return an object's properties from the reader."""
-        return self._ask_reader(lambda: self._reader.head(key))
+        return self._ask_reader("head", lambda: self._reader.head(key))
 
     def get_into(
         self,
@@ -166,37 +168,41 @@ class ReadWriteSplit:
         interruption: Interruption | None = None,
     ) -> None:
         """Fill the buffer from the reader."""
-        self._ask_reader(lambda: self._reader.get_into(object_id, extent, buffer, progress, interruption))
+        self._ask_reader(
+            "get", lambda: self._reader.get_into(object_id, extent, buffer, progress, interruption)
+        )
 
     def put(
         self, key: str, body: FileSlice, *, metadata: Mapping[str, str], condition: Condition | None = None
     ) -> str:
         """Store a whole object through the writer."""
         etag = self._ask_writer(
-            key, lambda store: store.put(key, body, metadata=metadata, condition=condition)
+            "put", key, lambda store: store.put(key, body, metadata=metadata, condition=condition)
         )
         return self._on_written(key, etag)
 
     def create_multipart(self, key: str, *, metadata: Mapping[str, str]) -> str:
         """Begin a multipart upload through the writer."""
-        return self._ask_writer(key, lambda store: store.create_multipart(key, metadata=metadata))
+        return self._ask_writer("create", key, lambda store: store.create_multipart(key, metadata=metadata))
 
     def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> str:
         """Store a part through the writer."""
-        return self._ask_writer(key, lambda store: store.upload_part(key, upload_id, number, body))
+        return self._ask_writer("part", key, lambda store: store.upload_part(key, upload_id, number, body))
 
     def complete_multipart(
         self, key: str, upload_id: str, part_etags: Sequence[str], *, condition: Condition | None = None
     ) -> str:
         """Complete a multipart upload through the writer."""
         etag = self._ask_writer(
-            key, lambda store: store.complete_multipart(key, upload_id, part_etags, condition=condition)
+            "complete",
+            key,
+            lambda store: store.complete_multipart(key, upload_id, part_etags, condition=condition),
         )
         return self._on_written(key, etag)
 
     def abort_multipart(self, key: str, upload_id: str) -> None:
         """Abort a multipart upload through the writer."""
-        self._ask_writer(key, lambda store: store.abort_multipart(key, upload_id))
+        self._ask_writer("abort", key, lambda store: store.abort_multipart(key, upload_id))
 
     def list_uploads(self, prefix: str, *, token: str | None = None) -> UploadPage:
         """Return one page of unfinished uploads from the writer, else from the reader."""
@@ -212,17 +218,17 @@ class ReadWriteSplit:
     ) -> str:
         """Copy inside the bucket through the writer."""
         etag = self._ask_writer(
-            key, lambda store: store.copy(source, key, condition=condition, metadata=metadata)
+            "copy", key, lambda store: store.copy(source, key, condition=condition, metadata=metadata)
         )
         return self._on_written(key, etag)
 
     def delete(self, key: str) -> None:
         """Delete an object through the writer."""
-        self._ask_writer(key, lambda store: store.delete(key))
+        self._ask_writer("delete", key, lambda store: store.delete(key))
 
     def probe_write(self, prefix: str) -> None:
         """Check that the writer may write."""
-        self._ask_writer("", lambda store: store.probe_write(prefix))
+        self._ask_writer("probe", "", lambda store: store.probe_write(prefix))
 
     def probe_conditions(self) -> ConditionalWrites:
         """Find out, and record, what the writer's store does with If-Match. Leaves nothing behind."""
@@ -244,14 +250,15 @@ class ReadWriteSplit:
             self._group.on_written(ObjectId(key, etag))
         return etag
 
-    def _ask_writer(self, key: str, ask: Callable[[Store], T]) -> T:
+    def _ask_writer(self, kind: str, key: str, ask: Callable[[Store], T]) -> T:
         """Send a write. key: of the object; "" if a refusal is never one of this key alone."""
         if self._writer is None:
             raise ReadOnly("this mount is read-only; mount without --read-only to write")
         if key and self._group is not None:
             self._group.on_write()
         try:
-            answer = ask(self._writer)
+            with self.times.measure(kind):
+                answer = ask(self._writer)
         except AccessDenied as exc:
             error, allows_others = self._refused_keys.judge(key, exc) if key else (exc, False)
             self.writes_denied.record(None if allows_others else exc)
@@ -265,9 +272,10 @@ class ReadWriteSplit:
             self.reads_denied.record(None)  # reads use the same credentials
         return answer
 
-    def _ask_reader(self, ask: Callable[[], T]) -> T:
+    def _ask_reader(self, kind: str, ask: Callable[[], T]) -> T:
         try:
-            answer = ask()
+            with self.times.measure(kind):
+                answer = ask()
         except RemoteError as exc:
             self.reads_denied.record(exc)
             raise

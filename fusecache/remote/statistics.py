@@ -1,8 +1,14 @@
-"""Request counts of a store by kind, as the bucket's bill and its rate limits count them."""
+"""Requests of a store by kind: counts, as the bucket's bill and its rate limits count them, and times."""
 
 import threading
-from collections import Counter
-from dataclasses import dataclass
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fusecache.model.latency import LatencyHistogram
 
 # Cloudflare R2's prices in dollars per million requests, before its free tier.
 CLASS_A_DOLLARS, CLASS_B_DOLLARS = 4.50, 0.36
@@ -79,3 +85,26 @@ class RequestCounter:
         """Return a snapshot of the counters."""
         with self._lock:
             return StoreStatistics(**self._counts)
+
+
+class RequestTimes:
+    """How long requests take, by kind, failed ones included. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._histograms: defaultdict[str, LatencyHistogram] = defaultdict(LatencyHistogram)
+
+    @contextmanager
+    def measure(self, kind: str) -> Iterator[None]:
+        """Count the time that the body takes."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._histograms[kind].count(time.perf_counter() - began)
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Return the fields of `Latency` of each kind seen so far."""
+        with self._lock:
+            return {kind: asdict(each.latency()) for kind, each in self._histograms.items()}

@@ -37,7 +37,7 @@ def _engine(*rooms: str) -> tuple[str, ...]:
 # room -> the rooms, or single modules, that its modules may import besides each other. A room is one folder: what may
 # import `fusecache.remote` may not import `fusecache.remote.s3` for that.
 ROOMS: dict[str, tuple[str, ...]] = {
-    "fusecache": ("fusecache.cli",),
+    "fusecache": ("fusecache.cli", "fusecache.config", "fusecache.model"),
     "fusecache.model": (),
     "fusecache.policy": ("fusecache.model",),
     "fusecache.policy.cache": ("fusecache.policy", "fusecache.model"),
@@ -190,6 +190,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "lmdb": ("fusecache.index",),
     "msgspec": ("loader.mds.index_parser",),
     "numpy": ("loader",),
+    "prometheus_client": ("fusecache.mount.metrics", "fusecache.daemon.metrics_port"),
     "pyfuse3": ("fusecache.fs", "fusecache.daemon.main", "fusecache.daemon.fuse_options"),
     "torch": ("loader.torch",),
     "tqdm": ("fusecache.mount.progress", "loader"),

@@ -200,6 +200,25 @@ def the_right_key_mends_it(server: ServerProcess) -> None:
     expect((MOUNT / "first").read_bytes() == FIRST, "the file is not what it was")
 
 
+def a_line_of_fstab_is_a_unit_that_mounts(server: ServerProcess) -> None:
+    lazy = Path("/srv/lazy")
+    lazy.mkdir(exist_ok=True)  # the tree is kept for the next run
+    options = f"_netdev,noauto,x-systemd.automount,endpoint_url={server.endpoint_url},credentials_file={KEYS}"
+    Path("/etc/fstab").write_text(
+        f"s3://{server.bucket} {lazy} fusecache {options},cache_dir=/var/lib/fusecache/lazy 0 0\n"
+    )
+    systemctl("daemon-reload")
+    # A container has no autofs, so what the .automount unit does at the first use is done by hand.
+    systemctl("cat", "srv-lazy.automount")
+    systemctl("start", "srv-lazy.mount")
+    expect((lazy / "first").read_bytes() == FIRST, "other bytes than the bucket's")
+    (lazy / "late").write_bytes(b"late")
+    systemctl("stop", "srv-lazy.mount")
+    wait_until("the file is in the bucket", lambda: in_bucket(server, "late", b"late"))
+    Path("/etc/fstab").write_text("")
+    systemctl("daemon-reload")
+
+
 def uninstalling_leaves_what_is_not_its_own(_: ServerProcess) -> None:
     make = ["make", "--no-print-directory", "uninstall"]
     refused = subprocess.run(make, capture_output=True, text=True, check=False)
@@ -207,6 +226,7 @@ def uninstalling_leaves_what_is_not_its_own(_: ServerProcess) -> None:
     systemctl("stop", UNIT)
     subprocess.run(make, check=True)
     expect(not Path("/opt/fusecache").exists(), "/opt/fusecache is still there")
+    expect(not Path("/usr/sbin/mount.fusecache").is_symlink(), "mount.fusecache is still there")
     expect(CONFIG.exists() and KEYS.exists() and any(CACHE.iterdir()), "a config or the cache is gone")
 
 
@@ -224,6 +244,7 @@ CHECKS: list[Check] = [
     nothing_can_be_saved_beneath_a_stopped_mount,
     a_wrong_key_is_named_in_the_status,
     the_right_key_mends_it,
+    a_line_of_fstab_is_a_unit_that_mounts,
     uninstalling_leaves_what_is_not_its_own,
 ]
 

@@ -8,20 +8,9 @@ from typing import Any
 
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import Fetch
+from fusecache.model.latency import Latency, LatencyHistogram
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.space_ledger import SpaceLedger
-
-# Four steps per octave from 1 microsecond on: a percentile is at most 19 % off.
-_STEPS_PER_OCTAVE = 4
-_BUCKETS = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Percentiles:
-    """Durations in seconds that half of all, and 99 % of all, did not exceed; 0 before the first."""
-
-    p50_seconds: float
-    p99_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,42 +47,16 @@ class CacheStatistics:
     uncached: int
     not_admitted: int
     stalls: int
-    latency: Percentiles
-    first_byte: Percentiles
+    latency: Latency
+    first_byte: Latency
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form: all fields as plain values, each percentile under a name of its own."""
         plain = asdict(self)
         for name in ("latency", "first_byte"):
-            plain |= {f"{name}_{percentile}": value for percentile, value in plain.pop(name).items()}
+            facts = plain.pop(name)
+            plain |= {f"{name}_{fact}": facts[fact] for fact in ("p50_seconds", "p99_seconds")}
         return plain
-
-
-class LatencyHistogram:
-    """A histogram of durations, of bounded size."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * _BUCKETS
-
-    def count(self, seconds: float) -> None:
-        """Count one duration."""
-        micros = seconds * 1e6
-        step = int(math.log2(micros) * _STEPS_PER_OCTAVE) if micros > 1 else 0
-        self._counts[min(step, _BUCKETS - 1)] += 1
-
-    def percentiles(self) -> Percentiles:
-        """Return the percentiles of all durations counted."""
-        return Percentiles(self._seconds(0.5), self._seconds(0.99))
-
-    def _seconds(self, share: float) -> float:
-        rest = share * sum(self._counts)
-        if not rest:
-            return 0.0
-        step = 0
-        while rest > 0 and step < _BUCKETS:
-            rest -= self._counts[step]
-            step += 1
-        return float(2 ** (step / _STEPS_PER_OCTAVE) / 1e6)
 
 
 @dataclass(slots=True)
@@ -163,6 +126,6 @@ class Counters:
             uncached=self.uncached,
             not_admitted=self.not_admitted,
             stalls=self.stalls,
-            latency=self.latency.percentiles(),
-            first_byte=self.first_byte.percentiles(),
+            latency=self.latency.latency(),
+            first_byte=self.first_byte.latency(),
         )

@@ -59,6 +59,7 @@ def _values(options: MountOptions) -> dict[str, Any]:
         **dataclasses.asdict(options),
         **dataclasses.asdict(options.writeback),
         **dataclasses.asdict(options.requests),
+        **dataclasses.asdict(options.monitoring),
     }
 
 
@@ -89,7 +90,7 @@ def test_flags_go_before_the_environment_before_the_file_before_the_defaults(tmp
     )
     environment = {"FUSECACHE_LOG_LEVEL": "debug", "FUSECACHE_REGION": "variable"}
     options = load("--region=flag", environment=environment, file=file, folder=tmp_path)
-    assert (options.region, options.log_level, options.memory, options.umask) == (
+    assert (options.region, options.monitoring.log_level, options.memory, options.umask) == (
         "flag",
         "debug",
         64 * MIB,
@@ -122,6 +123,8 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "gid": "100",
         "umask": "027",
         "log_level": "warning",
+        "log_format": "json",
+        "metrics_port": "9469",
         "settle_seconds": "0.5",
         "attribute_seconds": "2",
         "immutable": "train/,*.mds",

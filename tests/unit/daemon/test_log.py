@@ -1,11 +1,13 @@
 """What a daemon's log tells, and what it is silent about."""
 
 import errno
+import json
 import logging
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -46,3 +48,19 @@ def test_keys_cannot_forge_lines_of_the_log(capfd: pytest.CaptureFixture[str]) -
     assert lines[0].endswith(r"x published key=a\n2026-01-01 00:00:00 WARNING b\x1b[2J")
     assert lines[1].endswith("failed")
     assert lines[-1] == r"ValueError: \x1b[2J"
+
+
+def test_json_log_has_one_object_a_line(capfd: pytest.CaptureFixture[str]) -> None:
+    program = (
+        "import logging; from fusecache.daemon.log import begin_log; begin_log('INFO', 'json');"
+        "logging.getLogger('x').info('published key=%s', 'a\\nb\\u2028\\udcff')\n"
+        "try: raise ValueError('why')\n"
+        "except ValueError: logging.getLogger('y').exception('failed')"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    published, failed = map(json.loads, capfd.readouterr().err.splitlines())
+    assert list(published) == ["time", "level", "logger", "message"]
+    assert published["message"] == "published key=a\nb\u2028\udcff"
+    assert datetime.fromisoformat(published["time"]).utcoffset() == timedelta(0)
+    assert (failed["level"], failed["logger"]) == ("ERROR", "y")
+    assert failed["error"].endswith("ValueError: why")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.config.option_groups import RequestOptions, WritebackOptions
+from fusecache.config.option_groups import MonitoringOptions, RequestOptions, WritebackOptions
 from fusecache.config.options import MountOptions
 from fusecache.daemon.risks import file_system_of, risk_texts
 from fusecache.remote.endpoints import Endpoint
@@ -24,6 +24,7 @@ def _options(*, cache_dir: Path, mountpoint: Path = Path("/m"), read_only: bool 
         read_only=read_only,
         writeback=WritebackOptions(),
         requests=RequestOptions(),
+        monitoring=MonitoringOptions(),
     )
 
 

@@ -14,7 +14,7 @@ from fusecache.model.format_text import count_text, nearest_text, printable
         (["mount", "s3://b", "/m", "--cach-dir=/x"], "did you mean '--cache-dir'?"),
         (["status", "--jsno"], "did you mean '--json'?"),
         (["warm", ".", "--wiat"], "did you mean '--wait'?"),
-        (["xyzzy"], "known are mount, unmount"),
+        (["xyzzy"], "known are mount, run, unmount"),
     ],
 )
 def test_a_misspelt_command_or_option_is_answered_with_the_one_meant(

@@ -1,0 +1,63 @@
+"""`fusecache doctor`: checks what a mount needs, one line each. `fusecache.daemon.checkup` does the work."""
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fusecache.cli.extras import require_extra
+from fusecache.cli.say import print_line
+from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_options
+
+if TYPE_CHECKING:
+    from fusecache.daemon.checkup import CheckResult
+
+_EXIT = {"ok": 0, "warning": 1, "action": 2}
+EXIT_ACTION = _EXIT["action"]
+# Stands for a mountpoint that the user has not chosen yet.
+_NO_MOUNTPOINT = "/nonexistent"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `fusecache doctor` takes: the words of `fusecache mount`, all of them optional."""
+    parser.add_argument(
+        "source", nargs="?", help="the bucket or prefix to check too: s3://BUCKET[/PREFIX], gs://… or az://…"
+    )
+    parser.add_argument("mountpoint", nargs="?", help="the directory to check too")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="TOML file with options of the mount [$FUSECACHE_CONFIG]"
+    )
+    add_flags(parser)
+    parser.epilog = f"{FLAG_VALUES_TEXT} {parser.epilog}"
+    parser.set_defaults(run=doctor, parser=parser, error_status=EXIT_ACTION)
+
+
+def doctor(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    """Print a line for each check; return the exit status of the gravest."""
+    require_extra("mount")
+    worst = 0
+    for finding in _findings(arguments):
+        worst = max(worst, _EXIT[finding.level])
+        print_line(f"{finding.level:8} {finding.subject}: {finding.text}")
+    return worst
+
+
+def _findings(arguments: argparse.Namespace) -> "Iterator[CheckResult]":
+    from fusecache.daemon import checkup  # the other commands need neither trio nor boto3
+
+    config = arguments.config or os.environ.get("FUSECACHE_CONFIG")
+    if arguments.source is None and config is None:
+        yield from checkup.node_findings(allow_other=bool(arguments.allow_other))
+        return
+    flags = {name: getattr(arguments, name) for name in FIELDS}
+    if config is None:
+        flags["mountpoint"] = arguments.mountpoint or _NO_MOUNTPOINT
+    options = load_options(
+        flags, os.environ, config_path=None if config is None else Path(config), user_id=os.geteuid()
+    )
+    yield from checkup.node_findings(allow_other=options.allow_other)
+    if str(options.mountpoint) != _NO_MOUNTPOINT:
+        yield checkup.mountpoint_finding(options)
+    yield from checkup.cache_findings(options)
+    yield from checkup.bucket_findings(options)

@@ -1,0 +1,36 @@
+"""The optional parts of the package (`[project.optional-dependencies]`): which module comes with which of them."""
+
+from importlib.util import find_spec
+
+from fusecache.config.options import MountOptions
+from fusecache.model.errors import ConfigError
+
+# Extra -> the modules that its packages bring and that this package imports.
+MODULES = {
+    "mount": ("boto3", "botocore", "lmdb", "pyfuse3", "trio", "xxhash"),
+    "metrics": ("prometheus_client",),
+}
+
+
+def require_extra(extra: str) -> None:
+    """Raise ConfigError if a module of an extra is not installed. Imports none of them."""
+    for module in MODULES[extra]:
+        if find_spec(module) is None:
+            raise _missing(module, extra)
+
+
+def require_mount_extras(options: MountOptions) -> None:
+    """Raise ConfigError if what a mount with these options needs is not installed."""
+    require_extra("mount")
+    if options.monitoring.metrics_port is not None:
+        require_extra("metrics")
+
+
+def missing_package(error: ModuleNotFoundError) -> ConfigError | None:
+    """Return what to install for a module that an import did not find; None for a module of no extra."""
+    module = (error.name or "").partition(".")[0]
+    return next((_missing(module, extra) for extra, modules in MODULES.items() if module in modules), None)
+
+
+def _missing(module: str, extra: str) -> ConfigError:
+    return ConfigError(f"this command needs {module}: pip install 'fusecache[{extra}]'")

@@ -1,0 +1,63 @@
+"""What is done around the kernel's request handlers: their errors become an errno, their time is counted."""
+
+import errno
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+import pyfuse3
+import trio
+
+from fusecache.fs.errno_table import errno_of
+from fusecache.model.errors import FusecacheError
+
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Turn a handler's errors into the errno that a program sees."""
+    signature = inspect.signature(handler)
+
+    @functools.wraps(handler)
+    async def call_handler(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await handler(*args, **kwargs)
+        except pyfuse3.FUSEError:
+            raise
+        except FusecacheError as exc:
+            number = errno_of(exc)
+            if number == errno.EIO:
+                log.warning("request failed call=%s error=%s", handler.__name__, exc)
+            else:
+                log.debug("request refused call=%s error=%s", handler.__name__, exc)
+            raise pyfuse3.FUSEError(number) from exc
+        except Exception as exc:
+            operations: Any = args[0]
+            operations._on_unexpected(handler.__name__, exc, signature.bind(*args, **kwargs).arguments)
+            raise pyfuse3.FUSEError(errno.EIO) from exc
+
+    return call_handler
+
+
+def timed(
+    call: str,
+) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
+    """Count the time that a handler takes as one of a call of programs: `open` or `close`."""
+
+    def wrapped(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        @functools.wraps(handler)
+        async def count_time(*args: P.args, **kwargs: P.kwargs) -> T:
+            began = trio.current_time()
+            try:
+                return await handler(*args, **kwargs)
+            finally:
+                operations: Any = args[0]
+                operations._fs.call_times[call].count(trio.current_time() - began)
+
+        return count_time
+
+    return wrapped
