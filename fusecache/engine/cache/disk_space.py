@@ -7,6 +7,7 @@ Invariant: space is reserved on the ledger, if needed after an eviction, before 
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import trio
@@ -33,30 +34,21 @@ _BOOKKEEPING_SHARE = 1024
 _FUTILE_SECONDS = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class DiskSpace:
     """Reserves space for cache blocks and staging files. A cache block must be worth the eviction of others."""
 
-    def __init__(
-        self,
-        offload: Offload,
-        files: CacheFiles,
-        index: CacheIndex,
-        table: BlockTable,
-        ledger: SpaceLedger,
-        counters: Counters,
-        evictor: Evictor,
-        *,
-        floor_bytes: int,
-    ) -> None:
-        self._offload = offload
-        self._files = files
-        self._index = index
-        self._table = table
-        self._counters = counters
-        self.floor_bytes = floor_bytes
-        self._free_bytes = files.free_bytes()
-        self.ledger = ledger
-        self.evictor = evictor
+    _offload: Offload
+    _files: CacheFiles
+    _index: CacheIndex
+    _table: BlockTable
+    ledger: SpaceLedger
+    _counters: Counters
+    evictor: Evictor
+    floor_bytes: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._free_bytes = self._files.free_bytes()
         # (time, seconds): until `time`, a search for blocks read later than in `seconds` is futile.
         self._futile_until: tuple[float, float] = -math.inf, math.inf
 

@@ -8,6 +8,8 @@ Invariants:
 2. While a thread reads or writes a chunk's part of the file, the chunk is not evicted (`disk_operations`).
 """
 
+from dataclasses import dataclass
+
 import trio
 
 from fusecache.disk.cache_files import FOLDERS, CacheFiles, bad_granules
@@ -29,26 +31,20 @@ from fusecache.policy.cache.granules import (
 )
 
 
+@dataclass(eq=False, repr=False)
 class DiskTier:
     """Moves bytes between buffers and cache files."""
 
-    def __init__(
-        self,
-        offload: Offload,
-        files: CacheFiles,
-        index: CacheIndex,
-        table: BlockTable,
-        disk_space: DiskSpace,
-        counters: Counters,
-    ) -> None:
-        self._offload = offload
-        self._files = files
-        self._index = index
-        self._table = table
-        self._disk_space = disk_space
-        self._evictor = disk_space.evictor
-        self._ledger = disk_space.ledger
-        self._counters = counters
+    _offload: Offload
+    _files: CacheFiles
+    _index: CacheIndex
+    _table: BlockTable
+    _disk_space: DiskSpace
+    _counters: Counters
+
+    def __post_init__(self) -> None:
+        self._evictor = self._disk_space.evictor
+        self._ledger = self._disk_space.ledger
 
     async def load(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> int:
         """Fill granules of a buffer from the cache file; return the mask of the intact ones."""

@@ -62,22 +62,19 @@ class _PieceInFlight:
     is_urgent: bool
 
 
+@dataclass(eq=False, repr=False)
 class Prefetcher:
     """Runs the prefetches of all jobs of a timeline."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        tree: Tree,
-        lookup: Lookup,
-        cache: BlockCache,
-        resolve: Callable[[str], Awaitable[Node]],
-        tasks: TaskNursery,
-    ) -> None:
-        self._tasks = tasks
-        self._timeline = timeline
-        self._cache = cache
-        self._finder = PieceFinder(timeline, tree, lookup, cache, resolve)
+    _timeline: Timeline
+    _tree: Tree
+    _lookup: Lookup
+    _cache: BlockCache
+    _resolve: Callable[[str], Awaitable[Node]]
+    _tasks: TaskNursery
+
+    def __post_init__(self) -> None:
+        self._finder = PieceFinder(self._timeline, self._tree, self._lookup, self._cache, self._resolve)
         self._cursors: dict[tuple[str, bool], PlanCursor] = {}
         self._fetches: set[_PieceInFlight] = set()
         # Exact ranges in memory, each with its job and the step of its last read.
