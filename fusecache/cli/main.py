@@ -20,10 +20,9 @@ from fusecache.cli import access, cache_commands, clean, uploads
 from fusecache.cli.health import health
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
-from fusecache.cli.sources import add_source_flags
+from fusecache.cli.sources import add_source_flags, duration
 from fusecache.cli.status import status
 from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_options
-from fusecache.config.values import Duration
 from fusecache.model.errors import FusecacheError, MountError
 from fusecache.model.format_text import nearest_text
 from fusecache.mount.control_client import ask
@@ -121,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         help="configuration file that names the mountpoint [$FUSECACHE_CONFIG]",
     )
     unmount.add_argument(
-        "--timeout", type=_duration, metavar="DURATION",
+        "--timeout", type=duration(), metavar="DURATION",
         help="stop waiting for uploads after this time, like 90, 90s, 10m or 2h, and leave it mounted [never]",
     )  # fmt: skip
     unmount.add_argument(
@@ -146,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
         "path", help="a file or directory in a mount; files still open are listed but not waited for"
     )
     sync.add_argument(
-        "--timeout", type=_duration, metavar="DURATION",
+        "--timeout", type=duration(), metavar="DURATION",
         help="stop waiting after this time, like 90, 90s, 10m or 2h [never]",
     )  # fmt: skip
     sync.set_defaults(run=_sync, parser=sync, error_status=SYNC_EXIT["error"])
@@ -203,13 +202,6 @@ def _add(
         epilog=f"Exit status: {exit_status}; 2 also for a wrong command line, 130 after Ctrl-C.",
     )
     return parser
-
-
-def _duration(text: str) -> float:
-    try:
-        return Duration()(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is {exc}") from None
 
 
 def _add_cache_commands(commands: Any) -> None:
@@ -284,19 +276,12 @@ def _add_uploads(commands: Any) -> None:
     )
     parser.add_argument("--yes", action="store_true", help="confirm --abort")
     parser.add_argument(
-        "--older-than", type=_upload_age, default=86400.0, metavar="DURATION",
+        "--older-than", type=duration(uploads.SHORTEST_SECONDS), default=86400.0, metavar="DURATION",
         help="age from which an upload is old, at least 1h [1d]",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     add_source_flags(parser)
     parser.set_defaults(run=uploads.uploads, parser=parser)
-
-
-def _upload_age(text: str) -> float:
-    try:
-        return Duration(uploads.SHORTEST_SECONDS)(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is {exc}") from None
 
 
 def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
@@ -354,7 +339,7 @@ def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             say(f"{pending_text(answer.progress)} not in the bucket yet; the next mount uploads the rest")
     else:
         with ProgressView(sys.stderr, verb="uploading") as view:
-            drain(mountpoint, timeout_seconds=arguments.timeout, on_progress=view.show)
+            drain(mountpoint, timeout_seconds=arguments.timeout, on_progress=view.show_upload)
         answer = log_tail(mountpoint)
     if not detach_and_wait(mountpoint, forced=arguments.force):
         say(f"{mountpoint} is unmounted; its daemon is still shutting down")
@@ -382,7 +367,7 @@ def _config_path(arguments: argparse.Namespace) -> Path | None:
 def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     mount, inner = resolve_in_mount(arguments.path)
     with ProgressView(sys.stderr, verb="uploading") as view:
-        answer = ask(mount, "sync", inner, timeout_seconds=arguments.timeout, on_progress=view.show)
+        answer = ask(mount, "sync", inner, timeout_seconds=arguments.timeout, on_progress=view.show_upload)
     status = SYNC_EXIT.get(answer.result, SYNC_EXIT["error"])
     if status:
         words = [_without_name(answer.message, inner)] if answer.message else []

@@ -42,6 +42,7 @@ _MAP_BYTES = 64 << 30
 _OBJECT = struct.Struct(">QQIH")
 _NUMBER = struct.Struct(">Q")
 _BLOCK_KEY = struct.Struct(">QI")
+_ALL_BLOCKS = 1 << 32
 _BLOCK = struct.Struct(">HII")
 # Neighbouring blocks are sampled, and so evicted, together: one punched hole, and one GET to fetch them again.
 _LOT_BLOCKS = 8
@@ -299,16 +300,7 @@ class CacheIndex:
         row = self.find(object_id)
         if row is None:
             return Evicted(0, ())
-        with self._begin(db=self._blocks) as txn, txn.cursor() as cursor:
-            blocks = []
-            found = cursor.set_range(_BLOCK_KEY.pack(row.number, 0))
-            while found:
-                number, block = _BLOCK_KEY.unpack(cursor.key())
-                if number != row.number:
-                    break
-                blocks.append((number, block))
-                found = cursor.next()
-        return self.evict(blocks)
+        return self.evict([(row.number, block) for block in self.block_rows(row.number, 0, _ALL_BLOCKS)])
 
     def objects_of(self, numbers: Iterable[int]) -> dict[int, ObjectId]:
         """Return the object of each file number that has a row."""

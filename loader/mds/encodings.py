@@ -335,9 +335,8 @@ def _encode_json(value: Any) -> bytes:
 
 def _text_of(kind: type) -> Encoder:
     def encode(value: Any) -> bytes:
-        if not isinstance(value, kind) or isinstance(
-            value, bool
-        ):  # the text "True" would not decode to a number
+        # The text "True" would not decode to a number.
+        if not isinstance(value, kind) or isinstance(value, bool):
             raise EncodingError(f"{with_article(value)} is not a valid {kind.__name__}")
         return str(value).encode()
 

@@ -81,12 +81,16 @@ class DiskSpace:
             self._counters.not_admitted += 1  # no sampled block is read later
             self._futile_until = trio.current_time() + _FUTILE_SECONDS, incoming_use
             return False
+        self.count_uncached()
+        return False
+
+    def count_uncached(self) -> None:
+        """Count blocks that found no space. Warns once."""
         self._counters.uncached += 1
         self._table.warn_once(
             "space",
             "no disk space for new blocks, reads continue uncached; raise --cache-size or free disk space",
         )
-        return False
 
     def free_bytes(self) -> int:
         """Return how many bytes may be cached without an eviction."""

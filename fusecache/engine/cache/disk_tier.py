@@ -109,11 +109,7 @@ class DiskTier:
             await self._write(chunk, buffer, mask, nbytes)
         except NoSpace:
             self._disk_space.on_disk_full()
-            self._counters.uncached += 1
-            self._table.warn_once(
-                "space",
-                "no disk space for new blocks, reads continue uncached; raise --cache-size or free disk space",
-            )
+            self._disk_space.count_uncached()
         except LocalDiskError as exc:
             self._counters.uncached += 1
             self._table.count_disk_error(exc)
@@ -174,9 +170,8 @@ class DiskTier:
     async def _forget(self, object_id: ObjectId) -> None:
         async with self._table.rows_lock:
             entry = self._table.objects.get(object_id)
-            chunks = (
-                entry.chunks.values() if entry is not None else ()
-            )  # a live view: checked again after each await
+            # A live view: checked again after each await.
+            chunks = entry.chunks.values() if entry is not None else ()
             while any(chunk.dirty for chunk in chunks):
                 await self._table.write_rows()
             before = sum(disk_bytes(chunk.present, chunk.size) for chunk in chunks)

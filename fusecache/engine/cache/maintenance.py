@@ -119,9 +119,8 @@ class CacheMaintenance:
         finally:
             chunk.readers -= 1
             for buffer in chunk.buffers:
-                self._buffer_pool.mark_consumed(
-                    buffer
-                )  # recycled first: a later reader finds these bytes on disk
+                # Recycled first: a later reader finds these bytes on disk.
+                self._buffer_pool.mark_consumed(buffer)
             self._table.drop_if_idle(chunk)
 
     async def _store_buffers(self, chunk: Chunk, missing: int) -> None:

@@ -213,9 +213,8 @@ class HintService:
         path = self._tree.relative(object_id.key)
         use = self._timeline.exact_use(path, start, stop)
         if use is None and is_random and self._cache.maintenance.free_bytes() < GRANULE_BYTES:
-            use = self._timeline.long_use(
-                path
-            )  # its step is over: the range is dropped once this reader has it
+            # Its step is over: the range is dropped once this reader has it.
+            use = self._timeline.long_use(path)
         if use is None or not cached_ranges.fits(extent):
             return None
         cached_range = cached_ranges.begin(object_id, size, extent, depth=0)

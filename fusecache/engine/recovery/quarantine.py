@@ -229,9 +229,8 @@ class Quarantine:
                 f"{record.number}: our version is on the mount as {copy}; rename it with --to PATH"
             )
         await self._rename(copy, to)
-        if (
-            self._conflict_log.get(record.number) is not None
-        ):  # the file name is the same, the directory another
+        # The file name is the same, the directory another.
+        if self._conflict_log.get(record.number) is not None:
             self._conflict_log.drop(record.number)
         return to
 

@@ -80,9 +80,6 @@ class Signer:
         key = b"AWS4" + secret.encode()
         for word in (day, self._region, "s3", "aws4_request"):
             key = hmac.digest(key, word.encode(), "sha256")
-        self._derived = (
-            secret,
-            day,
-            key,
-        )  # one assignment: a race between threads only derives the key twice
+        # One assignment: a race between threads only derives the key twice.
+        self._derived = (secret, day, key)
         return key
