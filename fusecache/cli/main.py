@@ -107,11 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     mount.epilog = f"{FLAG_VALUES_TEXT} {mount.epilog}"
     mount.set_defaults(run=_mount, parser=mount)
 
-    unmount = _add(
-        commands,
-        "unmount",
-        "upload pending files, apply delayed deletions, and unmount",
-    )
+    unmount = _add(commands, "unmount", "upload pending files, apply delayed deletions, and unmount")
     unmount.add_argument("mountpoint", type=Path, nargs="?", help="directory of the mount")
     unmount.add_argument(
         "--config",

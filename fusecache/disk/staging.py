@@ -32,12 +32,7 @@ class StagingFile:
     """
 
     def __init__(
-        self,
-        path: Path | str,
-        *,
-        create: bool,
-        opens: bool = True,
-        pool: DescriptorPool | None = None,
+        self, path: Path | str, *, create: bool, opens: bool = True, pool: DescriptorPool | None = None
     ) -> None:
         """Open the file, or create it; creating fails if it exists. Raises NoSpace or LocalDiskError.
 

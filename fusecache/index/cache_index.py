@@ -232,11 +232,7 @@ class CacheIndex:
         added or removed between two calls may be missed; all others are returned once.
         """
         found: list[CachedBlock] = []
-        with (
-            self._begin() as txn,
-            txn.cursor(self._objects) as objects,
-            txn.cursor(self._blocks) as blocks,
-        ):
+        with self._begin() as txn, txn.cursor(self._objects) as objects, txn.cursor(self._blocks) as blocks:
             there = objects.set_range(place.digest) if place.digest else objects.first()
             for _ in range(most_objects):
                 if not there:
@@ -331,11 +327,7 @@ class CacheIndex:
         together. Every block is equally likely, whatever the size of its object.
         """
         found: dict[tuple[int, int], BlockRow] = {}
-        with (
-            self._begin() as txn,
-            txn.cursor(self._lots) as lots,
-            txn.cursor(self._blocks) as blocks,
-        ):
+        with self._begin() as txn, txn.cursor(self._lots) as lots, txn.cursor(self._blocks) as blocks:
             for _ in range(seeks):
                 there, rows = _seek_lot(lots, rng), 0
                 while there and rows < run:

@@ -18,12 +18,7 @@ import numpy as np
 
 from loader.base.argument_checks import with_article
 from loader.errors import EncodingError, UnmetNeedError, cause_text
-from loader.mds.image_encodings import (
-    decode_image,
-    decode_pil,
-    encode_pil,
-    image_encoder,
-)
+from loader.mds.image_encodings import decode_image, decode_pil, encode_pil, image_encoder
 
 Encoder = Callable[[Any], bytes]
 Buffer = bytes | bytearray

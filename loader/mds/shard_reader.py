@@ -20,13 +20,7 @@ from loader.errors import DatasetError, LoaderError
 from loader.mds.batched_reads import read_batched
 from loader.mds.encodings import Buffer, makes_views
 from loader.mds.index import Index
-from loader.mds.shard_files import (
-    DECOMPRESSED_CACHE_BYTES,
-    VERIFY_HINT,
-    ReadOptions,
-    ShardFiles,
-    path_of,
-)
+from loader.mds.shard_files import DECOMPRESSED_CACHE_BYTES, VERIFY_HINT, ReadOptions, ShardFiles, path_of
 from loader.mds.watchdog import Watchdog
 from loader.order.spec import Ids
 

@@ -163,11 +163,7 @@ class DiskSpace:
             raise
 
     async def _evict_until(
-        self,
-        nbytes: int,
-        reserve: Callable[[], bool],
-        is_wanted: Callable[[], bool],
-        spare: float | None,
+        self, nbytes: int, reserve: Callable[[], bool], is_wanted: Callable[[], bool], spare: float | None
     ) -> bool:
         async with self.evictor.lock:
             while is_wanted():

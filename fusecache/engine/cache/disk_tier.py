@@ -22,13 +22,7 @@ from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import CacheIndex
 from fusecache.model.errors import LocalDiskError, NoSpace
 from fusecache.model.objects import GRANULE_BYTES, ObjectId
-from fusecache.policy.cache.granules import (
-    CHUNK_BYTES,
-    PAGE_BYTES,
-    disk_bytes,
-    mask_between,
-    runs,
-)
+from fusecache.policy.cache.granules import CHUNK_BYTES, PAGE_BYTES, disk_bytes, mask_between, runs
 
 
 @dataclass(eq=False, repr=False)

@@ -234,11 +234,7 @@ class Evictor:
         ]
         await self._look_up_objects(candidates)
         return choose_victims(
-            candidates,
-            need_bytes,
-            clock=self._table.clock,
-            next_use=self._next_use,
-            used_no_later_than=spare,
+            candidates, need_bytes, clock=self._table.clock, next_use=self._next_use, used_no_later_than=spare
         )
 
     async def _look_up_objects(self, candidates: list[EvictionCandidate]) -> None:

@@ -55,13 +55,7 @@ class DirectoryRename:
         self._store = primary_of(self._metadata_client.store)
 
     async def rename_directory(
-        self,
-        node: Node,
-        target: Node | None,
-        new_parent: Node,
-        new_name: str,
-        *,
-        replace: bool,
+        self, node: Node, target: Node | None, new_parent: Node, new_name: str, *, replace: bool
     ) -> None:
         """Rename a directory. target: what the new name shows now; replace: whether it is replaced.
 

@@ -231,9 +231,7 @@ class Prefetcher:
             await self._cache.range_cache.fetch(cached_range)
         except RemoteError as exc:
             log.debug(
-                "exact range not fetched, the cache retries object=%s error=%s",
-                cached_range.object_id,
-                exc,
+                "exact range not fetched, the cache retries object=%s error=%s", cached_range.object_id, exc
             )
         else:
             self._hold(job, last, cached_range)

@@ -52,12 +52,7 @@ class Signer:
         payload: SHA-256 of the body in hex, or UNSIGNED.
         """
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
-        signed = {
-            **headers,
-            "host": self._host,
-            "x-amz-content-sha256": payload,
-            "x-amz-date": stamp,
-        }
+        signed = {**headers, "host": self._host, "x-amz-content-sha256": payload, "x-amz-date": stamp}
         if keys.token is not None:
             signed["x-amz-security-token"] = keys.token
         names = sorted(signed)
