@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from fusecache.cli import uploads
 from fusecache.cli.say import print_line, say, say_error
-from fusecache.cli.sources import SCHEME, add_source_flags, ask_mounts, duration, split_source
+from fusecache.cli.sources import SCHEME, add_source_flags, ask_mounts, split_source
 from fusecache.config.option_groups import ORDER_LAST
+from fusecache.config.values import Duration, as_argument
 from fusecache.model.errors import ConfigError, MountError, ObjectChanged, RemoteError
 from fusecache.model.format_text import count_text, seconds_text, size_text
 from fusecache.model.objects import ObjectInfo
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to remove")
     what.add_argument(
         "--older-than",
-        type=duration(),
+        type=as_argument(Duration()),
         metavar="DURATION",
         help="objects, checkpoints or uploads of at least this age, like 7d",
     )

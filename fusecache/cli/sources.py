@@ -2,11 +2,11 @@
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fusecache.config.values import Duration, as_source
+from fusecache.config.values import as_source
 from fusecache.model.errors import ConfigError, FusecacheError, MountError
 from fusecache.mount.control_client import request_stream
 from fusecache.mount.launch import resolve_in_mount
@@ -26,18 +26,6 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
     for flag, kind, text in _FLAGS:
         metavar = flag.rsplit("-", 1)[-1].upper()
         parser.add_argument(flag, type=kind, metavar=metavar, help=f"for SOURCE: {text}")
-
-
-def duration(least: float = 0.0) -> Callable[[str], float]:
-    """Return a parser of a flag's value: a duration of at least this many seconds."""
-
-    def parse(text: str) -> float:
-        try:
-            return Duration(least)(text)
-        except ValueError as exc:
-            raise argparse.ArgumentTypeError(f"{text!r}: allowed is {exc}") from None
-
-    return parse
 
 
 def split_source(text: str) -> tuple[str, str]:
