@@ -1,4 +1,4 @@
-"""Command line tools for datasets: `python -m loader ls | head | verify | merge | convert`."""
+"""Command line tools for datasets: `python -m loader ls | head | stats | verify | merge | convert | simulate`."""
 
 import argparse
 import sys
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from loader.errors import LoaderError, cause_text
-from loader.tools.commands import count_text, list_shards, say, show_samples, verify
+from loader.tools.commands import count_text, list_shards, say, show_samples, show_stats, verify
 from loader.tools.convert import add_convert, run_convert
+from loader.tools.simulate import add_simulate, run_simulate
 from loader.writing.merge import merge
 
 _MERGE_DESCRIPTION = """Write one index.json over the datasets in a directory's folders. No shard is copied. Without
@@ -44,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     shown = commands.add_parser("ls", help="list the columns, and the shards with their samples and bytes")
     headed = commands.add_parser("head", help="print the first samples")
     headed.add_argument("-n", "--samples", type=int, default=5, help="number of samples (default: 5)")
+    counted = commands.add_parser("stats", help="show how samples and bytes spread over shards and columns")
     checked = commands.add_parser(
         "verify", help="read every shard: check sizes, hashes and offsets, and decode every sample"
     )
@@ -54,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--allow-pickle", action="store_true", help="decode pickled columns; unpickling can run code"
         )
-    for command in (shown, headed, checked):
+    for command in (shown, headed, counted, checked):
         command.add_argument("dataset", type=Path, help="directory that contains index.json")
     merged = commands.add_parser(
         "merge",
@@ -64,7 +66,15 @@ def _parser() -> argparse.ArgumentParser:
     merged.add_argument("dataset", type=Path, help="directory whose folders are the parts")
     merged.add_argument("parts", nargs="*", type=Path, help="folders, in order (default: all, 2 before 10)")
     merged.add_argument("--replace", action="store_true", help="overwrite an existing index.json")
-    add_convert(commands.add_parser("convert", help="convert text, JSON lines or Parquet to MDS"))
+    add_convert(
+        commands.add_parser("convert", help="convert text, JSON lines, Parquet or another dataset to MDS")
+    )
+    add_simulate(
+        commands.add_parser(
+            "simulate",
+            help="estimate what a run will download: shards in use, first batch, epochs by cache policy",
+        )
+    )
     return parser
 
 
@@ -77,7 +87,7 @@ def _take(options: Any, rest: Sequence[str]) -> bool:
     if options.command == "merge":
         options.parts += map(Path, rest)
         return True
-    if options.command == "convert":
+    if options.command == "convert" and options.kind != "recompress":
         *inputs, out = rest
         options.inputs += [str(options.out), *inputs]
         options.out = Path(out)
@@ -90,12 +100,16 @@ def _run(options: Any) -> int:
         return list_shards(options.dataset)
     if options.command == "head":
         return show_samples(options.dataset, options.samples, allow_pickle=options.allow_pickle)
+    if options.command == "stats":
+        return show_stats(options.dataset)
     if options.command == "verify":
         return verify(options.dataset, allow_pickle=options.allow_pickle, quick=options.quick)
     if options.command == "merge":
         shards = merge(options.dataset, options.parts or None, replace=options.replace)
         say(f"{options.dataset}: {count_text(shards, 'shard')} in one index")
         return 0
+    if options.command == "simulate":
+        return run_simulate(options)
     return run_convert(options)
 
 

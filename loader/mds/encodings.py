@@ -163,10 +163,7 @@ def sample_decoder(
                 sample[name] = decode_column(data, start, stop)
         except _DECODE_ERRORS as problem:
             if name is None:
-                count = f"{len(data)} byte{'' if len(data) == 1 else 's'}"
-                raise EncodingError(
-                    f"the sample has {count}, its values' sizes alone take {head.size}"
-                ) from problem
+                raise EncodingError(head_text(len(data), head.size)) from problem
             if stop > len(data) and not isinstance(problem, UnmetNeedError):
                 raise EncodingError(
                     f"column {name!r} does not decode: by the sizes in the sample it ends at byte {stop}, outside the "
@@ -237,6 +234,12 @@ def _fixed_sample_decoder(
             raise _undecoded(f"a column of {', '.join(names)}", problem) from problem
 
     return decode
+
+
+def head_text(sample_bytes: int, head_bytes: int) -> str:
+    """Return the error text for a sample that ends within the sizes of its values."""
+    count = f"{sample_bytes} byte{'' if sample_bytes == 1 else 's'}"
+    return f"the sample has {count}, its values' sizes alone take {head_bytes}"
 
 
 def _undecoded(column: str, problem: BaseException) -> EncodingError:

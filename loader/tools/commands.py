@@ -1,4 +1,4 @@
-"""Implements `python -m loader` ls, head and verify, which print information on a dataset and write nothing."""
+"""Implements `python -m loader` ls, head, stats and verify, which print information on a dataset and write nothing."""
 
 import contextlib
 import sys
@@ -12,12 +12,14 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from loader.base.compression import decompress
 from loader.base.hashing import mismatch
-from loader.errors import LoaderError
+from loader.errors import LoaderError, ShardError
 from loader.mds.dataset import MDSDataset
+from loader.mds.encodings import head_text
 from loader.mds.index import Index, read_index
 from loader.mds.shard_reader import VERIFY_HINT, ShardReader
 
 LONGEST_TEXT = 200  # characters of a value that `head` prints
+STATS_SAMPLES = 1000  # enough for a mean within a few per cent; takes seconds on a cold mount
 VERIFY_SAMPLES = 256  # samples decoded at a time
 
 
@@ -78,6 +80,32 @@ def describe_value(value: Any) -> str:
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}... ({len(value)} long)"
 
 
+def show_stats(directory: Path) -> int:
+    """Print how samples and bytes spread over shards, and the bytes of each column, measured on some samples."""
+    index = read_index(directory)
+    stored = _stored_bytes(index)
+    say(_totals_text(index))
+    raw, on_disk = int(index.raw_bytes.sum()), int(stored.sum())
+    say(
+        f"bytes: {raw} uncompressed, {on_disk} stored ({on_disk / raw:.0%})"
+        if raw
+        else "bytes: not in the index"
+    )
+    families = sorted({index.compressions[number] or "none" for number in np.unique(index.compression_of)})
+    say(f"compression: {', '.join(families) or 'none'}")
+    for what, numbers in (("samples a shard", index.samples), ("stored bytes a shard", stored)):
+        if numbers.size:
+            say(f"{what}: {numbers.min()} to {numbers.max()}, median {int(np.median(numbers))}")
+    total = int(index.samples.sum())
+    chosen = np.unique(np.linspace(0, total - 1, min(total, STATS_SAMPLES)).astype(np.int64))
+    for name, encoding, sizes in _column_bytes(index, chosen):
+        say(
+            f"column {name} ({encoding}): {min(sizes)} to {max(sizes)} bytes, mean {sum(sizes) / len(sizes):.1f}"
+        )
+    say(f"columns measured on {count_text(chosen.size, 'sample')}")
+    return 0
+
+
 def verify(directory: Path, *, allow_pickle: bool, quick: bool) -> int:
     """Read everything, print the first problem of each damaged shard, and continue with the next shard.
 
@@ -124,6 +152,30 @@ def _totals_text(index: Index) -> str:
 def _stored_bytes(index: Index) -> NDArray[np.int64]:
     packed = np.array([bool(family) for family in index.compressions] or [False])[index.compression_of]
     return np.where(packed, index.zip_bytes, index.raw_bytes)
+
+
+def _column_bytes(index: Index, samples: NDArray[np.int64]) -> Iterator[tuple[str, str, list[int]]]:
+    """Yield (column, encoding, bytes of its values in these samples) for each column of each schema."""
+    reader = ShardReader(index)
+    ends = np.cumsum(index.samples)
+    found: dict[tuple[str, str], list[int]] = {}
+    with progress_bar(samples.size, "sample") as progress:
+        for number in samples.tolist():
+            shard = int(np.searchsorted(ends, number, side="right"))
+            schema = index.schema(shard)
+            data = reader.read(shard, number - int(ends[shard] - index.samples[shard]))
+            varying = schema.sizes.count(0)
+            if len(data) < 4 * varying:
+                raise ShardError(
+                    f"{reader.path(shard)} (shard {shard}): sample {number}: "
+                    f"{head_text(len(data), 4 * varying)}. Restore the shard{VERIFY_HINT}."
+                )
+            variable = iter(np.frombuffer(data, "<u4", varying).tolist())
+            for name, encoding, size in zip(schema.names, schema.encodings, schema.sizes, strict=True):
+                found.setdefault((name, encoding), []).append(size or next(variable))
+            progress.update()
+    for (name, encoding), sizes in found.items():
+        yield name, encoding, sizes
 
 
 def _hash_problems(index: Index, shard: int, path: str) -> Iterator[str]:

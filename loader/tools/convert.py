@@ -1,4 +1,4 @@
-"""Implements `python -m loader convert`: makes a dataset of text, JSON lines or Parquet files."""
+"""Implements `python -m loader convert`: makes a dataset of text, JSON lines, Parquet files or another dataset."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,13 @@ from typing import Any
 
 from loader.base.paths import check_is_local
 from loader.errors import LoaderError, NoSampleError
+from loader.mds.index import read_index
 from loader.tools.commands import count_text, progress_bar, say
 from loader.tools.row_sources import JsonLines, ParquetRows, json_columns, parquet_columns
 from loader.tools.tokens import TokenOptions, TokenSource, load_tokenizer
 from loader.writing.parallel_writer import Source, numbered, write_named, write_parallel
-from loader.writing.shard_packer import DEFAULT_SIZE_LIMIT
+from loader.writing.recompress import recompress
+from loader.writing.shard_packer import DEFAULT_SIZE_LIMIT, PackOptions
 from loader.writing.writer import MDSWriter
 
 
@@ -38,6 +40,10 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
         command.add_argument(
             "--columns", help="name:encoding,... (default: all, detected from the first file)"
         )
+    again = kinds.add_parser(
+        "recompress", help="copy a dataset with another compression; samples and shards stay the same"
+    )
+    again.add_argument("source", type=Path, help="directory that contains index.json")
     for command in (text, rows, parquet):
         command.add_argument("inputs", nargs="+", help="files, in the order of the samples")
         command.add_argument(
@@ -49,6 +55,7 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
         command.add_argument(
             "--size-limit", default=DEFAULT_SIZE_LIMIT, help="raw bytes of a shard (default: 64mb)"
         )
+    for command in (text, rows, parquet, again):
         command.add_argument("out", type=Path, help="directory of the new dataset")
         command.add_argument("--compression", help="zstd:7, gz, bz2, br, snappy (default: none)")
         command.add_argument("--hashes", help="sha1,xxh64,... to store in the index")
@@ -60,6 +67,8 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
 def run_convert(options: Any) -> int:
     """Run the command. Raises LoaderError if it fails."""
     check_is_local(options.out)
+    if options.kind == "recompress":
+        return _recompress(options)
     for path in options.inputs:
         check_is_local(path)
     if options.kind == "text":
@@ -105,7 +114,7 @@ def _columns(text: str | None) -> dict[str, str]:
 def _write(options: Any, columns: Mapping[str, str], sources: Sequence[Source]) -> int:
     how: dict[str, Any] = {
         "compression": options.compression,
-        "hashes": [name for name in (options.hashes or "").split(",") if name],
+        "hashes": _hashes(options),
         "size_limit": options.size_limit,
         "align": options.align,
     }
@@ -140,3 +149,17 @@ def _write(options: Any, columns: Mapping[str, str], sources: Sequence[Source]) 
         + ", ".join(f"{n} ({e})" for n, e in sorted(columns.items()))
     )
     return 0
+
+
+def _recompress(options: Any) -> int:
+    how = PackOptions(options.compression, _hashes(options), align=options.align)
+    with closing(progress_bar(read_index(options.source).shards, "shard")) as bar:
+        shards = recompress(
+            options.source, options.out, how, progress=lambda finished: bar.update(finished - bar.n)
+        )
+    say(f"{options.out}: {count_text(shards, 'shard')}")
+    return 0
+
+
+def _hashes(options: Any) -> list[str]:
+    return [name for name in (options.hashes or "").split(",") if name]

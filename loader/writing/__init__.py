@@ -1,1 +1,1 @@
-"""Writes MDS datasets: one writer or many, resumed after a crash, merged."""
+"""Writes MDS datasets: one writer or many, resumed after a crash, merged, recompressed."""

@@ -170,7 +170,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "loader.errors",
         "loader.world",
     ),
-    "loader.tools": ("loader", "loader.mds", "loader.writing", "loader.base"),
+    "loader.tools": (
+        "loader",
+        "loader.hints",
+        "loader.mds",
+        "loader.writing",
+        "loader.parquet",
+        "loader.sampling",
+        "loader.order",
+        "loader.base",
+    ),
 }
 
 # library -> the rooms or modules that may import it. A library with no line here may be imported nowhere.

@@ -33,6 +33,8 @@ from loader.base import paths as module
 from loader.fast import Loader
 from loader.mds.encodings import encoder
 from loader.writing.parallel_writer import write_parallel
+from loader.writing.recompress import recompress
+from loader.writing.shard_packer import PackOptions
 
 COLUMNS = {"id": "int", "text": "str"}
 
@@ -63,6 +65,8 @@ TAKERS: dict[str, Callable[[Any], object]] = {
     "MDSWriter": lambda path: MDSWriter(path, COLUMNS),
     "write_parallel": lambda path: write_parallel(path, COLUMNS, [partial(rows, 0, 1)], processes=1),
     "merge": merge,
+    "recompress": lambda path: recompress(".", path, PackOptions()),
+    "recompress's source": lambda path: recompress(path, "out", PackOptions()),
     "MDSDataset": MDSDataset,
     "a split": lambda path: MDSDataset(path, split="train"),
     "ParquetDataset": ParquetDataset,

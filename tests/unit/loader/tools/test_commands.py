@@ -70,7 +70,7 @@ def test_verify_counts_a_shard_once_whatever_is_wrong_with_it(
 def test_one_of_a_thing_is_said_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with MDSWriter(tmp_path / "part", {"text": "str"}) as writer:
         writer.write({"text": "alone"})
-    for command in (["merge"], ["ls"], ["verify"], ["head"]):
+    for command in (["merge"], ["ls"], ["stats"], ["verify"], ["head"]):
         assert main([*command, str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert "1 shard in one index" in told
@@ -113,6 +113,14 @@ def write_by_hand(directory: Path, encoding: str, sample: bytes) -> Path:
     return path
 
 
+def test_stats_name_a_sample_that_is_too_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shard = write_by_hand(tmp_path, "str", b"no")
+    assert main(["stats", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert f"{shard} (shard 0): sample 0: the sample has 2 bytes, its values' sizes alone take 4" in said
+    assert "python -m loader verify" in said
+
+
 def test_head_takes_no_negative_count(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["head", "-n", "-3", str(directory)]) == 1
     told = capsys.readouterr()
@@ -146,6 +154,22 @@ def test_a_quick_verify_looks_at_sizes_alone(directory: Path, capsys: pytest.Cap
     assert "100 samples: 2 damaged" in told.out
     assert f"{shards[1]} (shard 1)" in told.err
     assert f"{shards[2]} (shard 2)" in told.err
+
+
+def test_stats_tell_shards_bytes_and_columns(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stats", str(directory)]) == 0
+    out = capsys.readouterr().out
+    stored = sum(path.stat().st_size for path in directory.glob("shard.*"))
+    assert "100 samples" in out
+    assert f"{stored} stored" in out
+    assert "column text (str): 8 to 9 bytes, mean 8.9" in out
+
+
+def test_stats_of_an_empty_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with MDSWriter(tmp_path, {"text": "str"}):
+        pass
+    assert main(["stats", str(tmp_path)]) == 0
+    assert "0 shards, 0 samples" in capsys.readouterr().out
 
 
 def test_head_shows_values_of_every_kind_in_a_line(

@@ -19,7 +19,7 @@ from PIL import Image
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from loader import MDSDataset
+from loader import MDSDataset, MDSWriter
 from loader.__main__ import main
 
 WORDS = ["<end>", "<unk>", *(f"w{number}" for number in range(50))]
@@ -354,3 +354,48 @@ def test_a_damaged_page_of_parquet_is_named_with_its_row(
     found = re.search(rf"{path}, row (\d+): \S.*; the file is damaged", said)
     assert found, said
     assert 9_000 <= int(found[1]) <= 10_000
+
+
+@pytest.mark.parametrize("before", [None, "gz"])
+@pytest.mark.parametrize("after", [None, "zstd:5"])
+def test_recompressing_keeps_samples_and_shards(
+    tmp_path: Path, before: str | None, after: str | None
+) -> None:
+    columns = {"id": "int", "text": "str"}
+    with MDSWriter(tmp_path / "in", columns, size_limit=500, compression=before) as writer:
+        for number in range(100):
+            writer.write({"id": number, "text": "x" * (number % 20)})
+    how = ("--compression", after, "--hashes", "xxh64,sha1") if after else ("--align", "64")
+    assert run("convert", "recompress", tmp_path / "in", tmp_path / "out", *how) == 0
+    old, new = MDSDataset(tmp_path / "in"), MDSDataset(tmp_path / "out", check_hashes=after is not None)
+    assert new.shard_sizes.tolist() == old.shard_sizes.tolist()
+    assert list(new) == list(old)
+    assert {path.name.split(".", 2)[2] for path in (tmp_path / "out").glob("shard.*")} == {
+        "mds.zstd" if after else "mds"
+    }
+
+
+def test_a_dataset_is_not_recompressed_into_itself_or_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("in", "other"):
+        with MDSWriter(tmp_path / name, {"id": "int"}) as writer:
+            writer.write({"id": 1})
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "shard.00000.mds").touch()
+    for out, told in (
+        ("in", "holds a dataset already"),
+        ("other", "holds a dataset"),
+        ("in/new", "lies in"),
+        ("unfinished", "unfinished holds shard.00000.mds, which an unfinished run left"),
+    ):
+        assert told in refused(capsys, "convert", "recompress", tmp_path / "in", tmp_path / out)
+
+
+def test_a_harmed_source_leaves_no_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with MDSWriter(tmp_path / "in", {"id": "int"}, size_limit=300) as writer:
+        for number in range(100):
+            writer.write({"id": number})
+    (tmp_path / "in" / "shard.00002.mds").unlink()
+    assert "shard.00002.mds" in refused(capsys, "convert", "recompress", tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out" / "index.json").exists()

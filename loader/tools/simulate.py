@@ -1,0 +1,276 @@
+"""Estimates what a run will request from the bucket: shards in use, bytes a step, first batch, downloads by policy.
+
+    python -m loader simulate DATASET --global-batch-size 512 --cache-bytes 500GB [--png FILE]
+
+It uses only the index and the order, and opens no shard. At each step that reads a sample of an uncached shard, the
+whole shard counts as downloaded. With a known order, a shard stays cached while it is in use. If the cache has no
+room for it, its samples come as exact byte ranges, which sum up to the whole shard.
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loader.base.argument_checks import parse_size
+from loader.base.optional_imports import optional_module
+from loader.errors import LoaderError
+from loader.hints.planned_reads import Ids, shard_reads
+from loader.mds.dataset import MDSDataset
+from loader.order import DEFAULT_SEED
+from loader.sampling.sampler import ElasticBatchSampler
+from loader.sampling.step_plan import StepPlan
+from loader.tools.commands import progress_bar, say
+from loader.tools.simulated_caches import FirstCome, LeastRecent, shard_uses_by_step
+from loader.world import World
+
+POLICIES = ("LRU", "keep what came first", "known order")
+# A remote bucket, with the values of the project's benchmarks.
+LATENCY_SECONDS = 0.04
+BYTES_A_SECOND = 80e6
+CONNECTIONS = 32
+EPOCHS = 3
+
+Figure = int | float | list[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UseIntervals:
+    """The steps at which shards are in use. All arrays: (uses,) int64, ordered by first; steps count over epochs."""
+
+    shard: Ids
+    first: Ids
+    last: Ids
+
+
+def use_intervals(step_plan: StepPlan, ends: Ids, epochs: int) -> UseIntervals:
+    """Return the steps at which each shard is in use, one entry an epoch."""
+    with progress_bar(epochs, "epoch") as progress:
+        parts = []
+        for epoch in range(epochs):
+            parts.append(shard_reads(step_plan, ends, epoch * step_plan.steps, step_plan.steps))
+            progress.update()
+    return UseIntervals(
+        np.concatenate([part.shard for part in parts]),
+        np.concatenate([part.first for part in parts]),
+        np.concatenate([part.last for part in parts]),
+    )
+
+
+def downloads(
+    step_plan: StepPlan, ends: Ids, sizes: Ids, cache_bytes: int, epochs: int
+) -> dict[str, list[int]]:
+    """Return, for each policy, the bytes downloaded in each epoch, with a cache of cache_bytes.
+
+    ends: (shards,) one past the last id of each; sizes: (shards,) bytes.
+    """
+    least, first = LeastRecent(sizes, cache_bytes), FirstCome(sizes, cache_bytes)
+    intervals = use_intervals(step_plan, ends, epochs)
+    fits = in_use(intervals, sizes, epochs * step_plan.steps)[1].max(initial=0) <= cache_bytes
+    fetched: dict[str, list[int]] = {policy: [0] * epochs for policy in POLICIES}
+    with progress_bar(epochs * step_plan.steps * step_plan.samples, "sample") as progress:
+        for epoch in range(epochs):
+            for uses in shard_uses_by_step(step_plan, ends, epoch):
+                fetched[POLICIES[0]][epoch] += least.use(uses)
+                if not fits:
+                    fetched[POLICIES[1]][epoch] += first.use(uses)
+            progress.update(step_plan.steps * step_plan.samples)
+    for policy in POLICIES[1 if fits else 2 :]:
+        fetched[policy] = known_use_downloads(intervals, sizes, cache_bytes, policy, step_plan.steps, epochs)
+    return fetched
+
+
+def known_use_downloads(
+    intervals: UseIntervals, sizes: Ids, cache_bytes: int, policy: str, steps: int, epochs: int
+) -> list[int]:
+    """Return the bytes downloaded in each epoch of `steps` steps by a cache that knows when shards are in use.
+
+    sizes: (shards,) bytes. Only shards out of use are evicted. Policy "keep what came first" evicts the shard that went
+    out of use last. "known order" evicts the shard whose next use is last, which may be the newest; if all shards have
+    one size, no other choice downloads less.
+    """
+    uses = list(zip(intervals.shard.tolist(), intervals.first.tolist(), intervals.last.tolist(), strict=True))
+    following: dict[int, int] = {}
+    again = [0] * len(uses)
+    for number in reversed(range(len(uses))):
+        shard = uses[number][0]
+        again[number] = following.get(shard, 1 << 60)
+        # The index of the use, not its step: many uses begin at an epoch's first step, one after the other.
+        following[shard] = number
+    shelf = _UnusedShards(policy, sizes.tolist(), cache_bytes)
+    fetched = [0] * epochs
+    ending: list[tuple[int, int, int]] = []
+    for number, (shard, first, last) in enumerate(uses):
+        while ending and ending[0][0] < first:
+            _, done, next_use = heappop(ending)
+            shelf.put(done, next_use)
+        if not shelf.take(shard):
+            fetched[first // steps] += int(sizes[shard])
+        heappush(ending, (last, shard, again[number]))
+    return fetched
+
+
+class _UnusedShards:
+    """The cached shards that are out of use; shards in use take cache space first."""
+
+    def __init__(self, policy: str, sizes: list[int], room: int) -> None:
+        self._policy, self._sizes, self._room = policy, sizes, room
+        self._kept: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []
+        self._used = 0
+
+    def take(self, shard: int) -> bool:
+        """Move a shard into use; return whether it was cached."""
+        is_here = self._kept.pop(shard, None) is not None
+        if not is_here:
+            self._used += self._sizes[shard]
+            self._shrink()
+        return is_here
+
+    def put(self, shard: int, next_use: int) -> None:
+        """Move a shard out of use."""
+        self._kept[shard] = next_use
+        heappush(self._heap, (-next_use, shard))
+        self._shrink()
+
+    def _shrink(self) -> None:
+        while self._used > self._room and self._kept:
+            shard = self._victim()
+            del self._kept[shard]
+            self._used -= self._sizes[shard]
+
+    def _victim(self) -> int:
+        if self._policy == POLICIES[1]:
+            return next(reversed(self._kept))
+        while True:
+            next_use, shard = heappop(self._heap)
+            if self._kept.get(shard) == -next_use:
+                return shard
+
+
+def in_use(intervals: UseIntervals, sizes: Ids, steps: int) -> tuple[Ids, Ids]:
+    """Return (steps,) the number of shards in use at each step of the first epoch, and their bytes."""
+    mine = intervals.first < steps
+    counts, nbytes = np.zeros(steps + 1, np.int64), np.zeros(steps + 1, np.int64)
+    for total, weights in (
+        (counts, np.ones(int(mine.sum()), np.int64)),
+        (nbytes, sizes[intervals.shard[mine]]),
+    ):
+        np.add.at(total, intervals.first[mine], weights)
+        np.add.at(total, np.minimum(intervals.last[mine] + 1, steps), -weights)
+    return np.cumsum(counts)[:-1], np.cumsum(nbytes)[:-1]
+
+
+def report(
+    dataset: MDSDataset, sampler: ElasticBatchSampler, cache_bytes: int, epochs: int
+) -> tuple[dict[str, Figure], Ids]:
+    """Return all figures of a run on one machine, and (steps,) the shards in use in its first epoch."""
+    step_plan, index = sampler.step_plan, dataset.index
+    ends: Ids = np.cumsum(index.samples)
+    sizes = np.where(index.zip_bytes > 0, index.zip_bytes, index.raw_bytes)
+    intervals = use_intervals(step_plan, ends, 1)
+    counts, nbytes = in_use(intervals, sizes, step_plan.steps)
+    first = intervals.shard[intervals.first == 0]
+    per_sample = float(index.raw_bytes.sum()) / max(1, int(index.samples.sum()))
+    rounds = -(-first.size // CONNECTIONS)
+    figures: dict[str, Figure] = {
+        "steps an epoch": step_plan.steps,
+        "bytes a step": round(per_sample * step_plan.samples),
+        "dataset bytes": int(sizes.sum()),
+        "shards in use, mean": float(counts.mean()),
+        "shards in use, most": int(counts.max()),
+        "bytes in use, most": int(nbytes.max()),
+        "first batch, shards": int(first.size),
+        "first batch, seconds by whole shards": rounds
+        * (LATENCY_SECONDS + float(sizes[first].max(initial=0)) / BYTES_A_SECOND),
+        "first batch, seconds by exact bytes": -(-step_plan.samples // CONNECTIONS)
+        * (LATENCY_SECONDS + per_sample / BYTES_A_SECOND),
+        **{
+            f"bytes an epoch, {policy}": each
+            for policy, each in downloads(step_plan, ends, sizes, cache_bytes, epochs).items()
+        },
+    }
+    return figures, counts
+
+
+def add_simulate(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("dataset", type=Path, help="directory that contains index.json")
+    parser.add_argument("--global-batch-size", type=int, required=True, help="samples a step, over all ranks")
+    parser.add_argument("--cache-bytes", required=True, help="cache size of each machine: 500GB, 1GiB, 500e9")
+    parser.add_argument("--order", default="py1e", help="order of the sampler (default: py1e)")
+    parser.add_argument(
+        "--seed", type=int, default=DEFAULT_SEED, help=f"seed of the sampler (default: {DEFAULT_SEED})"
+    )
+    parser.add_argument("--canonical-nodes", type=int, help="as in the sampler (default: that of the order)")
+    parser.add_argument("--block-size", type=int, default=0, help="in samples (default: that of the order)")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"number of epochs (default: {EPOCHS})")
+    parser.add_argument(
+        "--nodes", type=int, default=1, help="number of machines; the first one's share is shown"
+    )
+    parser.add_argument("--ranks-per-node", type=int, default=1, help="ranks of each machine (default: 1)")
+    parser.add_argument("--png", type=Path, help="draw shards in use and downloads into this file")
+
+
+def run_simulate(options: Any) -> int:
+    """Print the figures, and draw the picture if requested. Raises LoaderError, and OSError for the picture."""
+    if min(options.epochs, options.nodes, options.ranks_per_node) < 1:
+        raise LoaderError("--epochs, --nodes and --ranks-per-node are at least 1")
+    try:
+        cache_bytes = parse_size(options.cache_bytes)
+    except ValueError as problem:
+        raise LoaderError(f"--cache-bytes {problem}") from None
+    dataset = MDSDataset(options.dataset)
+    sampler = ElasticBatchSampler(
+        dataset,
+        global_batch_size=options.global_batch_size,
+        order=options.order,
+        seed=options.seed,
+        canonical_nodes=options.canonical_nodes,
+        block_size=options.block_size,
+        world=World(0, options.nodes * options.ranks_per_node, options.ranks_per_node),
+    )
+    figures, counts = report(dataset, sampler, cache_bytes, options.epochs)
+    width = max(map(len, figures))
+    for name, value in figures.items():
+        say(f"{name:<{width}}  {_figure_text(value)}")
+    most = figures["bytes in use, most"]
+    if isinstance(most, int) and most > cache_bytes:
+        say(
+            f"warning: up to {most:,} bytes are in use at one time, and the cache has {cache_bytes:,}. Without hints, "
+            "shards are downloaded repeatedly; these figures count whole shards, but the daemon may fetch parts. With "
+            "hints, samples of uncached shards come as exact byte ranges. Enlarge the cache, or reduce the shards in "
+            "use with a smaller --canonical-nodes or --block-size.",
+            error=True,
+        )
+    if options.png is not None:
+        draw(counts, figures, options.png)
+        say(f"see {options.png}")
+    return 0
+
+
+def _figure_text(value: Figure) -> str:
+    if isinstance(value, list):
+        return "  ".join(map(_figure_text, value))
+    return f"{value:,.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else f"{value:,}"
+
+
+def draw(counts: Ids, figures: Mapping[str, Figure], path: Path) -> None:
+    """Draw the shards in use over the first epoch, and the downloads of each epoch by policy, as PNG."""
+    figure = optional_module("matplotlib.figure", why="a picture").Figure(
+        figsize=(9, 4), layout="constrained"
+    )
+    left, right = figure.subplots(1, 2)
+    left.plot(counts)
+    left.set(title="shards in use", xlabel="step of the first epoch", ylim=(0, None))
+    for policy in POLICIES:
+        bytes_an_epoch = np.array(figures[f"bytes an epoch, {policy}"])
+        right.plot(bytes_an_epoch / 1e9, marker="o", label=policy)
+    right.set(title="GB downloaded", xlabel="epoch", ylim=(0, None))
+    right.xaxis.get_major_locator().set_params(integer=True)
+    right.legend()
+    figure.savefig(path, format="png")

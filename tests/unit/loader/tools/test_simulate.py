@@ -1,0 +1,252 @@
+"""What a run will ask of the bucket, before it asks."""
+
+import random
+import re
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loader.__main__ import main
+from loader.hints.planned_reads import Ids
+from loader.mds.dataset import MDSDataset
+from loader.sampling.sampler import ElasticBatchSampler
+from loader.tools.simulate import (
+    POLICIES,
+    UseIntervals,
+    downloads,
+    in_use,
+    known_use_downloads,
+    report,
+    use_intervals,
+)
+from loader.tools.simulated_caches import FirstCome, LeastRecent
+from loader.world import World
+from loader.writing.writer import MDSWriter
+
+
+def reshuffled(shards: int, epochs: int) -> list[list[int]]:
+    """One shard a step, each epoch in another order."""
+    return [random.Random(epoch).sample(range(shards), shards) for epoch in range(epochs)]
+
+
+def by_policy(orders: list[list[int]], sizes: Ids, room: int) -> dict[str, list[int]]:
+    """What each policy downloads in each epoch, for one shard a step."""
+    steps = np.arange(sum(map(len, orders)))
+    intervals = UseIntervals(np.array([shard for order in orders for shard in order]), steps, steps)
+    least = LeastRecent(sizes, room)
+    found = {POLICIES[0]: [least.use(np.array(order)) for order in orders]}
+    for policy in POLICIES[1:]:
+        found[policy] = known_use_downloads(intervals, sizes, room, policy, len(orders[0]), len(orders))
+    return found
+
+
+def test_downloads_of_reshuffled_epochs_are_those_that_theory_gives() -> None:
+    shards = 512
+    found = by_policy(reshuffled(shards, 4), np.full(shards, 10), 10 * shards // 2)
+    least, kept, known = ([each / (10 * shards) for each in found[policy]] for policy in POLICIES)
+    assert least[0] == known[0] == kept[0] == 1.0
+    assert np.mean(least[1:]) == pytest.approx(0.85, abs=0.04)
+    assert np.mean(known[1:]) == pytest.approx(0.5, abs=0.01)
+    assert np.mean(kept[1:]) == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_cache_for_all_downloads_once_and_none_each_time() -> None:
+    orders, sizes = reshuffled(20, 3), np.full(20, 10)
+    assert set(map(tuple, by_policy(orders, sizes, 200).values())) == {(200, 0, 0)}
+    assert set(map(tuple, by_policy(orders, sizes, 0).values())) == {(200, 200, 200)}
+
+
+def one_by_one(uses: list[int], sizes: list[int], room: int, *, drops: bool) -> int:
+    """What a cache downloads that looks at each use: it drops what was used longest ago, or takes nothing more."""
+    cached: list[int] = []
+    fetched = 0
+    for shard in uses:
+        is_here = shard in cached
+        fetched += 0 if is_here else sizes[shard]
+        used = sum(sizes[each] for each in cached)
+        if drops:
+            cached = [*(each for each in cached if each != shard), shard]
+            while sum(sizes[each] for each in cached) > room:
+                del cached[0]
+        elif not is_here and used + sizes[shard] <= room:
+            cached.append(shard)
+    return fetched
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_uses_taken_together_download_what_they_do_one_by_one(seed: int) -> None:
+    chance = random.Random(seed)
+    sizes = [chance.randrange(1, 30) for _ in range(40)]
+    # Some windows of few shards, which fit, and some of many, which do not.
+    uses = [
+        shard
+        for _ in range(12)
+        for width in [chance.choice([3, 10, 40])]
+        for shard in chance.choices(chance.sample(range(40), width), k=150)
+    ]
+    for room in (0, 25, 120, 400, sum(sizes)):
+        for one, drops in (
+            (LeastRecent(np.array(sizes), room), True),
+            (FirstCome(np.array(sizes), room), False),
+        ):
+            found = sum(one.use(np.array(uses[at : at + 400])) for at in range(0, len(uses), 400))
+            assert found == one_by_one(uses, sizes, room, drops=drops), (room, drops)
+
+
+def test_shards_in_use_that_exceed_the_cache_come_again_and_again() -> None:
+    """48 shards mixed, room for 16: two thirds of all uses find theirs gone."""
+    samples = np.full(48, 100)
+    sampler = ElasticBatchSampler(
+        samples, global_batch_size=24, order="py1b", canonical_nodes=1, block_size=4800, world=World()
+    )
+    ends, sizes = np.cumsum(samples), np.full(48, 10)
+    found = downloads(sampler.step_plan, ends, sizes, 160, 2)
+    _, nbytes = in_use(use_intervals(sampler.step_plan, ends, 1), sizes, sampler.step_plan.steps)
+    assert int(nbytes.max()) > 160
+    assert found[POLICIES[0]][1] > 10 * sizes.sum()
+    assert found[POLICIES[1]][1] > 10 * sizes.sum()
+    assert found[POLICIES[2]][1] <= sizes.sum()
+    enough = downloads(sampler.step_plan, ends, sizes, int(nbytes.max()), 2)
+    assert all(each[0] == sizes.sum() for each in enough.values())
+
+
+def fewest_downloads(intervals: UseIntervals, room: int) -> int:
+    """Of all ways to choose what goes when there is no room, the one with the fewest downloads; sizes are all 1."""
+    events: list[tuple[int, int, bool]] = []  # (step, shard, comes into use)
+    ending: list[tuple[int, int]] = []
+    for shard, first, last in zip(
+        intervals.shard.tolist(), intervals.first.tolist(), intervals.last.tolist(), strict=True
+    ):
+        done = sorted(end for end in ending if end[0] < first)
+        events += [(step, other, False) for step, other in done]
+        events.append((first, shard, True))
+        ending = [end for end in ending if end[0] >= first] + [(last, shard)]
+
+    @cache
+    def fewest(number: int, in_use: int, kept: frozenset[int]) -> int:
+        if number == len(events):
+            return 0
+        _, shard, comes = events[number]
+        missed = comes and shard not in kept
+        in_use += 1 if comes else -1
+        now = kept - {shard} if comes else kept | {shard}
+        fitting = max(0, min(len(now), room - in_use))
+        return missed + min(
+            fewest(number + 1, in_use, frozenset(left)) for left in combinations(sorted(now), fitting)
+        )
+
+    return fewest(0, 0, frozenset())
+
+
+@pytest.mark.parametrize(("order", "canonical_nodes"), [("py1e", 1), ("py1e", 4), ("naive", 1), ("py1s", 2)])
+def test_no_choice_of_what_goes_downloads_less_than_the_known_order(order: str, canonical_nodes: int) -> None:
+    shards, differing = 7, 0
+    sizes = np.full(shards, 24)
+    for seed in range(5):
+        sampler = ElasticBatchSampler(
+            sizes,
+            global_batch_size=8,
+            order=order,
+            seed=seed,
+            canonical_nodes=canonical_nodes,
+            block_size=48,
+            world=World(),
+        )
+        intervals = use_intervals(sampler.step_plan, np.cumsum(sizes), 3)
+        for room in range(shards + 1):
+            found = downloads(sampler.step_plan, np.cumsum(sizes), np.ones(shards, np.int64), room, 3)
+            totals = [sum(found[policy]) for policy in POLICIES]
+            assert totals[2] == fewest_downloads(intervals, room) <= min(totals), (seed, room)
+            differing += totals[2] < min(totals[:2])
+    assert differing
+
+
+def test_shards_in_use_are_counted_step_by_step() -> None:
+    intervals = UseIntervals(np.array([0, 1, 2, 0]), np.array([0, 0, 2, 4]), np.array([1, 3, 2, 5]))
+    counts, nbytes = in_use(intervals, np.array([1, 10, 100]), 4)
+    assert counts.tolist() == [2, 2, 2, 1]
+    assert nbytes.tolist() == [11, 11, 110, 10]
+
+
+def test_the_tool_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with MDSWriter(tmp_path / "data", {"number": "int"}, size_limit=1024) as writer:
+        for number in range(2000):
+            writer.write({"number": number})
+    arguments = ["simulate", str(tmp_path / "data"), "--global-batch-size", "100", "--cache-bytes", "12e3"]
+    assert main([*arguments, "--png", str(tmp_path / "run.png")]) == 0
+    shown = capsys.readouterr().out
+    dataset = MDSDataset(tmp_path / "data")
+    sampler = ElasticBatchSampler(dataset, global_batch_size=100, world=World())
+    first = use_intervals(sampler.step_plan, np.cumsum(dataset.index.samples), 1)
+    assert re.search(rf"^first batch, shards +{int((first.first == 0).sum())}$", shown, re.MULTILINE)
+    assert all(policy in shown for policy in POLICIES)
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["simulate", str(tmp_path), *arguments[2:]]) == 1
+    assert main([*arguments, "--epochs", "0"]) == 1
+    assert "warning" not in capsys.readouterr().err
+    shown = []
+    for size in ("1KiB", "1024", "1.024KB", "1.024e3"):
+        assert main([*arguments[:-2], f"--cache-bytes={size}"]) == 0
+        told = capsys.readouterr()
+        shown.append(told.out)
+        assert "and the cache has 1,024. Without hints, shards are downloaded repeatedly" in told.err
+    assert len(set(shown)) == 1
+    for size in ("nan", "inf", "-5", "1e999", "5 XB", "5iB"):
+        assert main([*arguments[:-2], f"--cache-bytes={size}"]) == 1
+        assert f"--cache-bytes {size} is not a number of bytes" in capsys.readouterr().err
+    assert main([*arguments, "--png", str(tmp_path / "nowhere" / "run.png")]) == 1
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_the_tool_shows_the_run_of_the_samplers_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with MDSWriter(tmp_path, {"number": "int"}, size_limit=1024) as writer:
+        for number in range(4000):
+            writer.write({"number": number})
+    dataset = MDSDataset(tmp_path)
+
+    def shown(*options: str) -> str:
+        arguments = [
+            "simulate",
+            str(tmp_path),
+            "--global-batch-size=120",
+            "--cache-bytes=12e3",
+            "--nodes=3",
+            *options,
+        ]
+        assert main(arguments) == 0
+        return capsys.readouterr().out
+
+    pinned = ["--order=py1br", "--canonical-nodes=4", "--block-size=256", "--seed=7", "--ranks-per-node=2"]
+    sampler = ElasticBatchSampler(
+        dataset,
+        global_batch_size=120,
+        order="py1br",
+        canonical_nodes=4,
+        block_size=256,
+        seed=7,
+        world=World(0, 6, 2),
+    )
+    found = shown(*pinned)
+    for name, value in report(dataset, sampler, 12_000, 3)[0].items():
+        told = "  ".join(f"{one:,}" for one in value) if isinstance(value, list) else f"{value:,.3f}"
+        told = told.rstrip("0").rstrip(".") if "." in told else told
+        assert re.search(rf"^{name} +{re.escape(told)}$", found, re.MULTILINE), name
+    without = [shown(*pinned[:number], *pinned[number + 1 :]) for number in range(len(pinned))]
+    assert len({found, *without}) == 1 + len(pinned)  # none of them is without effect
+    for wrong in (
+        "--canonical-nodes=0",
+        "--block-size=1",
+        "--seed=-1",
+        "--ranks-per-node=0",
+        "--ranks-per-node=7",
+    ):
+        assert main(["simulate", str(tmp_path), "--global-batch-size=120", "--cache-bytes=0", wrong]) == 1
+        name = wrong.split("=")[0][2:].replace("-", "[-_]")
+        assert re.search(
+            "does not divide by 7 ranks" if wrong.endswith("7") else name, capsys.readouterr().err
+        )
