@@ -97,24 +97,22 @@ def server_now(store: S3Store, below: str) -> float:
     return there
 
 
+@dataclass(eq=False, repr=False)
 class Cleaner:
-    """Surveys a prefix, then removes what the plan selects."""
+    """Surveys a prefix, then removes what the plan selects.
 
-    def __init__(
-        self,
-        store: S3Store,
-        plan: CleaningPlan,
-        now: float,
-        find_in_use: Callable[[Sequence[str]], dict[str, str]],
-        listener: CleaningListener,
-    ) -> None:
-        """now: the store's clock at the start. find_in_use: returns which of some keys a mount needs, and why."""
-        self._store = store
-        self._bulk = store.bulk_delete()
-        self._plan = plan
-        self._newest_seconds = plan.selection.newest_seconds(now)
-        self._find_in_use = find_in_use
-        self._listener = listener
+    now: the store's clock at the start. find_in_use: returns which of some keys a mount needs, and why.
+    """
+
+    _store: S3Store
+    _plan: CleaningPlan
+    _now: float
+    _find_in_use: Callable[[Sequence[str]], dict[str, str]]
+    _listener: CleaningListener
+
+    def __post_init__(self) -> None:
+        self._bulk = self._store.bulk_delete()
+        self._newest_seconds = self._plan.selection.newest_seconds(self._now)
         # Directories whose commit marker stays, although it was to go.
         self._marked: set[str] = set()
 

@@ -127,11 +127,7 @@ def make_parser() -> argparse.ArgumentParser:
         )
     )
 
-    unmount = _add(
-        commands,
-        "unmount",
-        "upload pending files, apply delayed deletions, and unmount",
-    )
+    unmount = _add(commands, "unmount", "upload pending files, apply delayed deletions, and unmount")
     unmount.add_argument("mountpoint", type=Path, nargs="?", help="directory of the mount")
     unmount.add_argument(
         "--config",
@@ -355,7 +351,7 @@ def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             say(f"{pending_text(answer.progress)} not in the bucket yet; the next mount uploads the rest")
     else:
         with ProgressView(sys.stderr, verb="uploading") as view:
-            drain(mountpoint, timeout_seconds=arguments.timeout, on_progress=view.show)
+            drain(mountpoint, timeout_seconds=arguments.timeout, on_progress=view.show_upload)
         answer = log_tail(mountpoint)
     if not detach_and_wait(mountpoint, forced=arguments.force):
         say(f"{mountpoint} is unmounted; its daemon is still shutting down")
@@ -383,7 +379,7 @@ def _config_path(arguments: argparse.Namespace) -> Path | None:
 def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     mount, inner = resolve_in_mount(arguments.path)
     with ProgressView(sys.stderr, verb="uploading") as view:
-        answer = ask(mount, "sync", inner, timeout_seconds=arguments.timeout, on_progress=view.show)
+        answer = ask(mount, "sync", inner, timeout_seconds=arguments.timeout, on_progress=view.show_upload)
     status = SYNC_EXIT.get(answer.result, SYNC_EXIT["error"])
     if status:
         words = [_without_name(answer.message, inner)] if answer.message else []

@@ -99,7 +99,7 @@ def _upload(running: CommandRun, mount: Mount) -> bool:
     while True:
         try:
             with running.interruptible(), ProgressView(sys.stderr, verb="uploading") as view:
-                drain(mount.root, timeout_seconds=running.seconds_left(), on_progress=view.show)
+                drain(mount.root, timeout_seconds=running.seconds_left(), on_progress=view.show_upload)
             return True
         except NoticeReceived:
             continue

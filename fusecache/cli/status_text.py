@@ -402,11 +402,7 @@ def _problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
         if status.get(name):
             yield f"{count_text(status[name], noun)} {words}"
     counters = (
-        (
-            "errors",
-            "read request failed and was retried",
-            "read requests failed and were retried",
-        ),
+        ("errors", "read request failed and was retried", "read requests failed and were retried"),
         ("stalls", "read request stalled and was repeated", "read requests stalled and were repeated"),
         ("checksum_failures", "checksum mismatch in the cache", "checksum mismatches in the cache"),
         ("disk_errors", "I/O error of the cache's disk", "I/O errors of the cache's disk"),

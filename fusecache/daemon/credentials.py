@@ -6,6 +6,7 @@ Not here: sources that renew by themselves before their keys expire. They do so 
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -27,24 +28,20 @@ DENIED_SECONDS = 10.0
 AUTH_FAILED_SECONDS = 90.0
 
 
+@dataclass(eq=False, repr=False)
 class CredentialRenewal:
-    """Reloads refused credentials from their source."""
+    """Reloads refused credentials from their source.
 
-    def __init__(
-        self,
-        remote: ReadWriteSplit,
-        *,
-        has_pending_writes: Callable[[], bool],
-        try_again: Callable[[], Awaitable[None]],
-    ) -> None:
-        """try_again: sends a request with the new credentials, and retries everything that waits."""
-        self._remote = remote
-        self._has_pending_writes = has_pending_writes
-        self._try_again = try_again
-        self._next_reload = float("-inf")
-        self._failures = 0
-        self._error = ""
-        self._logged = ""
+    try_again: sends a request with the new credentials, and retries everything that waits.
+    """
+
+    _remote: ReadWriteSplit
+    has_pending_writes: Callable[[], bool] = field(kw_only=True)
+    try_again: Callable[[], Awaitable[None]] = field(kw_only=True)
+    _next_reload: float = field(init=False, default=float("-inf"))
+    _failures: int = field(init=False, default=0)
+    _error: str = field(init=False, default="")
+    _logged: str = field(init=False, default="")
 
     def facts(self) -> dict[str, Any]:
         """Return the status fields about the credentials."""
@@ -62,7 +59,7 @@ class CredentialRenewal:
                 self._next_reload = trio.current_time() + RELOAD_SECONDS
                 await self._reload()
                 # Send a request even if no program reads: otherwise the state of the read credentials stays unknown.
-                await self._try_again()
+                await self.try_again()
                 denied_seconds = self._denied_seconds()
                 if denied_seconds >= DENIED_SECONDS and not self._error:
                     log.warning(
@@ -93,5 +90,5 @@ class CredentialRenewal:
 
     def _denied_seconds(self) -> float:
         # With an empty queue no write request shows whether writes are allowed again: ignore the old refusal.
-        writes = self._remote.writes_denied.seconds() if self._has_pending_writes() else 0.0
+        writes = self._remote.writes_denied.seconds() if self.has_pending_writes() else 0.0
         return max(self._remote.reads_denied.seconds(), writes)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -15,27 +16,20 @@ log = logging.getLogger(__name__)
 CHECK_SECONDS = 5.0
 
 
+@dataclass(eq=False, repr=False)
 class FirstContact:
-    """Waits for the bucket's first answer. failure: why the mount starts without it; None: it answered."""
+    """Waits for the bucket's first answer. failure: why the mount starts without it; None: it answered.
 
-    def __init__(
-        self,
-        failure: RemoteError | None,
-        *,
-        reads: bool,
-        is_answered: Callable[[], bool],
-        try_again: Callable[[], Awaitable[None]],
-        finish: Callable[[], Awaitable[None]],
-    ) -> None:
-        """reads: the bucket answers reads, and refuses only writes.
+    reads: the bucket answers reads, and refuses only writes.
 
-        try_again: sends a request. finish: does what only a bucket that answers allows.
-        """
-        self._reads = reads
-        self._failure = failure
-        self._is_answered = is_answered
-        self._try_again = try_again
-        self._finish = finish
+    try_again: sends a request. finish: does what only a bucket that answers allows.
+    """
+
+    _failure: RemoteError | None
+    reads: bool = field(kw_only=True)
+    is_answered: Callable[[], bool] = field(kw_only=True)
+    try_again: Callable[[], Awaitable[None]] = field(kw_only=True)
+    finish: Callable[[], Awaitable[None]] = field(kw_only=True)
 
     def facts(self) -> dict[str, Any]:
         """Return the status fields about the start."""
@@ -46,7 +40,7 @@ class FirstContact:
         if self._failure is None:
             return ""
         waiting = f"{count_text(pending_files, 'change')} waiting for upload"
-        if self._reads:
+        if self.reads:
             return (
                 f"DEGRADED: the keys may not write: {self._failure}; {waiting}: give the keys that permission"
             )
@@ -59,11 +53,11 @@ class FirstContact:
         """Return once the bucket has answered and the start is finished."""
         while self._failure is not None:
             await trio.sleep(CHECK_SECONDS)
-            await self._try_again()
-            if not self._is_answered():
+            await self.try_again()
+            if not self.is_answered():
                 continue
             try:
-                await self._finish()
+                await self.finish()
             except FusecacheError as exc:
                 # The mount is in use: nothing is gained by ending it.
                 log.error("the bucket answers, but a check of the start failed: %s", exc)

@@ -166,9 +166,7 @@ class _Daemon:
         )
         self._facts |= _initial_facts(options)
         renewal = CredentialRenewal(
-            self._remote,
-            has_pending_writes=lambda: len(filesystem.queue) > 0,
-            try_again=filesystem.try_again,
+            self._remote, has_pending_writes=lambda: len(filesystem.queue) > 0, try_again=filesystem.try_again
         )
         contact = FirstContact(
             self._connection.failure,
@@ -227,11 +225,7 @@ class _Daemon:
         }
 
     def _endpoints(
-        self,
-        filesystem: FileSystem,
-        ownership: Ownership,
-        renewal: CredentialRenewal,
-        contact: FirstContact,
+        self, filesystem: FileSystem, ownership: Ownership, renewal: CredentialRenewal, contact: FirstContact
     ) -> tuple[ControlServer, Operations]:
         """Return the two ways into the file system: the control socket and the FUSE operations."""
         options = self._options

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import xxhash
 
+from fusecache.disk.cache_files import granule_checksums
 from fusecache.disk.descriptors import NO_DESCRIPTORS, DescriptorPool
 from fusecache.disk.native import sync_folder
 from fusecache.model.errors import Damaged, LocalDiskError, NoSpace, TooManyFiles
@@ -31,12 +32,7 @@ class StagingFile:
     """
 
     def __init__(
-        self,
-        path: Path | str,
-        *,
-        create: bool,
-        opens: bool = True,
-        pool: DescriptorPool | None = None,
+        self, path: Path | str, *, create: bool, opens: bool = True, pool: DescriptorPool | None = None
     ) -> None:
         """Open the file, or create it; creating fails if it exists. Raises NoSpace or LocalDiskError.
 
@@ -165,7 +161,7 @@ class StagingFile:
         sums = bytearray()
         stop = offset + size
         while chunk := self.read(offset, min(_CHECK_BYTES, stop - offset)):
-            sums += _granule_checksums(memoryview(chunk))
+            sums += granule_checksums(memoryview(chunk))
             offset += len(chunk)
         return bytes(sums)
 
@@ -253,20 +249,13 @@ def digests(path: Path, offset: int, size: int) -> tuple[bytes, bytes]:
                     )
                 filled += count
             md5.update(piece)
-            sums += _granule_checksums(piece)
+            sums += granule_checksums(piece)
             offset += filled
     except OSError as exc:
         raise model_error(exc, path) from exc
     finally:
         os.close(descriptor)
     return md5.digest(), bytes(sums)
-
-
-def _granule_checksums(data: memoryview) -> bytes:
-    sums = bytearray()
-    for start in range(0, len(data), GRANULE_BYTES):
-        sums += xxhash.xxh3_64_intdigest(data[start : start + GRANULE_BYTES]).to_bytes(8, "little")
-    return bytes(sums)
 
 
 def checksum_of_checksums(granule_checksums: bytes) -> str:

@@ -172,9 +172,8 @@ def _make_private(directory: Path) -> None:
     for path in private:
         mode = path.lstat().st_mode
         if stat.S_ISDIR(mode) and mode & 0o077:
-            with suppress(
-                PermissionError
-            ):  # of another user: what this daemon makes in it is private by its umask
+            # Of another user: what this daemon makes in it is private by its umask.
+            with suppress(PermissionError):
                 path.chmod(0o700)
 
 

@@ -154,16 +154,7 @@ def open_storage(
         empty_file.touch()
         journal = JournalWriter(rows, offload, supervisor, highest_in_use=staging.highest_number())
         return Storage(
-            opened.pop_all(),
-            store,
-            offload,
-            cache,
-            rows,
-            journal,
-            staging,
-            listings,
-            empty_file,
-            boot_id,
+            opened.pop_all(), store, offload, cache, rows, journal, staging, listings, empty_file, boot_id
         )
 
 

@@ -56,11 +56,13 @@ class EventTargets:
         self.kernel = kernel
 
 
-class MetadataEvents(MetadataListener):
-    """LIST and HEAD requests -> lookups that wait, uploads that back off."""
-
+class _Events:
     def __init__(self, targets: EventTargets) -> None:
         self._targets = targets
+
+
+class MetadataEvents(_Events, MetadataListener):
+    """LIST and HEAD requests -> lookups that wait, uploads that back off."""
 
     def on_unresponsive(self) -> None:
         """Lookups that wait are answered from older rows."""
@@ -72,22 +74,16 @@ class MetadataEvents(MetadataListener):
         self._targets.uploader.end_pauses()
 
 
-class TreeEvents(TreeListener):
+class TreeEvents(_Events, TreeListener):
     """Nodes -> listings."""
-
-    def __init__(self, targets: EventTargets) -> None:
-        self._targets = targets
 
     def on_listing_lost(self, directory: Node) -> None:
         """The rows of the listing are discarded."""
         self._targets.lookup.on_listing_lost(directory)
 
 
-class QueueEvents(QueueListener):
+class QueueEvents(_Events, QueueListener):
     """The write-back queue -> the publisher."""
-
-    def __init__(self, targets: EventTargets) -> None:
-        self._targets = targets
 
     def is_deferred(self, item: QueuedChange) -> bool:
         """The publisher's schedule decides."""
@@ -110,11 +106,8 @@ class QueueEvents(QueueListener):
         self._targets.publisher.on_rebased(item)
 
 
-class UploadEvents(UploadListener):
+class UploadEvents(_Events, UploadListener):
     """Requests for parts -> the publisher, which sends the other requests for the same changes."""
-
-    def __init__(self, targets: EventTargets) -> None:
-        self._targets = targets
 
     def on_failing(self, version: FileVersion, error: FusecacheError) -> None:
         """The change counts as failing."""
@@ -125,11 +118,8 @@ class UploadEvents(UploadListener):
         self._targets.publisher.on_success(version)
 
 
-class PublishEvents(PublishListener):
+class PublishEvents(_Events, PublishListener):
     """Answers of the bucket -> the kernel, the conflicts, the pinned objects, the metadata client."""
-
-    def __init__(self, targets: EventTargets) -> None:
-        self._targets = targets
 
     def on_name_lost(self, parent: Node, name: str) -> None:
         """The kernel forgets the name."""
@@ -152,11 +142,8 @@ class PublishEvents(PublishListener):
         self._targets.metadata_client.on_write_accepted()
 
 
-class NamespaceEvents(NamespaceListener):
+class NamespaceEvents(_Events, NamespaceListener):
     """Removed and renamed files -> the conflicts whose copies they may be."""
-
-    def __init__(self, targets: EventTargets) -> None:
-        self._targets = targets
 
     def on_removed(self, key: str) -> None:
         """If it was a copy, its conflict is dealt with."""
@@ -167,22 +154,16 @@ class NamespaceEvents(NamespaceListener):
         self._targets.conflict_log.moved(before, now)
 
 
-class InspectorEvents(InspectorListener):
+class InspectorEvents(_Events, InspectorListener):
     """Commands -> the kernel."""
-
-    def __init__(self, targets: EventTargets) -> None:
-        self._targets = targets
 
     async def on_evicted(self, inodes: list[int]) -> None:
         """The kernel drops its cached pages."""
         await self._targets.kernel.on_evicted(inodes)
 
 
-class WriteEvents(WriteListener):
+class WriteEvents(_Events, WriteListener):
     """Reads, writes and closes -> the publisher, the uploads, the quarantine, read-ahead, the kernel."""
-
-    def __init__(self, targets: EventTargets) -> None:
-        self._targets = targets
 
     def on_read(self, node: Node, pid: int) -> None:
         """The file that the process reads next is guessed, unless a hint covers this one."""

@@ -20,11 +20,7 @@ from fusecache.engine.events import EventTargets, KernelListener
 from fusecache.engine.namespace.cached_names import CachedNames
 from fusecache.engine.namespace.nodes import FileHandle, Node
 from fusecache.engine.options import EngineOptions
-from fusecache.engine.recovery.journal_replay import (
-    ReplayResult,
-    pause_garbage_collection,
-    rebuild_tree,
-)
+from fusecache.engine.recovery.journal_replay import ReplayResult, pause_garbage_collection, rebuild_tree
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor

@@ -65,6 +65,5 @@ def _mount_control_files() -> None:
     """Mount the FUSE control file system. Most distributions do so at boot."""
     if os.geteuid() == 0:
         command = ["mount", "-t", "fusectl", "fusectl", str(CONNECTIONS)]
-        subprocess.run(
-            command, check=False, capture_output=True
-        )  # refused in containers; the caller reports it
+        # Refused in containers; the caller reports it.
+        subprocess.run(command, check=False, capture_output=True)

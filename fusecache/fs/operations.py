@@ -134,9 +134,8 @@ class Operations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         """Change size, mode, owner or times."""
         if self._control.hints.owns(inode):
-            return self._control.attributes(
-                inode
-            )  # truncation needs no action: each open starts a new message
+            # Truncation needs no action: each open starts a new message.
+            return self._control.attributes(inode)
         self._check_writable(inode)
         node = self._node(inode)
         if fh is None:

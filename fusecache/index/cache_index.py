@@ -47,6 +47,7 @@ _MAP_BYTES = 64 << 30
 _OBJECT = struct.Struct(">QQIH")
 _NUMBER = struct.Struct(">Q")
 _BLOCK_KEY = struct.Struct(">QI")
+_ALL_BLOCKS = 1 << 32
 _BLOCK = struct.Struct(">HII")
 # Neighbouring blocks are sampled, and so evicted, together: one punched hole, and one GET to fetch them again.
 _LOT_BLOCKS = 8
@@ -236,11 +237,7 @@ class CacheIndex:
         added or removed between two calls may be missed; all others are returned once.
         """
         found: list[CachedBlock] = []
-        with (
-            self._begin() as txn,
-            txn.cursor(self._objects) as objects,
-            txn.cursor(self._blocks) as blocks,
-        ):
+        with self._begin() as txn, txn.cursor(self._objects) as objects, txn.cursor(self._blocks) as blocks:
             there = objects.set_range(place.digest) if place.digest else objects.first()
             for _ in range(most_objects):
                 if not there:
@@ -304,16 +301,7 @@ class CacheIndex:
         row = self.find(object_id)
         if row is None:
             return Evicted(0, ())
-        with self._begin(db=self._blocks) as txn, txn.cursor() as cursor:
-            blocks = []
-            found = cursor.set_range(_BLOCK_KEY.pack(row.number, 0))
-            while found:
-                number, block = _BLOCK_KEY.unpack(cursor.key())
-                if number != row.number:
-                    break
-                blocks.append((number, block))
-                found = cursor.next()
-        return self.evict(blocks)
+        return self.evict([(row.number, block) for block in self.block_rows(row.number, 0, _ALL_BLOCKS)])
 
     def objects_of(self, numbers: Iterable[int]) -> dict[int, ObjectId]:
         """Return the object of each file number that has a row."""
@@ -344,11 +332,7 @@ class CacheIndex:
         together. Every block is equally likely, whatever the size of its object.
         """
         found: dict[tuple[int, int], BlockRow] = {}
-        with (
-            self._begin() as txn,
-            txn.cursor(self._lots) as lots,
-            txn.cursor(self._blocks) as blocks,
-        ):
+        with self._begin() as txn, txn.cursor(self._lots) as lots, txn.cursor(self._blocks) as blocks:
             for _ in range(seeks):
                 there, rows = _seek_lot(lots, rng), 0
                 while there and rows < run:

@@ -203,13 +203,7 @@ class Listings:
         self._write(directory, epoch, pack.fields)
 
     def replace(
-        self,
-        directory: int,
-        epoch: int,
-        after: str,
-        end: str,
-        rows: Sequence[ListedEntry],
-        first_number: int,
+        self, directory: int, epoch: int, after: str, end: str, rows: Sequence[ListedEntry], first_number: int
     ) -> set[int]:
         """Replace all rows after `after` up to `end` by a page; return the inode numbers of its rows.
 

@@ -10,11 +10,7 @@ OK, DEGRADED, ACTION = "OK", "DEGRADED", "ACTION"
 # A request that fails once and is retried is no news. Uploads that wait for longer than this are.
 _WAITING_SECONDS = 10.0
 # Counters whose growth degrades a mount for a while, and what they count.
-RECENT_COUNTS = {
-    "disk_errors": "I/O error",
-    "uncached": "fetch",
-    "failed_tasks": "failure",
-}
+RECENT_COUNTS = {"disk_errors": "I/O error", "uncached": "fetch", "failed_tasks": "failure"}
 # How long that is: long enough for a probe that runs every few minutes.
 RECENT_SECONDS = 600.0
 _RECENT_TEXTS = {

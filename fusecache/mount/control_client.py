@@ -226,10 +226,7 @@ def ask(
 
 
 def request_stream(
-    mount: Mount,
-    request: Mapping[str, Any],
-    *,
-    on_report: Callable[[dict[str, Any]], None] | None = None,
+    mount: Mount, request: Mapping[str, Any], *, on_report: Callable[[dict[str, Any]], None] | None = None
 ) -> dict[str, Any]:
     """Send one request and return its final answer; call `on_report` for every answer before. Raises MountError."""
     command = request["command"]

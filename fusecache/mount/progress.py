@@ -72,26 +72,16 @@ class StepView:
         self._stream.flush()
 
 
-class ProgressView:
+class ProgressView(StepView):
     """Shows how much is still to upload. Use it in a `with` block."""
 
-    def __init__(self, stream: TextIO, *, verb: str) -> None:
-        self._view = StepView(stream, verb=verb)
-        self._total_bytes = 0
+    _upload_bytes = 0
 
-    def __enter__(self) -> Self:
-        """Return the view."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove the bar from the terminal."""
-        self._view.__exit__()
-
-    def show(self, progress: ServerProgress) -> None:
+    def show_upload(self, progress: ServerProgress) -> None:
         """Show one report."""
         left_bytes = progress.pending_bytes if progress.left_bytes is None else progress.left_bytes
         # New writes raise the total; bytes already uploaded stay counted as done.
-        self._total_bytes = max(self._total_bytes, left_bytes)
+        self._upload_bytes = max(self._upload_bytes, left_bytes)
         line = f"{awaited_text(progress)} left"
         if progress.seconds_left is not None and progress.seconds_left >= 1:
             line += f", about {seconds_text(progress.seconds_left)}"
@@ -100,7 +90,7 @@ class ProgressView:
         beside = f"{count_text(_changes(progress), 'change')} left" + (
             ", waiting" if progress.waiting_for else ""
         )
-        self._view.show(self._total_bytes - left_bytes, self._total_bytes, beside, line)
+        self.show(self._upload_bytes - left_bytes, self._upload_bytes, beside, line)
 
 
 def show_warm_up(view: StepView, facts: Mapping[str, Any]) -> None:

@@ -5,11 +5,11 @@ gzip and bz2 come with Python. zstandard, brotli and python-snappy are imported 
 
 import bz2
 import gzip
-import importlib
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
+from loader.base.optional_imports import optional_module
 from loader.errors import LoaderError, cause_text
 
 # family -> (lowest level, highest level, default level); None: no levels. A family's name is also the file extension.
@@ -181,8 +181,5 @@ def _check_snappy_head(data: bytes, expected_bytes: int) -> None:
 
 
 def _wheel(family: str) -> Any:
-    module, wheel = _WHEELS[family]
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise LoaderError(f"{family} shards need the package {wheel}: pip install {wheel}") from None
+    module, package = _WHEELS[family]
+    return optional_module(module, why=f"the compression {family}", package=package)

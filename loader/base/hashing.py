@@ -1,8 +1,8 @@
 """Computes the hashes that an index may contain: those of hashlib and of xxhash."""
 
 import hashlib
-import importlib
 
+from loader.base.optional_imports import optional_module
 from loader.errors import LoaderError
 
 XXHASHES = frozenset(["xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"])
@@ -11,10 +11,7 @@ XXHASHES = frozenset(["xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"])
 def digest(name: str, data: bytes) -> str:
     """Return the hex digest of data. Raises LoaderError for a hash that neither hashlib nor xxhash has."""
     if name in XXHASHES:
-        try:
-            xxhash = importlib.import_module("xxhash")
-        except ImportError:
-            raise LoaderError(f"the hash {name} needs the package xxhash: pip install xxhash") from None
+        xxhash = optional_module("xxhash", why=f"the hash {name}")
         return str(getattr(xxhash, name)(data).hexdigest())
     try:
         if name in hashlib.algorithms_available:

@@ -146,9 +146,8 @@ class Hints:
         self._thread = None
         self._stopped.set()
         atexit.unregister(self.close)
-        if (
-            thread is not threading.current_thread()
-        ):  # the garbage collector may close this object on that thread
+        # The garbage collector may close this object on that thread.
+        if thread is not threading.current_thread():
             thread.join(_CLOSE_SECONDS)
 
     def __enter__(self) -> "Hints":

@@ -18,12 +18,7 @@ import numpy as np
 
 from loader.base.argument_checks import with_article
 from loader.errors import EncodingError, UnmetNeedError, cause_text
-from loader.mds.image_encodings import (
-    decode_image,
-    decode_pil,
-    encode_pil,
-    image_encoder,
-)
+from loader.mds.image_encodings import decode_image, decode_pil, encode_pil, image_encoder
 
 Encoder = Callable[[Any], bytes]
 Buffer = bytes | bytearray
@@ -338,9 +333,8 @@ def _encode_json(value: Any) -> bytes:
 
 def _text_of(kind: type) -> Encoder:
     def encode(value: Any) -> bytes:
-        if not isinstance(value, kind) or isinstance(
-            value, bool
-        ):  # the text "True" would not decode to a number
+        # The text "True" would not decode to a number.
+        if not isinstance(value, kind) or isinstance(value, bool):
             raise EncodingError(f"{with_article(value)} is not a valid {kind.__name__}")
         return str(value).encode()
 

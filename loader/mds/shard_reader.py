@@ -20,13 +20,7 @@ from loader.errors import DatasetError, LoaderError
 from loader.mds.batched_reads import read_batched
 from loader.mds.encodings import Buffer, makes_views
 from loader.mds.index import Index
-from loader.mds.shard_files import (
-    DECOMPRESSED_CACHE_BYTES,
-    VERIFY_HINT,
-    ReadOptions,
-    ShardFiles,
-    path_of,
-)
+from loader.mds.shard_files import DECOMPRESSED_CACHE_BYTES, VERIFY_HINT, ReadOptions, ShardFiles, path_of
 from loader.mds.watchdog import Watchdog
 from loader.order.spec import Ids
 
@@ -71,14 +65,11 @@ class ShardReader:
         self._index, self._options = state["_index"], state["_options"]
         self._reset()
 
-    def read(self, shard: int, sample: int) -> Buffer:
-        """Return the bytes of one sample. Raises ShardError, naming shard, bytes and sample, if that fails."""
-        return self.read_many(shard, [sample])[0]
-
     def read_many(self, shard: int, samples: list[int]) -> list[Buffer]:
         """Return the bytes of several samples of a shard, in the requested order, each in its own buffer.
 
-        The buffers are bytearrays if the shard has columns whose values are views into them.
+        The buffers are bytearrays if the shard has columns whose values are views into them. Raises ShardError, naming
+        shard, bytes and samples, if that fails.
         """
         self._watchdog.begin(shard)
         try:

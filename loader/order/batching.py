@@ -7,8 +7,8 @@ batch. `per_stream` takes each global batch from one stream. Both use a separate
 A plan knows lengths without ordering anything. It asks `EpochOrders` for ids only when a batch is requested.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
@@ -22,21 +22,25 @@ from loader.world import World
 AHEAD_SAMPLES = 4096
 
 
-class BatchPlan(Protocol):
-    """Cuts an epoch into global batches, and these into the ranks' parts."""
+class BatchPlan(ABC):
+    """Cuts an epoch into global batches, and these into the ranks' parts. One plan for one rank."""
+
+    def __init__(self, epoch_orders: EpochOrders, world: World, global_batch_size: int) -> None:
+        self._orders, self._world, self._global = epoch_orders, world, global_batch_size
 
     @property
+    @abstractmethod
     def length(self) -> int:
         """The positions of an epoch that belong to batches, on any world."""
-        ...
+
+    @abstractmethod
+    def batch(self, epoch: int, start: int, number: int) -> Ids:
+        """Return (samples,) int64, this rank's ids in a global batch, counted from position `start`."""
 
     def batches(self, start: int, *, drop_last: bool) -> int:
         """Return the number of global batches from position `start`; drop_last: only the complete ones."""
-        ...
-
-    def batch(self, epoch: int, start: int, number: int) -> Ids:
-        """Return (samples,) int64, this rank's ids in a global batch, counted from `start`."""
-        ...
+        complete, rest = divmod(self.length - start, self._global)
+        return complete + (rest > 0 and not drop_last)
 
 
 def batch_plan(
@@ -68,7 +72,7 @@ def even_world(world: World, rows: int) -> World:
     return world if most % least == 0 else World(world.rank, world.ranks)
 
 
-class RandomPlan:
+class RandomPlan(BatchPlan):
     """Batches from the order of all streams, cut as StreamingDataset cuts them."""
 
     def __init__(
@@ -78,7 +82,7 @@ class RandomPlan:
         if samples <= rows:
             # With more nodes than rows, StreamingDataset tiles so few samples differently.
             world = World(world.rank, world.ranks)
-        self._orders, self._world, self._global = epoch_orders, even_world(world, rows), global_batch_size
+        super().__init__(epoch_orders, even_world(world, rows), global_batch_size)
         self._partition = RankPartition(samples, rows, self._world.nodes)
         self._cache = _BatchCache()
 
@@ -86,10 +90,6 @@ class RandomPlan:
     def length(self) -> int:
         """The positions whose samples are the same on any world."""
         return self._partition.length_of_any_world
-
-    def batches(self, start: int, *, drop_last: bool) -> int:
-        """Return the number of global batches from position `start`."""
-        return _count(self.length - start, self._global, drop_last=drop_last)
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
         """Return this rank's ids; an incomplete last batch is padded with repeats to the same number on each rank."""
@@ -106,7 +106,7 @@ class RandomPlan:
         return self._cache.get((epoch, start), number, samples // size, size, make)
 
 
-class NativePlan:
+class NativePlan(BatchPlan):
     """Batches from the native order of all streams, which ends exactly where the samples end.
 
     An incomplete last global batch is dealt out without padding: some ranks get one sample more than others.
@@ -115,8 +115,7 @@ class NativePlan:
     def __init__(
         self, epoch_orders: EpochOrders, world: World, global_batch_size: int, *, drop_last: bool
     ) -> None:
-        self._orders, self._global = epoch_orders, global_batch_size
-        self._world = even_world(world, epoch_orders.spec.rows)
+        super().__init__(epoch_orders, even_world(world, epoch_orders.spec.rows), global_batch_size)
         rest = self.length % global_batch_size
         if not drop_last and 0 < rest < world.ranks:
             raise OrderError(
@@ -130,10 +129,6 @@ class NativePlan:
     def length(self) -> int:
         """All samples of the epoch."""
         return self._orders.samples()
-
-    def batches(self, start: int, *, drop_last: bool) -> int:
-        """Return the number of global batches from position `start`."""
-        return _count(self.length - start, self._global, drop_last=drop_last)
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
         """Return this rank's ids; none occurs twice in an epoch that takes each sample once."""
@@ -152,11 +147,11 @@ class NativePlan:
         return self._orders.get(epoch).at(positions[positions < self.length])
 
 
-class StratifiedPlan:
+class StratifiedPlan(BatchPlan):
     """Batches with a fixed share of each stream; the epoch ends when the first stream is used up."""
 
     def __init__(self, epoch_orders: EpochOrders, world: World, global_batch_size: int) -> None:
-        self._orders, self._world, self._global = epoch_orders, world, global_batch_size
+        super().__init__(epoch_orders, world, global_batch_size)
         self._portions = stratified_portions(epoch_orders.table.proportions, global_batch_size)
         # StreamingDataset partitions for one node here, whatever the number of nodes.
         self._partitions = [
@@ -175,10 +170,6 @@ class StratifiedPlan:
     def length(self) -> int:
         """The positions of the complete batches; there are no others."""
         return self._batches * self._global
-
-    def batches(self, start: int, *, drop_last: bool) -> int:
-        """Return the number of global batches from position `start`."""
-        return _count(self.length - start, self._global, drop_last=drop_last)
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
         """Return this rank's ids: consecutive positions of the batch, in which streams follow each other."""
@@ -202,16 +193,12 @@ class StratifiedPlan:
         )
 
 
-class PerStreamPlan:
+class PerStreamPlan(BatchPlan):
     """Batches of one stream each, in random stream order; an incomplete batch of a stream is dropped."""
 
     def __init__(self, epoch_orders: EpochOrders, world: World, global_batch_size: int) -> None:
         spec = epoch_orders.spec
-        self._orders, self._world, self._global = (
-            epoch_orders,
-            even_world(world, spec.rows),
-            global_batch_size,
-        )
+        super().__init__(epoch_orders, even_world(world, spec.rows), global_batch_size)
         self._partitions = [
             FilledPartition(epoch_orders.samples(stream), spec, spec.tail_layout)
             for stream in range(epoch_orders.table.streams)
@@ -225,10 +212,6 @@ class PerStreamPlan:
     def length(self) -> int:
         """The positions of the complete batches; there are no others."""
         return sum(self._counts) * self._global
-
-    def batches(self, start: int, *, drop_last: bool) -> int:
-        """Return the number of global batches from position `start`."""
-        return _count(self.length - start, self._global, drop_last=drop_last)
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
         """Return this rank's ids."""
@@ -249,7 +232,7 @@ class PerStreamPlan:
         )
 
 
-class DevicePlan:
+class DevicePlan(BatchPlan):
     """Batches in which each rank's part comes from one stream. They depend on the world, so this is not elastic."""
 
     def __init__(self, epoch_orders: EpochOrders, world: World, global_batch_size: int) -> None:
@@ -267,7 +250,7 @@ class DevicePlan:
                     f"stream {stream} has a proportion of {share:.3g}, less than a sample of a block of "
                     f"{spec.block_size}: raise block_size or the stream's weight"
                 )
-        self._orders, self._world, self._global = epoch_orders, world, global_batch_size
+        super().__init__(epoch_orders, world, global_batch_size)
         self._size = global_batch_size // world.ranks
         self._rows_of_node = spec.rows // world.nodes
         self._widths = [
@@ -284,10 +267,6 @@ class DevicePlan:
     def length(self) -> int:
         """The positions of the complete batches; there are no others."""
         return sum(self._counts) // self._world.ranks_per_node * self._global
-
-    def batches(self, start: int, *, drop_last: bool) -> int:
-        """Return the number of global batches from position `start`."""
-        return _count(self.length - start, self._global, drop_last=drop_last)
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
         """Return this rank's ids: all of one stream."""
@@ -391,11 +370,6 @@ def _repeated(places: Ids, step: int, first: int, stop: int) -> Ids:
     batches = np.arange(first, stop, dtype=np.int64)[:, None]
     found: Ids = (batches * step + places).ravel()
     return found
-
-
-def _count(positions: int, global_batch_size: int, *, drop_last: bool) -> int:
-    complete, rest = divmod(positions, global_batch_size)
-    return complete + (rest > 0 and not drop_last)
 
 
 def _refuse_empty_streams(counts: list[int], what: str) -> None:

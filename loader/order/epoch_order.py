@@ -7,7 +7,7 @@ every world.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -24,14 +24,6 @@ from loader.order.streams import CHUNK_SAMPLES, StreamTable, id_type, sampled_un
 # Each rank reads other parts of a mapped order, and the kernel counts their pages as its own. The pages of this many
 # samples are a few MB; releasing them takes less than a millisecond.
 HELD_SAMPLES = 1 << 20
-
-
-class EpochOrder(Protocol):
-    """The samples of an epoch, in order."""
-
-    def at(self, positions: Ids, nodes: int = 1) -> Ids:
-        """Return (positions,) int64, the ids at these positions, as partitioned for `nodes` nodes."""
-        ...
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -54,15 +46,8 @@ class StoredOrder:
         return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NativeOrder:
-    """A native order, which is the same for any number of nodes."""
-
-    partition: NativePartition
-
-    def at(self, positions: Ids, nodes: int = 1) -> Ids:
-        """Return the ids at these positions."""
-        return self.partition.at(positions)
+EpochOrder = StoredOrder | NativePartition
+"""The samples of an epoch, in order."""
 
 
 class EpochOrders:
@@ -122,7 +107,7 @@ class EpochOrders:
     def _make(self, epoch: int, stream: int | None) -> EpochOrder:
         spec = self.spec
         if spec.order == NATIVE:
-            return NativeOrder(NativePartition(self.native_run(epoch, stream), spec, epoch))
+            return NativePartition(self.native_run(epoch, stream), spec, epoch)
         return self._making.do((epoch, stream), partial(self._make_stored, epoch, stream))
 
     def _make_stored(self, epoch: int, stream: int | None) -> StoredOrder:

@@ -161,8 +161,8 @@ class NativePartition:
             found[first:stop] += first
         return found
 
-    def at(self, positions: Ids) -> Ids:
-        """Return (positions,) int64, the ids at these positions, each 0 <= position < samples."""
+    def at(self, positions: Ids, nodes: int = 1) -> Ids:
+        """Return (positions,) int64, the ids at these positions, each 0 <= position < samples, for any nodes."""
         run = self._run
         lane, column = positions % run.lanes, positions // run.lanes
         begins, sizes, keys = self._blocks(lane, column)

@@ -21,13 +21,7 @@ _EARLIER = {"batching": "random", "sampling": "balanced", "granularity": 1, "wei
 
 
 def settings_of(
-    spec: OrderSpec,
-    *,
-    samples: int,
-    global_batch_size: int,
-    drop_last: bool,
-    fingerprint: str,
-    world: World,
+    spec: OrderSpec, *, samples: int, global_batch_size: int, drop_last: bool, fingerprint: str, world: World
 ) -> dict[str, Any]:
     """Return everything that a position depends on, JSON-able. samples: of an epoch. fingerprint: of the dataset."""
     settings = {

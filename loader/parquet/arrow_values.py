@@ -31,10 +31,8 @@ def _without_views(arrow: Any, kind: Any) -> Any:
     Not within list views: pyarrow can take their rows, but pyarrow 26 casts nested ones to wrong values.
     """
     types = arrow.types
-    if str(kind) in (
-        "string_view",
-        "binary_view",
-    ):  # pyarrow has predicates for these only from version 16 on
+    # Pyarrow has predicates for these only from version 16 on.
+    if str(kind) in ("string_view", "binary_view"):
         return arrow.large_string() if str(kind) == "string_view" else arrow.large_binary()
     if types.is_struct(kind):
         return arrow.struct([field.with_type(_without_views(arrow, field.type)) for field in kind])

@@ -54,15 +54,7 @@ _THRASHING_TEXT = (
     "block_size, canonical_nodes near the number of nodes"
 )
 # Attributes of one process: not pickled, and made again after a fork.
-_CACHES = (
-    "_process",
-    "_lock",
-    "_open",
-    "_decoded",
-    "_decoded_bytes",
-    "_loading",
-    "_thrashing",
-)
+_CACHES = ("_process", "_lock", "_open", "_decoded", "_decoded_bytes", "_loading", "_thrashing")
 
 
 class ParquetDataset:

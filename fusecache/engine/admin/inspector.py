@@ -64,25 +64,17 @@ class InspectorListener:
         """A user evicts these files: no copy of their bytes shall stay in memory either."""
 
 
+@dataclass(eq=False, repr=False)
 class Inspector:
     """Carries out `evict` and `check`. `resolve` finds the node of a path, or raises NotFound."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        metadata_client: MetadataClient,
-        cache: BlockCache,
-        symlinks: Symlinks,
-        resolve: Callable[[str], Awaitable[Node]],
-        listener: InspectorListener,
-    ) -> None:
-        self._tree = tree
-        self._metadata_client = metadata_client
-        self._cache = cache
-        self._symlinks = symlinks
-        self._resolve = resolve
-        self._listener = listener
-        self._checking = False
+    _tree: Tree
+    _metadata_client: MetadataClient
+    _cache: BlockCache
+    _symlinks: Symlinks
+    _resolve: Callable[[str], Awaitable[Node]]
+    _listener: InspectorListener
+    _checking: bool = field(init=False, default=False)
 
     async def evict(self, paths: list[str]) -> EvictResult:
         """Evict the cached blocks of files and directories. Raises NotFound if a path neither exists nor is cached.

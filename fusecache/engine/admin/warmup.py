@@ -99,25 +99,20 @@ class _File:
     error: FusecacheError | None = None
 
 
+@dataclass(eq=False, repr=False)
 class WarmupRunner:
     """Runs warm-ups. `resolve` finds the node of a path, or raises NotFound."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        metadata_client: MetadataClient,
-        cache: BlockCache,
-        resolve: Callable[[str], Awaitable[Node]],
-        tasks: TaskNursery,
-    ) -> None:
-        self._tasks = tasks
-        self._tree = tree
-        self._metadata_client = metadata_client
-        self._cache = cache
-        self._resolve = resolve
+    _tree: Tree
+    _metadata_client: MetadataClient
+    _cache: BlockCache
+    _resolve: Callable[[str], Awaitable[Node]]
+    _tasks: TaskNursery
+
+    def __post_init__(self) -> None:
         self._jobs: deque[Warmup] = deque(maxlen=_JOBS_REMEMBERED)
         self._pieces = trio.CapacityLimiter(_PIECES_AT_ONCE)
-        self._large = trio.CapacityLimiter(cache.maintenance.large_at_once)
+        self._large = trio.CapacityLimiter(self._cache.maintenance.large_at_once)
 
     def jobs(self) -> list[Warmup]:
         """Return running warm-ups and the last few that ended, oldest first."""

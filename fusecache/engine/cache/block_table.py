@@ -13,6 +13,7 @@ Invariants:
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import trio
@@ -36,29 +37,23 @@ _NUMBERS_PER_LEASE = 4096
 _STAMP_STEP = STAMPS_PER_LIMIT // 8
 
 
+@dataclass(eq=False, repr=False)
 class BlockTable:
     """Objects and chunks in memory, loaded from the index and written back in batches."""
 
-    def __init__(
-        self,
-        offload: Offload,
-        index: CacheIndex,
-        counters: Counters,
-        tasks: TaskNursery,
-        *,
-        limit_bytes: int,
-    ) -> None:
-        self._offload = offload
-        self.tasks = tasks
-        self._index = index
-        self._counters = counters
-        self._limit_bytes = limit_bytes
-        self._clock_start = index.clock()
+    _offload: Offload
+    _index: CacheIndex
+    _counters: Counters
+    tasks: TaskNursery
+    limit_bytes: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._clock_start = self._index.clock()
         self._warned: set[str] = set()
         self._is_unreadable = False
         self._is_unwritable = False
         # File numbers from here on belong to this run of the daemon.
-        self.first_number = index.lease_numbers(_NUMBERS_PER_LEASE)
+        self.first_number = self._index.lease_numbers(_NUMBERS_PER_LEASE)
         self._numbers = iter(range(self.first_number, self.first_number + _NUMBERS_PER_LEASE))
         self.rows_lock = trio.Lock()
         self.traffic_bytes = 0
@@ -69,7 +64,7 @@ class BlockTable:
     @property
     def clock(self) -> int:
         """The traffic clock: it ticks STAMPS_PER_LIMIT times while one cache of bytes passes."""
-        return self._clock_start + self.traffic_bytes * STAMPS_PER_LIMIT // self._limit_bytes
+        return self._clock_start + self.traffic_bytes * STAMPS_PER_LIMIT // self.limit_bytes
 
     async def run_to_completion(self, call: Callable[..., Awaitable[T]], *args: object, name: str) -> T:
         """Run a call as a task of the cache. Once begun, it runs to its end, even if the caller is cancelled.

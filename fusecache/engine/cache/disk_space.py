@@ -7,6 +7,7 @@ Invariant: space is reserved on the ledger, if needed after an eviction, before 
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import trio
@@ -33,30 +34,21 @@ _BOOKKEEPING_SHARE = 1024
 _FUTILE_SECONDS = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class DiskSpace:
     """Reserves space for cache blocks and staging files. A cache block must be worth the eviction of others."""
 
-    def __init__(
-        self,
-        offload: Offload,
-        files: CacheFiles,
-        index: CacheIndex,
-        table: BlockTable,
-        ledger: SpaceLedger,
-        counters: Counters,
-        evictor: Evictor,
-        *,
-        floor_bytes: int,
-    ) -> None:
-        self._offload = offload
-        self._files = files
-        self._index = index
-        self._table = table
-        self._counters = counters
-        self.floor_bytes = floor_bytes
-        self._free_bytes = files.free_bytes()
-        self.ledger = ledger
-        self.evictor = evictor
+    _offload: Offload
+    _files: CacheFiles
+    _index: CacheIndex
+    _table: BlockTable
+    ledger: SpaceLedger
+    _counters: Counters
+    evictor: Evictor
+    floor_bytes: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._free_bytes = self._files.free_bytes()
         # (time, seconds): until `time`, a search for blocks read later than in `seconds` is futile.
         self._futile_until: tuple[float, float] = -math.inf, math.inf
 
@@ -89,12 +81,16 @@ class DiskSpace:
             self._counters.not_admitted += 1  # no sampled block is read later
             self._futile_until = trio.current_time() + _FUTILE_SECONDS, incoming_use
             return False
+        self.count_uncached()
+        return False
+
+    def count_uncached(self) -> None:
+        """Count blocks that found no space. Warns once."""
         self._counters.uncached += 1
         self._table.warn_once(
             "space",
             "no disk space for new blocks, reads continue uncached; raise --cache-size or free disk space",
         )
-        return False
 
     def free_bytes(self) -> int:
         """Return how many bytes may be cached without an eviction."""
@@ -167,11 +163,7 @@ class DiskSpace:
             raise
 
     async def _evict_until(
-        self,
-        nbytes: int,
-        reserve: Callable[[], bool],
-        is_wanted: Callable[[], bool],
-        spare: float | None,
+        self, nbytes: int, reserve: Callable[[], bool], is_wanted: Callable[[], bool], spare: float | None
     ) -> bool:
         async with self.evictor.lock:
             while is_wanted():

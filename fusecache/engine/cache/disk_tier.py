@@ -8,6 +8,8 @@ Invariants:
 2. While a thread reads or writes a chunk's part of the file, the chunk is not evicted (`disk_operations`).
 """
 
+from dataclasses import dataclass
+
 import trio
 
 from fusecache.disk.cache_files import FOLDERS, CacheFiles, bad_granules
@@ -20,35 +22,23 @@ from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import CacheIndex
 from fusecache.model.errors import LocalDiskError, NoSpace
 from fusecache.model.objects import GRANULE_BYTES, ObjectId
-from fusecache.policy.cache.granules import (
-    CHUNK_BYTES,
-    PAGE_BYTES,
-    disk_bytes,
-    mask_between,
-    runs,
-)
+from fusecache.policy.cache.granules import CHUNK_BYTES, PAGE_BYTES, disk_bytes, mask_between, runs
 
 
+@dataclass(eq=False, repr=False)
 class DiskTier:
     """Moves bytes between buffers and cache files."""
 
-    def __init__(
-        self,
-        offload: Offload,
-        files: CacheFiles,
-        index: CacheIndex,
-        table: BlockTable,
-        disk_space: DiskSpace,
-        counters: Counters,
-    ) -> None:
-        self._offload = offload
-        self._files = files
-        self._index = index
-        self._table = table
-        self._disk_space = disk_space
-        self._evictor = disk_space.evictor
-        self._ledger = disk_space.ledger
-        self._counters = counters
+    _offload: Offload
+    _files: CacheFiles
+    _index: CacheIndex
+    _table: BlockTable
+    _disk_space: DiskSpace
+    _counters: Counters
+
+    def __post_init__(self) -> None:
+        self._evictor = self._disk_space.evictor
+        self._ledger = self._disk_space.ledger
 
     async def load(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> int:
         """Fill granules of a buffer from the cache file; return the mask of the intact ones."""
@@ -113,11 +103,7 @@ class DiskTier:
             await self._write(chunk, buffer, mask, nbytes)
         except NoSpace:
             self._disk_space.on_disk_full()
-            self._counters.uncached += 1
-            self._table.warn_once(
-                "space",
-                "no disk space for new blocks, reads continue uncached; raise --cache-size or free disk space",
-            )
+            self._disk_space.count_uncached()
         except LocalDiskError as exc:
             self._counters.uncached += 1
             self._table.count_disk_error(exc)
@@ -178,9 +164,8 @@ class DiskTier:
     async def _forget(self, object_id: ObjectId) -> None:
         async with self._table.rows_lock:
             entry = self._table.objects.get(object_id)
-            chunks = (
-                entry.chunks.values() if entry is not None else ()
-            )  # a live view: checked again after each await
+            # A live view: checked again after each await.
+            chunks = entry.chunks.values() if entry is not None else ()
             while any(chunk.dirty for chunk in chunks):
                 await self._table.write_rows()
             before = sum(disk_bytes(chunk.present, chunk.size) for chunk in chunks)

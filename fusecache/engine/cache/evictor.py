@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import trio
@@ -94,36 +95,28 @@ class WarmedFiles:
         return 0.0 if any(candidate.file_number in warmed for warmed in self._warmed) else None
 
 
+@dataclass(eq=False, repr=False)
 class Evictor:
-    """Removes the most useless of the cached blocks."""
+    """Removes the most useless of the cached blocks.
 
-    def __init__(
-        self,
-        offload: Offload,
-        files: CacheFiles,
-        index: CacheIndex,
-        table: BlockTable,
-        ledger: SpaceLedger,
-        counters: Counters,
-        warmed: WarmedFiles,
-        pins: Pins | None,
-    ) -> None:
-        """pins: None if no object is pinned."""
-        self._offload = offload
-        self._files = files
-        self._index = index
-        self._table = table
-        self._ledger = ledger
-        self._counters = counters
-        self._random = random.Random()
-        # Blocks whose hole is being punched: a write there now would be lost. At most the victims of one eviction.
-        self._punching: set[tuple[int, int]] = set()
-        self._sampled: dict[int, ObjectId] = {}
-        self._pinned: set[int] = set()
-        self.lock = trio.Lock()
-        self._warmed = warmed
-        self._pins = pins
-        self._hints: ReadHints | None = None
+    pins: None if no object is pinned.
+    """
+
+    _offload: Offload
+    _files: CacheFiles
+    _index: CacheIndex
+    _table: BlockTable
+    _ledger: SpaceLedger
+    _counters: Counters
+    _warmed: WarmedFiles
+    _pins: Pins | None
+    _random: random.Random = field(init=False, default_factory=random.Random)
+    # Blocks whose hole is being punched: a write there now would be lost. At most the victims of one eviction.
+    _punching: set[tuple[int, int]] = field(init=False, default_factory=set)
+    _sampled: dict[int, ObjectId] = field(init=False, default_factory=dict)
+    _pinned: set[int] = field(init=False, default_factory=set)
+    lock: trio.Lock = field(init=False, default_factory=trio.Lock)
+    _hints: ReadHints | None = field(init=False, default=None)
 
     @property
     def has_hints(self) -> bool:
@@ -241,11 +234,7 @@ class Evictor:
         ]
         await self._look_up_objects(candidates)
         return choose_victims(
-            candidates,
-            need_bytes,
-            clock=self._table.clock,
-            next_use=self._next_use,
-            used_no_later_than=spare,
+            candidates, need_bytes, clock=self._table.clock, next_use=self._next_use, used_no_later_than=spare
         )
 
     async def _look_up_objects(self, candidates: list[EvictionCandidate]) -> None:

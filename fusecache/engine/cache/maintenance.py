@@ -61,30 +61,22 @@ class ScrubResult:
     damaged_bytes: int
 
 
+@dataclass(eq=False, repr=False)
 class CacheMaintenance:
     """Fills, evicts and scrubs cached blocks."""
 
-    def __init__(
-        self,
-        offload: Offload,
-        files: CacheFiles,
-        index: CacheIndex,
-        table: BlockTable,
-        disk_space: DiskSpace,
-        fetcher: Fetcher,
-        buffer_pool: BufferPool,
-        warmed: WarmedFiles,
-    ) -> None:
-        self._offload = offload
-        self._files = files
-        self._index = index
-        self._table = table
-        self._disk_space = disk_space
-        self._fetcher = fetcher
-        self._buffer_pool = buffer_pool
-        self._warmed = warmed
+    _offload: Offload
+    _files: CacheFiles
+    _index: CacheIndex
+    _table: BlockTable
+    _disk_space: DiskSpace
+    _fetcher: Fetcher
+    _buffer_pool: BufferPool
+    _warmed: WarmedFiles
+
+    def __post_init__(self) -> None:
         # Most chunks in flight at once: three quarters of the buffers are left to readers.
-        self.large_at_once = max(1, buffer_pool.large_count // 4)
+        self.large_at_once = max(1, self._buffer_pool.large_count // 4)
 
     # ---- fill
 
@@ -127,9 +119,8 @@ class CacheMaintenance:
         finally:
             chunk.readers -= 1
             for buffer in chunk.buffers:
-                self._buffer_pool.mark_consumed(
-                    buffer
-                )  # recycled first: a later reader finds these bytes on disk
+                # Recycled first: a later reader finds these bytes on disk.
+                self._buffer_pool.mark_consumed(buffer)
             self._table.drop_if_idle(chunk)
 
     async def _store_buffers(self, chunk: Chunk, missing: int) -> None:

@@ -4,6 +4,7 @@ It removes nothing: what is left stays in the journal for the next mount.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -21,28 +22,20 @@ STALLED = "stalled"
 _CHECK_SECONDS = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class Drain:
-    """Waits for the write-back queue to become empty while it progresses."""
+    """Waits for the write-back queue to become empty while it progresses.
 
-    def __init__(
-        self,
-        queue: WritebackQueue,
-        publisher: Publisher,
-        sync: Sync,
-        pending: Callable[[], Pending],
-        directory: Path,
-        supervisor: Supervisor,
-        *,
-        stall_seconds: float,
-    ) -> None:
-        """directory: the cache directory, for the message. stall_seconds: how long nothing may progress."""
-        self._supervisor = supervisor
-        self._queue = queue
-        self._publisher = publisher
-        self._sync = sync
-        self._pending = pending
-        self._directory = directory
-        self._stall_seconds = stall_seconds
+    directory: the cache directory, for the message. stall_seconds: how long nothing may progress.
+    """
+
+    _queue: WritebackQueue
+    _publisher: Publisher
+    _sync: Sync
+    _pending: Callable[[], Pending]
+    _directory: Path
+    _supervisor: Supervisor
+    stall_seconds: float = field(kw_only=True)
 
     async def run(self, timeout_seconds: float | None, *, until_empty: bool) -> Durability:
         """Publish without settle delay; return how that ended, with the result STALLED if nothing progressed.
@@ -64,8 +57,8 @@ class Drain:
     async def _watch(self, scope: trio.CancelScope) -> None:
         """Cancel the scope once nothing has progressed for a while."""
         since, success, least = trio.current_time(), self._publisher.last_success, self._left()
-        while trio.current_time() < since + self._stall_seconds:
-            await trio.sleep(min(_CHECK_SECONDS, self._stall_seconds))
+        while trio.current_time() < since + self.stall_seconds:
+            await trio.sleep(min(_CHECK_SECONDS, self.stall_seconds))
             left = self._left()
             if self._publisher.last_success != success:
                 success, least, since = self._publisher.last_success, left, trio.current_time()
@@ -81,6 +74,6 @@ class Drain:
         pending, failure = self._pending(), self._publisher.failure
         changes = changes_text(pending.files, pending.contents, pending.bytes)
         return (
-            f"nothing was uploaded for {seconds_text(self._stall_seconds)}: {failure or 'the bucket does not answer'}; "
+            f"nothing was uploaded for {seconds_text(self.stall_seconds)}: {failure or 'the bucket does not answer'}; "
             f"{changes} stay in {self._directory}, and the next mount uploads them"
         )

@@ -6,7 +6,7 @@ without progress. In all three cases the content stays queued.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
@@ -51,31 +51,23 @@ class _FsyncWait:
         return item.sequence < self.last and any(key.startswith(below) for key in item.changed_keys())
 
 
+@dataclass(eq=False, repr=False)
 class RemoteFsync:
     """Carries out fsync and fdatasync of files."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        write: WriteParts,
-        queue: WritebackQueue,
-        publisher: Publisher,
-        journal: JournalWriter,
-        store: Store,
-        *,
-        is_remote: bool,
-        settle_seconds: float,
-    ) -> None:
-        self._tree = tree
-        self._close_protocol = write.close_protocol
-        self._snapshots = write.snapshots
-        self._local_only = write.local_only
-        self._queue = queue
-        self._publisher = publisher
-        self._journal = journal
-        self._store = store
-        self._is_remote = is_remote
-        self._settle_seconds = settle_seconds
+    _tree: Tree
+    _write: WriteParts
+    _queue: WritebackQueue
+    _publisher: Publisher
+    _journal: JournalWriter
+    _store: Store
+    is_remote: bool = field(kw_only=True)
+    settle_seconds: float = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._close_protocol = self._write.close_protocol
+        self._snapshots = self._write.snapshots
+        self._local_only = self._write.local_only
         self._kill_detector = KillDetector()
         self._is_ending = False
         self._checked_processes: dict[int, None] = {}
@@ -94,7 +86,7 @@ class RemoteFsync:
         """
         await self._close_protocol.fsync(handle)
         node = handle.node
-        if not self._is_remote:
+        if not self.is_remote:
             self._warn_if_distributed(handle)
             return
         if not self._tree.is_linked(node) or self._local_only.covers(node):
@@ -114,7 +106,7 @@ class RemoteFsync:
         key = self._tree.key(node)
         content = self._queued(node, key)
         if node.version is not None and node.version.is_mutable and not self._is_unfinished(node):
-            content = await self._snapshots.take(node, rested_seconds=self._settle_seconds) or content
+            content = await self._snapshots.take(node, rested_seconds=self.settle_seconds) or content
         last = content.sequence if content is not None else self._journal.next_number()
         process = handle.process or (thread_group(handle.pid) if handle.pid else 0)
         return _FsyncWait(self._tree.path(node), key, key.rpartition("/")[0], content, last, process)

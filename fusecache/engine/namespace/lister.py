@@ -79,6 +79,7 @@ class _InodeRange(NamedTuple):
     last: str
 
 
+@dataclass(eq=False, repr=False)
 class Lister:
     """The listings of all directories, in progress and complete.
 
@@ -86,22 +87,14 @@ class Lister:
     metadata, not only the zero-byte ones.
     """
 
-    def __init__(
-        self,
-        tree: Tree,
-        listings: Listings,
-        metadata_client: MetadataClient,
-        tasks: TaskNursery,
-        *,
-        ahead_seconds: float,
-        has_metadata: bool,
-    ) -> None:
-        self._tasks = tasks
-        self._tree = tree
-        self._listings = listings
-        self._metadata_client = metadata_client
-        self._ahead_seconds = ahead_seconds
-        self._has_metadata = has_metadata
+    _tree: Tree
+    _listings: Listings
+    _metadata_client: MetadataClient
+    _tasks: TaskNursery
+    ahead_seconds: float = field(kw_only=True)
+    has_metadata: bool = field(kw_only=True)
+
+    def __post_init__(self) -> None:
         self._runs: dict[int, ListingRun] = {}
         self._refreshes: dict[tuple[int, str], PageRefresh] = {}
         self._inode_ranges: dict[int, _InodeRange] = {}
@@ -109,7 +102,7 @@ class Lister:
         self._epoch = 0
         self._garbage: deque[tuple[int, int]] = deque()
         self._has_garbage = trio.Event()
-        listings.watch_lost(self._on_rows_lost)
+        self._listings.watch_lost(self._on_rows_lost)
 
     async def delete_discarded(self) -> None:
         """Delete discarded rows until cancelled."""
@@ -316,7 +309,7 @@ class Lister:
         with self._tree.keep(directory, is_ahead=is_ahead):
             await self._list_kept(directory, run)
             if is_ahead:
-                await trio.sleep(self._ahead_seconds)
+                await trio.sleep(self.ahead_seconds)
 
     async def _list_kept(self, directory: Node, run: ListingRun) -> None:
         directory.listing.probes, directory.listing.probed = 0, ""
@@ -450,10 +443,10 @@ class Lister:
                 known = {
                     row.name: self._listings.get(number, epoch, row.name)
                     for row in rows
-                    if lacks_metadata(row, of_all=self._has_metadata)
+                    if lacks_metadata(row, of_all=self.has_metadata)
                 }
         return await with_metadata(
-            self._metadata_client, prefix, rows, known, of_all=self._has_metadata, on_answer=asked.announce
+            self._metadata_client, prefix, rows, known, of_all=self.has_metadata, on_answer=asked.announce
         )
 
     def _put(self, directory: Node, run: ListingRun, row: ListedEntry) -> None:

@@ -9,6 +9,7 @@ Invariant: the maximum age of what is served stays the TTL. Only the time of the
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import trio
 
@@ -36,32 +37,25 @@ _USES_KEPT = 32
 _YOUNG_SHARE = 0.4
 
 
+@dataclass(eq=False, repr=False)
 class ListingRefresher:
     """Watches lookups and keeps the pages in use fresh.
 
     waited_seconds: total time that callers have waited for names.
     """
 
-    def __init__(
-        self,
-        tree: Tree,
-        lister: Lister,
-        metadata_client: MetadataClient,
-        ttl: AttributeTtl,
-        tasks: TaskNursery,
-    ) -> None:
-        self._tasks = tasks
-        self._tree = tree
-        self._lister = lister
-        self._metadata_client = metadata_client
-        self._ttl = ttl
-        self.waited_seconds = 0.0
-        self._kept: set[tuple[int, str]] = set()
-        # Duration of the last refresh: the estimate for a page that was never measured.
-        self._list_seconds = 0.1
-        # Recent waits of all callers, decayed, as of `_waited_at`.
-        self._waited = 0.0
-        self._waited_at = float("-inf")
+    _tree: Tree
+    _lister: Lister
+    _metadata_client: MetadataClient
+    _ttl: AttributeTtl
+    _tasks: TaskNursery
+    waited_seconds: float = field(init=False, default=0.0)
+    _kept: set[tuple[int, str]] = field(init=False, default_factory=set)
+    # Duration of the last refresh: the estimate for a page that was never measured.
+    _list_seconds: float = field(init=False, default=0.1)
+    # Recent waits of all callers, decayed, as of `_waited_at`.
+    _waited: float = field(init=False, default=0.0)
+    _waited_at: float = field(init=False, default=float("-inf"))
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

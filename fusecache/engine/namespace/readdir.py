@@ -4,6 +4,7 @@ Invariant: a reader never waits for a whole listing, only for the page with its 
 """
 
 from contextlib import suppress
+from dataclasses import dataclass
 
 from fusecache.engine.namespace.lister import Lister, ListingRun
 from fusecache.engine.namespace.listing_refresher import ListingRefresher
@@ -23,26 +24,17 @@ _ROWS_AHEAD = 64
 _RESTARTS_MAX = 8
 
 
+@dataclass(eq=False, repr=False)
 class DirectoryReader:
     """Returns the entries of directories."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        lister: Lister,
-        listings: Listings,
-        metadata_client: MetadataClient,
-        reconciler: Reconciler,
-        refresher: ListingRefresher,
-        ttl: AttributeTtl,
-    ) -> None:
-        self._tree = tree
-        self._lister = lister
-        self._listings = listings
-        self._metadata_client = metadata_client
-        self._reconciler = reconciler
-        self._refresher = refresher
-        self._ttl = ttl
+    _tree: Tree
+    _lister: Lister
+    _listings: Listings
+    _metadata_client: MetadataClient
+    _reconciler: Reconciler
+    _refresher: ListingRefresher
+    _ttl: AttributeTtl
 
     async def next_entries(self, handle: DirectoryHandle, limit: int) -> list[Shown]:
         """Return up to `limit` further names, the bucket's in its order, then local-only ones; [] at the end."""

@@ -32,13 +32,7 @@ from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.engine.writeback.rotation import CheckpointRotation
 from fusecache.index.journal import Change, DropOperation
-from fusecache.model.errors import (
-    AlreadyExists,
-    IsADirectory,
-    NotADirectory,
-    NotEmpty,
-    NotFound,
-)
+from fusecache.model.errors import AlreadyExists, IsADirectory, NotADirectory, NotEmpty, NotFound
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
 

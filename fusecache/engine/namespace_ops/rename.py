@@ -5,7 +5,7 @@ Not the copy itself: a queued RENAME operation has the publisher copy the object
 Invariant: nothing here awaits. Rows are appended to `changes`, which the caller journals in one transaction.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fusecache.engine.namespace.nodes import (
     FileVersion,
@@ -29,29 +29,23 @@ from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
 
 
+@dataclass(eq=False, repr=False)
 class Rename:
     """Renames content in the tree, the queue and the journal."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        write: WriteParts,
-        queue: WritebackQueue,
-        journal: JournalWriter,
-        operations: OperationQueue,
-        rotation: CheckpointRotation,
-        listener: NamespaceListener,
-    ) -> None:
-        self._tree = tree
-        self._states = write.states
-        self._disposal = write.disposal
-        self._placement = write.placement
-        self._local_only = write.local_only
-        self._queue = queue
-        self._journal = journal
-        self._operations = operations
-        self._rotation = rotation
-        self._listener = listener
+    _tree: Tree
+    _write: WriteParts
+    _queue: WritebackQueue
+    _journal: JournalWriter
+    _operations: OperationQueue
+    _rotation: CheckpointRotation
+    _listener: NamespaceListener
+
+    def __post_init__(self) -> None:
+        self._states = self._write.states
+        self._disposal = self._write.disposal
+        self._placement = self._write.placement
+        self._local_only = self._write.local_only
 
     def move_file(
         self, node: Node, target: Node | None, new_parent: Node, new_name: str, changes: list[Change]

@@ -7,7 +7,7 @@ Invariant: what changes tree and queue does not await. Whatever another client m
 checked again before.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -37,39 +37,25 @@ from fusecache.model.objects import ObjectInfo
 from fusecache.remote.store import primary_of
 
 
+@dataclass(eq=False, repr=False)
 class DirectoryRename:
     """Renames directories, with their directory markers."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        lookup: Lookup,
-        local_only: LocalOnly,
-        queue: WritebackQueue,
-        journal: JournalWriter,
-        metadata_client: MetadataClient,
-        markers: DirectoryMarkers,
-        rename: Rename,
-    ) -> None:
-        self._tree = tree
-        self._lookup = lookup
-        self._local_only = local_only
-        self._queue = queue
-        self._journal = journal
-        self._metadata_client = metadata_client
+    _tree: Tree
+    _lookup: Lookup
+    _local_only: LocalOnly
+    _queue: WritebackQueue
+    _journal: JournalWriter
+    _metadata_client: MetadataClient
+    _markers: DirectoryMarkers
+    _rename: Rename
+
+    def __post_init__(self) -> None:
         # An endpoint that answers for the primary may lack some of the files.
-        self._store = primary_of(metadata_client.store)
-        self._markers = markers
-        self._rename = rename
+        self._store = primary_of(self._metadata_client.store)
 
     async def rename_directory(
-        self,
-        node: Node,
-        target: Node | None,
-        new_parent: Node,
-        new_name: str,
-        *,
-        replace: bool,
+        self, node: Node, target: Node | None, new_parent: Node, new_name: str, *, replace: bool
     ) -> None:
         """Rename a directory. target: what the new name shows now; replace: whether it is replaced.
 

@@ -10,6 +10,7 @@ Invariants:
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -38,28 +39,26 @@ _POLL_SECONDS = 2.0
 _NOW = 1e-6
 
 
+@dataclass(eq=False, repr=False)
 class HintService:
     """Receives the hints of jobs and passes them to the cache."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        lookup: Lookup,
-        cache: BlockCache,
-        offload: Offload,
-        resolve: Callable[[str], Awaitable[Node]],
-        tasks: TaskNursery,
-    ) -> None:
-        self._tasks = tasks
-        self._tree = tree
-        self._cache = cache
-        self._offload = offload
+    _tree: Tree
+    _lookup: Lookup
+    _cache: BlockCache
+    _offload: Offload
+    _resolve: Callable[[str], Awaitable[Node]]
+    _tasks: TaskNursery
+
+    def __post_init__(self) -> None:
         self._timeline = Timeline()
         # The process that sent a job's plan, where it is known. It is in `_cursor_senders` only if it sends the cursors
         # too: a shell that only copies a plan may end at once while its job continues.
         self._plan_senders: dict[str, Process] = {}
         self._cursor_senders: dict[str, Process] = {}
-        self._prefetcher = Prefetcher(self._timeline, tree, lookup, cache, resolve, tasks)
+        self._prefetcher = Prefetcher(
+            self._timeline, self._tree, self._lookup, self._cache, self._resolve, self._tasks
+        )
 
     def start(self) -> None:
         """Start to prefetch hinted bytes, and to forget silent jobs."""
@@ -214,9 +213,8 @@ class HintService:
         path = self._tree.relative(object_id.key)
         use = self._timeline.exact_use(path, start, stop)
         if use is None and is_random and self._cache.maintenance.free_bytes() < GRANULE_BYTES:
-            use = self._timeline.long_use(
-                path
-            )  # its step is over: the range is dropped once this reader has it
+            # Its step is over: the range is dropped once this reader has it.
+            use = self._timeline.long_use(path)
         if use is None or not cached_ranges.fits(extent):
             return None
         cached_range = cached_ranges.begin(object_id, size, extent, depth=0)

@@ -68,24 +68,17 @@ class PlanCursor:
         return planned is not None and planned.index in self.job.plans and planned.row == planned.index.front
 
 
+@dataclass(eq=False, repr=False)
 class PieceFinder:
     """Moves cursors to their next missing piece."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        tree: Tree,
-        lookup: Lookup,
-        cache: BlockCache,
-        resolve: Callable[[str], Awaitable[Node]],
-    ) -> None:
-        self._timeline = timeline
-        self._tree = tree
-        self._lookup = lookup
-        self._cache = cache
-        self._resolve = resolve
-        self._directories: dict[str, tuple[Node, float]] = {}
-        self._checks = 0
+    _timeline: Timeline
+    _tree: Tree
+    _lookup: Lookup
+    _cache: BlockCache
+    _resolve: Callable[[str], Awaitable[Node]]
+    _directories: dict[str, tuple[Node, float]] = field(init=False, default_factory=dict)
+    _checks: int = field(init=False, default=0)
 
     async def find_next(self, cursor: PlanCursor) -> None:
         """Move the cursor to its next missing piece."""

@@ -62,22 +62,19 @@ class _PieceInFlight:
     is_urgent: bool
 
 
+@dataclass(eq=False, repr=False)
 class Prefetcher:
     """Runs the prefetches of all jobs of a timeline."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        tree: Tree,
-        lookup: Lookup,
-        cache: BlockCache,
-        resolve: Callable[[str], Awaitable[Node]],
-        tasks: TaskNursery,
-    ) -> None:
-        self._tasks = tasks
-        self._timeline = timeline
-        self._cache = cache
-        self._finder = PieceFinder(timeline, tree, lookup, cache, resolve)
+    _timeline: Timeline
+    _tree: Tree
+    _lookup: Lookup
+    _cache: BlockCache
+    _resolve: Callable[[str], Awaitable[Node]]
+    _tasks: TaskNursery
+
+    def __post_init__(self) -> None:
+        self._finder = PieceFinder(self._timeline, self._tree, self._lookup, self._cache, self._resolve)
         self._cursors: dict[tuple[str, bool], PlanCursor] = {}
         self._fetches: set[_PieceInFlight] = set()
         # Exact ranges in memory, each with its job and the step of its last read.
@@ -234,9 +231,7 @@ class Prefetcher:
             await self._cache.range_cache.fetch(cached_range)
         except RemoteError as exc:
             log.debug(
-                "exact range not fetched, the cache retries object=%s error=%s",
-                cached_range.object_id,
-                exc,
+                "exact range not fetched, the cache retries object=%s error=%s", cached_range.object_id, exc
             )
         else:
             self._hold(job, last, cached_range)

@@ -69,23 +69,19 @@ class ReplayResult:
     uploads: list[tuple[str, str]] = field(default_factory=list)
 
 
+@dataclass(eq=False, repr=False)
 class JournalReplay:
-    """Reads the journal (blocking), then builds queue and tree from it (on the loop)."""
+    """Reads the journal (blocking), then builds queue and tree from it (on the loop).
 
-    def __init__(
-        self,
-        journal: Journal,
-        staging: StagingDirectory,
-        boot_id: str,
-        is_commit_marker: Callable[[str], bool] = lambda _key: False,
-    ) -> None:
-        """is_commit_marker: returns whether a key is that of a commit marker (`order_last`)."""
-        self._is_commit_marker = is_commit_marker
-        self._journal = journal
-        self._staging = staging
-        self._boot_id = boot_id
-        # Sizes of the staging files at the start, by generation.
-        self._sizes: dict[int, int] = {}
+    is_commit_marker: returns whether a key is that of a commit marker (`order_last`).
+    """
+
+    _journal: Journal
+    _staging: StagingDirectory
+    _boot_id: str
+    _is_commit_marker: Callable[[str], bool] = lambda _key: False
+    # Sizes of the staging files at the start, by generation.
+    _sizes: dict[int, int] = field(init=False, default_factory=dict)
 
     def read(self) -> ReplayResult:
         """Check every row and staging file, and journal what becomes of them. Blocks: it may read whole files."""

@@ -13,7 +13,7 @@ Invariants:
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,43 +45,30 @@ log = logging.getLogger(__name__)
 LISTED = 1000
 
 
+@dataclass(eq=False, repr=False)
 class Quarantine:
     """The entries of `fusecache recover`, by number. Runs on the loop."""
 
-    def __init__(  # noqa: PLR0913  # a restore passes through all of these
-        self,
-        tree: Tree,
-        lookup: Lookup,
-        namespace_ops: NamespaceOps,
-        write: WriteParts,
-        listener: WriteListener,
-        queue: WritebackQueue,
-        journal: JournalWriter,
-        publisher: Publisher,
-        conflict_log: ConflictLog,
-        staging: StagingDirectory,
-        cache: BlockCache,
-        offload: Offload,
-        boot_id: str,
-        resolve: Callable[[str], Awaitable[Node]],
-    ) -> None:
-        self._tree = tree
-        self._lookup = lookup
-        self._namespace_ops = namespace_ops
-        self._states = write.states
-        self._disposal = write.disposal
-        self._placement = write.placement
-        self._local_only = write.local_only
-        self._listener = listener
-        self._queue = queue
-        self._journal = journal
-        self._publisher = publisher
-        self._conflict_log = conflict_log
-        self._staging = staging
-        self._cache = cache
-        self._offload = offload
-        self._boot_id = boot_id
-        self._resolve = resolve
+    _tree: Tree
+    _lookup: Lookup
+    _namespace_ops: NamespaceOps
+    _write: WriteParts
+    _listener: WriteListener
+    _queue: WritebackQueue
+    _journal: JournalWriter
+    _publisher: Publisher
+    _conflict_log: ConflictLog
+    _staging: StagingDirectory
+    _cache: BlockCache
+    _offload: Offload
+    _boot_id: str
+    _resolve: Callable[[str], Awaitable[Node]]
+
+    def __post_init__(self) -> None:
+        self._states = self._write.states
+        self._disposal = self._write.disposal
+        self._placement = self._write.placement
+        self._local_only = self._write.local_only
         # The rows of quarantined files, and the bytes that the ledger counts for each.
         self._quarantined: dict[int, tuple[FileRecord, int]] = {}
 
@@ -242,9 +229,8 @@ class Quarantine:
                 f"{record.number}: our version is on the mount as {copy}; rename it with --to PATH"
             )
         await self._rename(copy, to)
-        if (
-            self._conflict_log.get(record.number) is not None
-        ):  # the file name is the same, the directory another
+        # The file name is the same, the directory another.
+        if self._conflict_log.get(record.number) is not None:
             self._conflict_log.drop(record.number)
         return to
 

@@ -77,12 +77,7 @@ class ThreadOffload:
     """The production Offload: trio's worker threads, with one limiter per kind of work."""
 
     def __init__(
-        self,
-        supervisor: Supervisor,
-        *,
-        network_threads: int,
-        upload_threads: int,
-        publish_threads: int = 4,
+        self, supervisor: Supervisor, *, network_threads: int, upload_threads: int, publish_threads: int = 4
     ) -> None:
         self._network = trio.CapacityLimiter(network_threads)
         self._upload = trio.CapacityLimiter(upload_threads)

@@ -8,7 +8,7 @@ Invariants:
 2. A version whose write failed, or whose writer was killed, is never published.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -26,26 +26,17 @@ from fusecache.model.errors import FusecacheError, InternalError
 from fusecache.model.states import FileState
 
 
+@dataclass(eq=False, repr=False)
 class CloseProtocol:
     """Makes written content durable on this node, and queues it for the bucket."""
 
-    def __init__(
-        self,
-        journal: JournalWriter,
-        offload: Offload,
-        states: VersionStates,
-        disposal: VersionDisposal,
-        local_only: LocalOnly,
-        space: StagingSpace,
-        backpressure: Backpressure,
-    ) -> None:
-        self._journal = journal
-        self._offload = offload
-        self._states = states
-        self._disposal = disposal
-        self._local_only = local_only
-        self._space = space
-        self._backpressure = backpressure
+    _journal: JournalWriter
+    _offload: Offload
+    _states: VersionStates
+    _disposal: VersionDisposal
+    _local_only: LocalOnly
+    _space: StagingSpace
+    _backpressure: Backpressure
 
     async def flush(self, handle: FileHandle) -> None:
         """Handle one close(2): make what was written durable on this node. Raises the file's first stored error."""

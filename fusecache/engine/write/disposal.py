@@ -8,6 +8,7 @@ or a program or user on this node removed it.
 
 import logging
 import time
+from dataclasses import dataclass
 
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.cache.block_cache import BlockCache
@@ -32,26 +33,17 @@ from fusecache.model.states import FileState
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class VersionDisposal:
     """Ends file versions, and releases the space and the nodes that they held."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        cache: BlockCache,
-        staging: StagingDirectory,
-        journal: JournalWriter,
-        queue: WritebackQueue,
-        local_only: LocalOnly,
-        listener: WriteListener,
-    ) -> None:
-        self._tree = tree
-        self._cache = cache
-        self._staging = staging
-        self._journal = journal
-        self._queue = queue
-        self._local_only = local_only
-        self._listener = listener
+    _tree: Tree
+    _cache: BlockCache
+    _staging: StagingDirectory
+    _journal: JournalWriter
+    _queue: WritebackQueue
+    _local_only: LocalOnly
+    _listener: WriteListener
 
     def drop(self, version: FileVersion) -> list[Change]:
         """End a version that is no longer needed; return the rows, to be journaled in one transaction with the cause.

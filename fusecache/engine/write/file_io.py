@@ -4,6 +4,7 @@ Not the close, which is in `close.py`, and not the upload, which the publisher d
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import trio
 
@@ -29,34 +30,22 @@ from fusecache.model.states import FileState
 _RELEASE_SECONDS = 2.0
 
 
+@dataclass(eq=False, repr=False)
 class FileIO:
     """Opens, reads and writes the content of file nodes."""
 
-    def __init__(  # noqa: PLR0913  # a write passes through all of these
-        self,
-        tree: Tree,
-        journal: JournalWriter,
-        versions: VersionFactory,
-        reader: FileReader,
-        writer: StagingWriter,
-        space: StagingSpace,
-        states: VersionStates,
-        close_protocol: CloseProtocol,
-        local_only: LocalOnly,
-        listener: WriteListener,
-    ) -> None:
-        self._tree = tree
-        self._journal = journal
-        self._versions = versions
-        self._reader = reader
-        self._writer = writer
-        self._space = space
-        self._states = states
-        self._close_protocol = close_protocol
-        self._local_only = local_only
-        self._listener = listener
-        # Files that are open for writing.
-        self.writing: set[Node] = set()
+    _tree: Tree
+    _journal: JournalWriter
+    _versions: VersionFactory
+    _reader: FileReader
+    _writer: StagingWriter
+    _space: StagingSpace
+    _states: VersionStates
+    _close_protocol: CloseProtocol
+    _local_only: LocalOnly
+    _listener: WriteListener
+    # Files that are open for writing.
+    writing: set[Node] = field(init=False, default_factory=set)
 
     # ---- handles
 

@@ -4,6 +4,7 @@ Not every open file: `policy/writeback/snapshots.py` decides which ones, and how
 """
 
 import logging
+from dataclasses import dataclass, field
 
 import trio
 
@@ -22,30 +23,21 @@ log = logging.getLogger(__name__)
 _CHECK_SECONDS = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class OpenFileSnapshots:
     """Watches files that are being written, and publishes each one when it is due."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        states: VersionStates,
-        snapshots: Snapshots,
-        queue: WritebackQueue,
-        cache: BlockCache,
-        *,
-        snapshot_seconds: float,
-    ) -> None:
-        self._tree = tree
-        self._states = states
-        self._snapshots = snapshots
-        self._queue = queue
-        self._cache = cache
-        self._snapshot_seconds = snapshot_seconds
-        self._wake = trio.Event()
-        # By inode: the last snapshot while it is queued, since when it is being sent, and how long the last one took.
-        self._queued: dict[int, FileVersion] = {}
-        self._sent_since: dict[int, float] = {}
-        self._upload_seconds: dict[int, float] = {}
+    _tree: Tree
+    _states: VersionStates
+    _snapshots: Snapshots
+    _queue: WritebackQueue
+    _cache: BlockCache
+    snapshot_seconds: float = field(kw_only=True)
+    _wake: trio.Event = field(init=False, default_factory=trio.Event)
+    # By inode: the last snapshot while it is queued, since when it is being sent, and how long the last one took.
+    _queued: dict[int, FileVersion] = field(init=False, default_factory=dict)
+    _sent_since: dict[int, float] = field(init=False, default_factory=dict)
+    _upload_seconds: dict[int, float] = field(init=False, default_factory=dict)
 
     def on_dirty(self) -> None:
         """A file has changes that no durable close covers: watch it."""
@@ -96,7 +88,7 @@ class OpenFileSnapshots:
             )
 
     def _is_due(self, node: Node, version: FileVersion, now: float) -> bool:
-        interval = snapshot_interval(self._snapshot_seconds, self._upload_seconds.get(node.number, 0.0))
+        interval = snapshot_interval(self.snapshot_seconds, self._upload_seconds.get(node.number, 0.0))
         return (
             now >= version.close_state.dirty_since + interval
             and node.number not in self._queued

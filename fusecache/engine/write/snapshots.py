@@ -3,6 +3,8 @@
 `open_file_snapshots.py` takes them at intervals, and a remote fsync at once.
 """
 
+from dataclasses import dataclass
+
 from fusecache.engine.namespace.nodes import FileVersion, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
@@ -12,22 +14,15 @@ from fusecache.model.states import FileState
 from fusecache.policy.name_patterns import matches_any
 
 
+@dataclass(eq=False, repr=False)
 class Snapshots:
     """Takes snapshots of open files. temp_names: patterns of names under which programs write before they rename."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        journal: JournalWriter,
-        states: VersionStates,
-        local_only: LocalOnly,
-        temp_names: tuple[str, ...],
-    ) -> None:
-        self._tree = tree
-        self._journal = journal
-        self._states = states
-        self._local_only = local_only
-        self._temp_names = temp_names
+    _tree: Tree
+    _journal: JournalWriter
+    _states: VersionStates
+    _local_only: LocalOnly
+    _temp_names: tuple[str, ...]
 
     def has_temporary_name(self, node: Node) -> bool:
         """Return whether the node's name matches `temp_names`: programs write under it, then rename."""

@@ -4,6 +4,7 @@ Invariant: a sealed version never changes. A writer that comes later gets a new 
 """
 
 import uuid
+from dataclasses import dataclass
 
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.namespace.nodes import FileVersion, Node, attributes_of
@@ -19,28 +20,18 @@ from fusecache.model.records import FileRecord
 from fusecache.model.states import FileState
 
 
+@dataclass(eq=False, repr=False)
 class VersionFactory:
     """Makes the versions that programs write into."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        journal: JournalWriter,
-        queue: WritebackQueue,
-        staging: StagingDirectory,
-        space: StagingSpace,
-        writer: StagingWriter,
-        disposal: VersionDisposal,
-        boot_id: str,
-    ) -> None:
-        self._tree = tree
-        self._journal = journal
-        self._queue = queue
-        self._staging = staging
-        self._space = space
-        self._writer = writer
-        self._disposal = disposal
-        self._boot_id = boot_id
+    _tree: Tree
+    _journal: JournalWriter
+    _queue: WritebackQueue
+    _staging: StagingDirectory
+    _space: StagingSpace
+    _writer: StagingWriter
+    _disposal: VersionDisposal
+    _boot_id: str
 
     def create(self, node: Node) -> None:
         """Give a new file its first, empty version."""

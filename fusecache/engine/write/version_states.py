@@ -14,7 +14,7 @@ Invariants:
 
 import logging
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import trio
 
@@ -36,36 +36,25 @@ from fusecache.model.states import FileState
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class VersionStates:
     """Changes the states of file versions, with their place in the queue and their journal rows."""
 
-    def __init__(  # noqa: PLR0913  # a change of state passes through all of these
-        self,
-        tree: Tree,
-        journal: JournalWriter,
-        queue: WritebackQueue,
-        placement: QueuePlacement,
-        space: StagingSpace,
-        local_only: LocalOnly,
-        disposal: VersionDisposal,
-        listener: WriteListener,
-        boot_id: str,
-    ) -> None:
-        self._tree = tree
-        self._journal = journal
-        self._queue = queue
-        self._placement = placement
-        self._space = space
-        self._local_only = local_only
-        self._disposal = disposal
-        self._listener = listener
-        self._boot_id = boot_id
-        # Versions that were closed, perhaps not by the last writer.
-        self._flushed: set[FileVersion] = set()
-        # Those of them that the last `revoke_unfinished_closes` found held open for too long.
-        self._overdue: set[FileVersion] = set()
-        # Versions being written; `dirty_versions` takes out the ones that ended.
-        self._dirty: set[FileVersion] = set()
+    _tree: Tree
+    _journal: JournalWriter
+    _queue: WritebackQueue
+    _placement: QueuePlacement
+    _space: StagingSpace
+    _local_only: LocalOnly
+    _disposal: VersionDisposal
+    _listener: WriteListener
+    _boot_id: str
+    # Versions that were closed, perhaps not by the last writer.
+    _flushed: set[FileVersion] = field(init=False, default_factory=set)
+    # Those of them that the last `revoke_unfinished_closes` found held open for too long.
+    _overdue: set[FileVersion] = field(init=False, default_factory=set)
+    # Versions being written; `dirty_versions` takes out the ones that ended.
+    _dirty: set[FileVersion] = field(init=False, default_factory=set)
 
     # ---- while it is written
 

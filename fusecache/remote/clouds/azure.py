@@ -150,10 +150,8 @@ class AzureStore(CloudStore):
         if self._is_flat:
             return
         is_tree = False
-        with (
-            suppress(AccessDenied, Refused),
-            self._named("GET ACCOUNT", "", "heads") as what,
-        ):  # not all keys may ask
+        # Not all keys may ask.
+        with suppress(AccessDenied, Refused), self._named("GET ACCOUNT", "", "heads") as what:
             answer = self._http.call(what, "GET", query="restype=account&comp=properties").headers
             is_tree = answer.get("x-ms-is-hns-enabled") == "true"
         if is_tree:

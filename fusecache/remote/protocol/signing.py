@@ -52,12 +52,7 @@ class Signer:
         payload: SHA-256 of the body in hex, or UNSIGNED.
         """
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
-        signed = {
-            **headers,
-            "host": self._host,
-            "x-amz-content-sha256": payload,
-            "x-amz-date": stamp,
-        }
+        signed = {**headers, "host": self._host, "x-amz-content-sha256": payload, "x-amz-date": stamp}
         if keys.token is not None:
             signed["x-amz-security-token"] = keys.token
         names = sorted(signed)
@@ -80,9 +75,6 @@ class Signer:
         key = b"AWS4" + secret.encode()
         for word in (day, self._region, "s3", "aws4_request"):
             key = hmac.digest(key, word.encode(), "sha256")
-        self._derived = (
-            secret,
-            day,
-            key,
-        )  # one assignment: a race between threads only derives the key twice
+        # One assignment: a race between threads only derives the key twice.
+        self._derived = (secret, day, key)
         return key

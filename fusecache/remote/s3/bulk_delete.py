@@ -6,6 +6,7 @@ deletes"). Cloudflare R2 has no condition on deletes: callers list right before.
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fusecache.model.errors import ObjectMissing, RemoteError, Unavailable
@@ -28,25 +29,19 @@ _NO_BATCHES = frozenset(
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
+@dataclass(eq=False, repr=False)
 class BulkDelete:
-    """Deletes objects of one bucket."""
+    """Deletes objects of one bucket.
 
-    def __init__(
-        self,
-        single: Store,
-        client: "S3Client",
-        request_names: RequestNames,
-        bucket: str,
-        *,
-        compares_etags: bool,
-    ) -> None:
-        """compares_etags: the store accepts an ETag for each object; it may ignore it."""
-        self._single = single
-        self._client = client
-        self._request_names = request_names
-        self._bucket = bucket
-        self._compares_etags = compares_etags
-        self._has_batches = True
+    compares_etags: the store accepts an ETag for each object; it may ignore it.
+    """
+
+    _single: Store
+    _client: "S3Client"
+    _request_names: RequestNames
+    _bucket: str
+    compares_etags: bool = field(kw_only=True)
+    _has_batches: bool = field(init=False, default=True)
 
     def delete(self, objects: Sequence[ObjectInfo]) -> dict[str, RemoteError]:
         """Delete up to BATCH_OBJECTS objects; return the errors by key. A missing object is success.
@@ -73,7 +68,7 @@ class BulkDelete:
 
     def _delete_batch(self, batch: Sequence[ObjectInfo]) -> dict[str, RemoteError]:
         rows: list[Any] = [{"Key": each.key} for each in batch]
-        if self._compares_etags:
+        if self.compares_etags:
             rows = [{"Key": each.key, "ETag": quoted_etag(each.etag)} for each in batch]
         name = f"{batch[0].key} and {len(batch) - 1} more"
         with self._request_names.named("DELETE", name, "deletes"):

@@ -65,10 +65,7 @@ from fusecache.remote.within import within
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import (
-        GetObjectOutputTypeDef,
-        HeadObjectOutputTypeDef,
-    )
+    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, HeadObjectOutputTypeDef
 
 # Piece size for bodies read through botocore: urllib3 makes a bytes object of each, which should fit the L2 cache.
 READ_PIECE_BYTES = 256 * KIB

@@ -572,8 +572,8 @@ def test_a_terminal_gets_a_bar_that_grows_with_what_is_added() -> None:
     leader, follower = os.openpty()
     with open(leader, "rb", buffering=0) as screen:
         with open(follower, "w") as terminal, ProgressView(terminal, verb="uploading") as view:
-            view.show(ServerProgress(3, 100 << 20))
-            view.show(ServerProgress(2, 50 << 20))
+            view.show_upload(ServerProgress(3, 100 << 20))
+            view.show_upload(ServerProgress(2, 50 << 20))
         shown = ""
         # A terminal hands out what it has piece by piece, and says EIO once its other side is closed.
         with contextlib.suppress(OSError):
@@ -587,7 +587,7 @@ def test_a_terminal_gets_a_bar_that_grows_with_what_is_added() -> None:
 def test_a_log_gets_no_line_twice(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressView(sys.stderr, verb="uploading") as view:
         for _ in range(3):
-            view.show(ServerProgress(1, 10))
+            view.show_upload(ServerProgress(1, 10))
     assert capsys.readouterr().err == "fusecache: uploading: 1 change, 10 B left\n"
 
 
@@ -595,9 +595,9 @@ def test_progress_is_of_what_was_not_sent_yet_and_says_how_long_and_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with ProgressView(sys.stderr, verb="uploading") as view:
-        view.show(ServerProgress(1, 10 << 20, left_bytes=5 << 20, seconds_left=90.0))
+        view.show_upload(ServerProgress(1, 10 << 20, left_bytes=5 << 20, seconds_left=90.0))
     with ProgressView(sys.stderr, verb="uploading") as view:
-        view.show(ServerProgress(1, 10 << 20, left_bytes=0, waiting_for="no network"))
+        view.show_upload(ServerProgress(1, 10 << 20, left_bytes=0, waiting_for="no network"))
     assert capsys.readouterr().err.splitlines() == [
         "fusecache: uploading: 1 change, 10.0 MiB left, about 1 min",
         "fusecache: uploading: 1 change, 10.0 MiB left; waiting: no network",

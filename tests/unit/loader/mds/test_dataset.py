@@ -148,20 +148,20 @@ def test_few_open_files_and_little_memory_are_enough(tmp_path: Path) -> None:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(2):
             for shard in range(index.shards):
-                assert len(reader.read(shard, 0)) > 0
+                assert len(reader.read_many(shard, [0])[0]) > 0
         assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
 def test_threads_read_the_same_dataset(tmp_path: Path) -> None:
     index = read_index(write(tmp_path, count=1000))
     reader = ShardReader(index, ReadOptions(open_files=1, offset_cache_bytes=1))
-    expected = [bytes(reader.read(shard, 0)) for shard in range(index.shards)]
+    expected = [bytes(reader.read_many(shard, [0])[0]) for shard in range(index.shards)]
     wrong: list[object] = []
 
     def read_all(seed: int) -> None:
         try:
             for shard in np.random.default_rng(seed).integers(0, index.shards, 300).tolist():
-                if reader.read(shard, 0) != expected[shard]:
+                if reader.read_many(shard, [0])[0] != expected[shard]:
                     wrong.append(shard)
         except Exception as problem:  # noqa: BLE001 -- whatever it is, it is the failure of this test
             wrong.append(problem)
@@ -339,7 +339,7 @@ def test_few_open_files_are_enough_for_records_over_more_shards(tmp_path: Path) 
     block = np.zeros((COUNT, index.schema(0).record_bytes or 0), np.uint8)
     with few_free_descriptors(8):
         assert reader.read_records(shards[order], samples[order], block)
-    expected = [bytes(reader.read(shards[row], samples[row])) for row in order.tolist()]
+    expected = [bytes(reader.read_many(shards[row], [samples[row]])[0]) for row in order.tolist()]
     assert [row.tobytes() for row in block] == expected
 
 

@@ -111,14 +111,14 @@ def test_a_shard_is_hashed_once(tmp_path: Path) -> None:
     index = read_index(write(tmp_path, hashes=["sha1"]), with_hashes=True)
     reader = ShardReader(index, ReadOptions(open_files=1, check_hashes=True))
     for shard in (0, 1):
-        reader.read(shard, 0)
+        reader.read_many(shard, [0])
     change_a_byte(tmp_path / "shard.00000.mds")
-    reader.read(0, 0)
+    reader.read_many(0, [0])
 
 
 def test_a_dataset_whose_mount_is_gone_is_dropped_without_a_word(tmp_path: Path) -> None:
     reader = ShardReader(read_index(write(tmp_path)))
-    reader.read(0, 0)
+    reader.read_many(0, [0])
     os.close(reader._files.file(0).fd)  # as a dead mount does: closing it once more fails
     del reader
 
