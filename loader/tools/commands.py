@@ -163,7 +163,7 @@ def _column_bytes(index: Index, samples: NDArray[np.int64]) -> Iterator[tuple[st
         for number in samples.tolist():
             shard = int(np.searchsorted(ends, number, side="right"))
             schema = index.schema(shard)
-            data = reader.read(shard, number - int(ends[shard] - index.samples[shard]))
+            [data] = reader.read_many(shard, [number - int(ends[shard] - index.samples[shard])])
             varying = schema.sizes.count(0)
             if len(data) < 4 * varying:
                 raise ShardError(
