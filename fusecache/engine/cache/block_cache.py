@@ -26,7 +26,7 @@ from fusecache.engine.cache.disk_space import DiskSpace
 from fusecache.engine.cache.disk_tier import DiskTier
 from fusecache.engine.cache.evictor import Evictor, Pins, ReadHints, WarmedFiles
 from fusecache.engine.cache.fetch_task import RangeReader
-from fusecache.engine.cache.fetcher import Fetcher
+from fusecache.engine.cache.fetchers import Fetchers
 from fusecache.engine.cache.maintenance import CacheMaintenance
 from fusecache.engine.cache.range_cache import RangeCache
 from fusecache.engine.cache.readahead import Readahead, ReadStream
@@ -58,6 +58,7 @@ class CacheOptions:
     connections: most GETs in flight. 16 to 32 saturate a node's link to a distant bucket at 80 MB/s each. Random reads
     of many threads use more: 64 threads read 1.4 times as much with 64 connections as with 32.
     free_space_floor_bytes: left free on the file system, even if the limit allows more.
+    buckets: the names of the folders with which keys begin; "" for the only bucket.
     write_reserve_bytes: part of the staging space, kept free for accepted writes that are still in the kernel.
     """
 
@@ -68,6 +69,7 @@ class CacheOptions:
     free_space_floor_bytes: int = FREE_SPACE_FLOOR_BYTES
     write_reserve_bytes: int = 0
     boot_id: str = field(default_factory=read_boot_id)
+    buckets: Sequence[str] = ("",)
 
     def __post_init__(self) -> None:
         if self.limit_bytes <= 0 or self.connections < 1 or self.free_space_floor_bytes < 0:
@@ -136,11 +138,17 @@ class BlockCache:
             offload, self._files, self._index, self._table, self._disk_space, self._counters
         )
         self._adoption = Adoption(offload, self._files, self._index, self._table, ledger)
-        self._buffer_pool = BufferPool(self._pool, self._table.drop_if_idle)
-        self._fetcher = Fetcher(
-            store, offload, self._buffer_pool, self._counters, tasks, connections=options.connections
+        self._buffer_pool = BufferPool(self._pool, self._table.drop_if_idle, shares=len(options.buckets))
+        self._fetcher = Fetchers(
+            store,
+            offload,
+            self._buffer_pool,
+            self._disk_tier,
+            self._counters,
+            tasks,
+            connections=options.connections,
+            buckets=options.buckets,
         )
-        self._fetcher.disk = self._disk_tier
         self.maintenance = CacheMaintenance(
             offload,
             self._files,
@@ -158,10 +166,9 @@ class BlockCache:
         self.prefetch = self._readahead.prefetch
         self._staging_fell = trio.Event()
 
-    @property
-    def limit(self) -> RequestLimit:
-        """How many requests in flight the bucket accepts, learned from reads; other clients may share it."""
-        return self._fetcher.limit
+    def limit_of(self, key: str) -> RequestLimit:
+        """Return how many requests in flight a bucket accepts, learned from reads; other clients may share it."""
+        return self._fetcher.of(key).limit
 
     def is_fetching(self) -> bool:
         """Return whether GETs are in flight, or were within IDLE_GAP_SECONDS."""

@@ -11,7 +11,7 @@ import trio
 
 from fusecache.engine.durability.pending import Pending
 from fusecache.engine.durability.sync import Durability, Sync
-from fusecache.engine.publish.publisher import Publisher
+from fusecache.engine.publish.publishers import Publishers
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.engine.writeback.queue import WritebackQueue
@@ -27,7 +27,7 @@ class Drain:
     def __init__(
         self,
         queue: WritebackQueue,
-        publisher: Publisher,
+        publisher: Publishers,
         sync: Sync,
         pending: Callable[[], Pending],
         directory: Path,

@@ -17,6 +17,7 @@ from fusecache.engine.namespace.listing_state import AccessHeat
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace.ttl import AttributeTtl
+from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.policy.listing_refresh import (
@@ -46,14 +47,14 @@ class ListingRefresher:
         self,
         tree: Tree,
         lister: Lister,
-        metadata_client: MetadataClient,
+        clients: ByBucket[MetadataClient],
         ttl: AttributeTtl,
         tasks: TaskNursery,
     ) -> None:
         self._tasks = tasks
         self._tree = tree
         self._lister = lister
-        self._metadata_client = metadata_client
+        self._clients = clients
         self._ttl = ttl
         self.waited_seconds = 0.0
         self._kept: set[tuple[int, str]] = set()
@@ -142,7 +143,7 @@ class ListingRefresher:
         return (
             directory.is_listed
             and self._tree.is_linked(directory)
-            and not self._metadata_client.is_unresponsive
+            and not self._clients.of(self._tree.top(directory)).is_unresponsive
         )
 
     async def _relist(self, directory: Node, start: str) -> bool:

@@ -14,7 +14,7 @@ from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.disk_space import DiskSpace
 from fusecache.engine.cache.fetch_task import FetchTasks
-from fusecache.engine.cache.stall_watch import StallWatch
+from fusecache.engine.cache.fetch_task import StallWatch
 from fusecache.engine.durability.drain import Drain
 from fusecache.engine.durability.request_costs import RequestCosts
 from fusecache.engine.durability.status import QueueStatus
