@@ -56,7 +56,7 @@ from fusecache.model.verdict import verdict_line
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.leftover_text import found_text
 from fusecache.remote.clouds.opening import cloud_keys_from
-from fusecache.remote.endpoints import StoreKind, choose_endpoint
+from fusecache.remote.endpoints import Endpoint, StoreKind, choose_endpoint
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,10 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
         StateDirectory(options.cache_dir, identity, mountpoint=options.mountpoint),
         unwrap_single_error(),
     ):
-        return trio.run(_Daemon(options, connection, ready, risk_texts(options, endpoint)).run)
+        daemon = _Daemon(
+            options, connection, ready, risk_texts(options, endpoint), _access(options, endpoint)
+        )
+        return trio.run(daemon.run)
     raise AssertionError("unreachable: the daemon returns or raises")
 
 
@@ -127,9 +130,11 @@ class _Daemon:
         connection: StartConnection,
         ready: Callable[[str], None],
         risks: Sequence[str],
+        access: dict[str, Any],
     ) -> None:
-        """risks: warnings about the mount, for the log and the user."""
+        """risks: warnings about the mount, for the log and the user. access: for ControlServer."""
         self._options = options
+        self._access = access
         self._risks = risks
         self._connection = connection
         self._remote = connection.remote
@@ -234,7 +239,7 @@ class _Daemon:
             hints,
             partial(self._status_facts, renewal, contact),
             owners=owners,
-            access=_access(options),
+            access=self._access,
             on_abandon=self._abandon,
             on_carry_on=self._resume,
         )
@@ -407,11 +412,8 @@ class _Daemon:
         scope.cancel()
 
 
-def _access(options: MountOptions) -> dict[str, Any]:
+def _access(options: MountOptions, endpoint: Endpoint) -> dict[str, Any]:
     """Return how the bucket is reached for writes, for commands that work on it themselves."""
-    endpoint = choose_endpoint(
-        os.environ, endpoint_url=options.endpoint_url, region=options.region, is_r2=options.endpoint_is_r2
-    )
     file = options.credentials_file
     return {
         "source": options.source,

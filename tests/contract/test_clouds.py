@@ -237,7 +237,7 @@ class _Identity(BaseHTTPRequestHandler):
     """The endpoint that gives programs on a machine of Azure their tokens (App Service's managed identity)."""
 
     def do_GET(self) -> None:
-        """Answer with a token that nobody signed."""
+        """Answer with an unsigned token."""
         claims = {
             "aud": "https://storage.azure.com",
             "iss": "https://sts.windows.net/1/",

@@ -1,11 +1,11 @@
-"""Thirty rounds of kill -9 while two programs write; `make kill-rounds` is for more."""
+"""Twelve rounds of kill -9 while two programs write; `make kill-rounds` is for more."""
 
 import os
 from pathlib import Path
 
 from tests.crash.rounds import run_rounds
 
-ROUNDS = int(os.environ.get("FUSECACHE_TEST_KILL_ROUNDS", "30"))
+ROUNDS = int(os.environ.get("FUSECACHE_TEST_KILL_ROUNDS", "12"))
 
 
 def test_nothing_closed_is_lost_by_any_kill(tmp_path: Path) -> None:

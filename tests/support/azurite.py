@@ -29,7 +29,7 @@ class Azurite:
     """The running emulator. Use it in a `with` block."""
 
     def __init__(self, certificate: Path | None = None) -> None:
-        """certificate: of HTTPS, with `key.pem` beside it; then requests may have tokens, by whomever signed."""
+        """certificate: of HTTPS, with `key.pem` beside it; then tokens are taken, without a look at their signature."""
         self._arguments = (
             ("--oauth", "basic", "--cert", certificate, "--key", certificate.with_name("key.pem"))
             if certificate

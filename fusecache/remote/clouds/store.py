@@ -88,11 +88,8 @@ class CloudStore:
         interruption: Interruption | None = None,
     ) -> None:
         """Fill `buffer[:extent.size]` with the bytes of `extent`, by one ranged GET with If-Match."""
-        target = buffer[: extent.size]
-        if target.nbytes != extent.size:
-            raise ValueError(f"a buffer of {buffer.nbytes} bytes cannot hold {extent.size}")
         with self._named("GET", object_id.key, "gets") as what:
-            get = GetRequest(what, object_id, extent, target, progress, interruption or Interruption())
+            get = GetRequest.into(buffer, what, object_id, extent, progress, interruption)
             self._gets.fill(get, None)
 
     def put(

@@ -6,6 +6,7 @@ botocore's get_object copies each body an extra time.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 from fusecache.model.errors import Unavailable
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId
@@ -37,6 +38,22 @@ class GetRequest:
     target: memoryview
     progress: Callable[[int], None]
     interruption: Interruption
+
+    @classmethod
+    def into(
+        cls,
+        buffer: memoryview,
+        what: str,
+        object_id: ObjectId,
+        extent: Extent,
+        progress: Callable[[int], None],
+        interruption: Interruption | None,
+    ) -> Self:
+        """Return a GET that fills the front of `buffer`. Raises ValueError if the buffer cannot hold the extent."""
+        target = buffer[: extent.size]
+        if target.nbytes != extent.size:
+            raise ValueError(f"a buffer of {buffer.nbytes} bytes cannot hold {extent.size}")
+        return cls(what, object_id, extent, target, progress, interruption or Interruption())
 
 
 class DirectGets:

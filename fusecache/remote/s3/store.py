@@ -182,13 +182,10 @@ class S3Store:
         interruption: Interruption | None = None,
     ) -> None:
         """Fill `buffer[:extent.size]` with the bytes of `extent`, by one ranged GET with If-Match."""
-        target = buffer[: extent.size]
-        if target.nbytes != extent.size:
-            raise ValueError(f"a buffer of {buffer.nbytes} bytes cannot hold {extent.size}")
         access = self._access
         direct = access.direct_http(object_id.key)
         with self._request_names.named("GET", object_id.key, "gets") as what:
-            get = GetRequest(what, object_id, extent, target, progress, interruption or Interruption())
+            get = GetRequest.into(buffer, what, object_id, extent, progress, interruption)
             if direct is not None and is_plain(object_id.etag):
                 try:
                     return direct.gets.fill(get, access.keys())

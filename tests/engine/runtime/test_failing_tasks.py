@@ -90,7 +90,7 @@ async def fail_load(user: User, bucket: Bucket, mistake: MistakeIn) -> None:
 
 
 async def fail_store(user: User, bucket: Bucket, mistake: MistakeIn) -> None:
-    """What could not be stored is served all the same."""
+    """A block that could not be written to the cache still reaches its reader."""
     mistake.times = 1
     assert await user.read("theirs") == DATA
     await empty_buffers(user)
