@@ -5,7 +5,7 @@ knows FUSE.
 """
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
@@ -17,7 +17,6 @@ from fusecache.engine.assembly import Tasks, build_names, build_services, build_
 from fusecache.engine.durability.pending import Pending
 from fusecache.engine.durability.sync import Durability
 from fusecache.engine.events import EventTargets, KernelListener
-from fusecache.engine.namespace.cached_names import CachedNames
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.recovery.journal_replay import (
@@ -139,25 +138,20 @@ class FileSystem:
             f"{self.options.directory}`, or mount with another --cache-dir"
         )
 
-    async def start_without_buckets(self, errors: Mapping[str, RemoteError]) -> None:
-        """Serve names from the disk cache and the journal until `on_bucket_answered`.
-
-        errors: why each bucket is away, by the name of its folder.
-        """
+    async def start_without_bucket(self, bucket: str, error: RemoteError) -> None:
+        """Serve names from the disk cache and the journal until `on_bucket_answered`. error: why the bucket is away."""
         objects = await self.cache.cached_objects()
-        prefixes = tuple(self.options.prefixes[name] for name in errors)
-        known = {key: row for key, row in objects.items() if key.startswith(prefixes)}
-        self.lookup.cached_names = CachedNames(known, trio.current_time())
-        for name, error in errors.items():
-            self._names.metadata_clients.of(name).start_unanswered(error)
+        known = {key: row for key, row in objects.items() if key.startswith(self.options.prefixes[bucket])}
+        self.lookup.cached_names = self.lookup.cached_names.with_names(known, trio.current_time())
+        self._names.metadata_clients.of(bucket).start_unanswered(error)
 
     def is_answered(self, bucket: str = "") -> bool:
         """Whether the last LIST or HEAD request to a bucket was answered, and none is overdue."""
         return not self._names.metadata_clients.of(bucket).is_unresponsive
 
-    def has_pending_changes(self, bucket: str = "") -> bool:
-        """Return whether changes of a bucket wait for upload."""
-        return len(self.queue.orders.of(bucket)) > 0
+    def pending_changes(self, bucket: str = "") -> int:
+        """Return how many changes of a bucket wait for upload."""
+        return len(self.queue.orders.of(bucket))
 
     def on_bucket_answered(self, bucket: str = "") -> None:
         """A bucket answers for the first time: from now on it alone says which names there are."""
@@ -229,7 +223,8 @@ class FileSystem:
         """Return how one bucket of several answers, and what waits for it, as plain values."""
         failure = self.publisher.of(bucket).failure
         return {
-            "pending_files": len(self.queue.orders.of(bucket)),
+            "pending_files": self.pending_changes(bucket),
+            "oldest_pending_seconds": round(max(0.0, self.publisher.of(bucket).failing_seconds), 1),
             "waiting_for": str(failure or ""),
             "waiting_code": "" if failure is None else code_of(failure),
             **self._answer_facts(bucket),

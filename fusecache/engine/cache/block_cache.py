@@ -35,7 +35,6 @@ from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor, TaskNursery
 from fusecache.index.cache_index import CacheIndex, ObjectRow, read_boot_id
 from fusecache.model.objects import GIB, GRANULE_BYTES, MIB, Extent, ObjectId
-from fusecache.policy.backoff import RequestLimit
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES, mask_between, mask_of_bytes, split_by_chunk
 from fusecache.policy.cache.readahead import Phase, demand_stop, grow, request_bytes, side_stream
@@ -149,6 +148,7 @@ class BlockCache:
             connections=options.connections,
             buckets=options.buckets,
         )
+        self.limit_of, self.is_fetching = self._fetcher.limit_of, self._fetcher.is_fetching
         self.maintenance = CacheMaintenance(
             offload,
             self._files,
@@ -165,14 +165,6 @@ class BlockCache:
         self._readahead = Readahead(self._table, self._buffer_pool, self._fetcher, tasks)
         self.prefetch = self._readahead.prefetch
         self._staging_fell = trio.Event()
-
-    def limit_of(self, key: str) -> RequestLimit:
-        """Return how many requests in flight a bucket accepts, learned from reads; other clients may share it."""
-        return self._fetcher.of(key).limit
-
-    def is_fetching(self) -> bool:
-        """Return whether GETs are in flight, or were within IDLE_GAP_SECONDS."""
-        return self._fetcher.is_fetching()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the cache's tasks until cancelled; then write the index's pending rows and its clean mark."""

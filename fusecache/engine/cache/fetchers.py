@@ -17,6 +17,7 @@ from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.model.objects import Extent, ObjectId
+from fusecache.policy.backoff import RequestLimit
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES
 
@@ -69,6 +70,10 @@ class Fetchers:
     ) -> None:
         """Queue fetches, as `Fetcher.request` does."""
         self._of(chunk).request(chunk, mask, cause, depth=depth, handle=handle, most_bytes=most_bytes)
+
+    def limit_of(self, key: str) -> RequestLimit:
+        """Return how many requests in flight a bucket accepts, learned from reads; other clients may share it."""
+        return self.of(key).limit
 
     def pump(self) -> None:
         """Start fetches while connections and buffers allow."""

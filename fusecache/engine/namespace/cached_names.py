@@ -32,6 +32,10 @@ class CachedNames:
         left = {key: row for key, row in self._objects.items() if not key.startswith(prefix)}
         return CachedNames(left, self.seen if left else float("-inf"))
 
+    def with_names(self, objects: Mapping[str, ObjectRow], seen: float) -> "CachedNames":
+        """Return the same with more objects."""
+        return CachedNames({**self._objects, **objects}, seen)
+
     def rows(self, key: str, name: str) -> list[ListedEntry]:
         """Return the rows of a key: a file, a directory, both or none. The cache does not know when a file changed."""
         rows = []

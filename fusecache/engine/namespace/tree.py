@@ -146,7 +146,7 @@ class Tree:
         return node
 
     def top(self, node: Node) -> str:
-        """Return the name of the bucket's folder that a node is or lies in; "" for the root, and if there is one bucket."""
+        """Return the name of the bucket's folder that a node is or lies in; "" for the root, or with one bucket."""
         name = ""
         while self._buckets and node.parent is not None:
             name, node = node.name, node.parent

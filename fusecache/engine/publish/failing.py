@@ -48,6 +48,12 @@ class FailingChanges:
         errors = (error for item, error in self._errors.items() if last < self._schedule.failing_since(item))
         return next((error for error in errors if not isinstance(error, Unavailable)), None)
 
+    @property
+    def seconds(self) -> float:
+        """How long the change that has failed for the longest time has done so; 0 if none fails."""
+        now = trio.current_time()
+        return max((now - self._schedule.failing_since(item) for item in self._errors), default=0.0)
+
     def add(self, item: QueuedChange, error: FusecacheError) -> Failures:
         """A request for a queued change failed. If others succeed since, it blocks fewer of them."""
         failures = self._schedule.on_failed(item, trio.current_time())

@@ -173,6 +173,11 @@ class Publisher:
         return self._journal.failure or self._failing.blocking_error
 
     @property
+    def failing_seconds(self) -> float:
+        """How long the change that has failed for the longest time has done so; 0 if none fails."""
+        return self._failing.seconds
+
+    @property
     def last_success(self) -> float:
         """Loop time of the last publishing request that the bucket accepted; -inf: none yet."""
         return self._failing.outage.last_success
