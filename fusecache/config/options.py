@@ -20,7 +20,14 @@ from typing import Any
 
 from fusecache.config.bucket_options import resolve_places
 from fusecache.config.cache_directory import default_cache_dir, free_bytes_at
-from fusecache.config.option_groups import BucketOptions, RequestOptions, WritebackOptions, option
+from fusecache.config.endpoint_options import own_endpoint
+from fusecache.config.option_groups import (
+    BucketOptions,
+    EndpointOptions,
+    RequestOptions,
+    WritebackOptions,
+    option,
+)
 from fusecache.config.values import (
     Duration,
     as_flag,
@@ -175,6 +182,10 @@ class MountOptions:
         """
         return {each.name: self._of_bucket(each) for each in self.requests.buckets} or {"": self}
 
+    def own_endpoint(self, url: str | None) -> EndpointOptions:
+        """Return the endpoint that the options of one bucket describe. url: of it, None for AWS."""
+        return own_endpoint({name: getattr(self, name) for name in ("source", *_OF_ENDPOINT)}, url)
+
     def _of_bucket(self, bucket: BucketOptions) -> "MountOptions":
         is_s3 = StoreKind.of(bucket.source) is StoreKind.S3
         return dataclasses.replace(
@@ -214,6 +225,9 @@ _NOT_SHOWN = frozenset(
         "sse_key",
     }
 )
+
+# Options of a mount that its own endpoint has.
+_OF_ENDPOINT = ("region", "profile", "credentials_file")
 
 # Options of a mount that a bucket of several has for itself.
 _OF_BUCKET = (

@@ -82,17 +82,9 @@ def connect(
     is_one_of_several: the mount starts whatever this bucket answers.
     Raises MountError or RemoteError if the mount must not start, ConfigError.
     """
-    own = EndpointOptions(
-        url=endpoint.url or "",
-        bucket=options.bucket,
-        prefix=options.prefix,
-        region=options.region,
-        profile=options.profile,
-        credentials_file=options.credentials_file,
-    )
-    endpoints = options.requests.endpoints or (own,)
     transport = Transport(max_connections=max_connections)
     if endpoint.kind is StoreKind.S3:
+        endpoints = options.requests.endpoints or (options.own_endpoint(endpoint.url),)
         remote = open_remote(options, endpoints, transport)
     else:
         store = open_cloud_store(
