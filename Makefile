@@ -78,6 +78,21 @@ endif
 demo: setup ## a tour on this machine; BUCKET=name and S3_ENDPOINT_URL for a bucket of yours
 	@$(VENV)/bin/python -m examples.demo $(if $(BUCKET),--bucket $(BUCKET))
 
+$(VENV)/.docs: pyproject.toml $(VENV)/.installed
+	@echo "python packages: mkdocs-material, argparse-manpage, shtab"
+	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[docs]' $(STREAMING) $(WITH_TORCH)
+	@touch $@
+
+.PHONY: docs
+docs: setup $(VENV)/.docs ## the documentation as a site, the man page and completions for bash and zsh, in build
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict -f scripts/site/mkdocs.yml
+	@mkdir -p build/man build/completions
+	@$(VENV)/bin/argparse-manpage --module fusecache.cli.main --function make_parser --prog fusecache \
+	    --project-name fusecache --format single-commands-section --output build/man/fusecache.1
+	@for shell in bash zsh; do $(VENV)/bin/shtab --shell $$shell fusecache.cli.main.make_parser \
+	    > build/completions/fusecache.$$shell; done
+	@echo "build/site/index.html, build/man/fusecache.1, build/completions"
+
 # ---- testing
 
 # Most of a test's time is waiting for daemons and servers, of which each worker has its own.

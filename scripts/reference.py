@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from fusecache.cli.main import _parser
+from fusecache.cli.main import make_parser
 from fusecache.config.endpoint_options import TABLE_KEYS
 from fusecache.config.options import FIELDS, VARIABLE_PREFIX, add_flags
 from tests.support import ROOT
@@ -196,7 +196,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def _commands() -> Iterator[str]:
     yield "## Commands"
     yield ""
-    (choices,) = (each for each in _parser()._actions if isinstance(each, argparse._SubParsersAction))
+    (choices,) = (each for each in make_parser()._actions if isinstance(each, argparse._SubParsersAction))
     for name, parser in choices.choices.items():
         yield f"### fusecache {name}"
         yield ""

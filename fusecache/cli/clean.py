@@ -19,7 +19,7 @@ from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.sources import SCHEME, add_source_flags, ask_mounts, split_source
 from fusecache.config.key_families import key_family
 from fusecache.config.option_groups import ORDER_LAST
-from fusecache.config.values import Duration
+from fusecache.config.values import Duration, as_argument
 from fusecache.model.errors import ConfigError, MountError, ObjectChanged, RemoteError
 from fusecache.model.format_text import count_text, seconds_text, size_text
 from fusecache.model.objects import ObjectInfo
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to remove")
     what.add_argument(
         "--older-than",
-        type=_age,
+        type=as_argument(Duration()),
         metavar="DURATION",
         help="objects, checkpoints or uploads of at least this age, like 7d",
     )
@@ -315,13 +315,6 @@ def _say_end(arguments: argparse.Namespace, gone: Amount, dollars: float | None,
 
 def _amount_text(amount: Amount) -> str:
     return f"{count_text(amount.objects, 'object')}, {size_text(amount.bytes)}"
-
-
-def _age(text: str) -> float:
-    try:
-        return Duration()(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is {exc}") from None
 
 
 def _count(text: str) -> int:

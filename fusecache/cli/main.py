@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fusecache import __version__
-from fusecache.cli import access, cache_commands, clean, uploads
+from fusecache.cli import access, cache_commands, clean, run, uploads
 from fusecache.cli.health import health
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.sources import add_source_flags
 from fusecache.cli.status import status
 from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_options
-from fusecache.config.values import Duration
+from fusecache.config.values import Duration, as_argument
 from fusecache.model.errors import FusecacheError, MountError
 from fusecache.model.format_text import nearest_text
 from fusecache.mount.control_client import ask
@@ -38,7 +38,7 @@ from fusecache.mount.launch import (
     log_tail,
     mount_state,
     resolve_in_mount,
-    start_in_background,
+    start_daemon,
 )
 from fusecache.mount.leftover_text import left_texts
 from fusecache.mount.progress import ProgressView, awaited_text, pending_text
@@ -50,7 +50,7 @@ INTERRUPTED = 130  # 128 + SIGINT, the convention of shells
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
+    parser = make_parser()
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
         flags = re.findall(r"--[a-z][a-z-]*", arguments.parser.format_help())
@@ -85,7 +85,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = _Parser(
         prog="fusecache", description="Mount a bucket of S3, R2, Google or Azure as a local directory."
     )
@@ -115,6 +116,16 @@ def _parser() -> argparse.ArgumentParser:
     mount.epilog = f"{FLAG_VALUES_TEXT} {mount.epilog}"
     mount.set_defaults(run=_mount, parser=mount)
 
+    run.add_arguments(
+        _add(
+            commands,
+            "run",
+            "mount a bucket, run a command, upload what it wrote, and unmount",
+            "that of the command (128 + the signal that ended it; 126 or 127 if it cannot be started), else 1 if the "
+            "bucket lacks something, or for an error of the mount",
+        )
+    )
+
     unmount = _add(
         commands,
         "unmount",
@@ -128,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         help="configuration file that names the mountpoint [$FUSECACHE_CONFIG]",
     )
     unmount.add_argument(
-        "--timeout", type=_duration, metavar="DURATION",
+        "--timeout", type=as_argument(Duration()), metavar="DURATION",
         help="stop waiting for uploads after this time, like 90, 90s, 10m or 2h, and leave it mounted [never]",
     )  # fmt: skip
     unmount.add_argument(
@@ -153,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         "path", help="a file or directory in a mount; files still open are listed but not waited for"
     )
     sync.add_argument(
-        "--timeout", type=_duration, metavar="DURATION",
+        "--timeout", type=as_argument(Duration()), metavar="DURATION",
         help="stop waiting after this time, like 90, 90s, 10m or 2h [never]",
     )  # fmt: skip
     sync.set_defaults(run=_sync, parser=sync, error_status=SYNC_EXIT["error"])
@@ -210,13 +221,6 @@ def _add(
         epilog=f"Exit status: {exit_status}; 2 also for a wrong command line, 130 after Ctrl-C.",
     )
     return parser
-
-
-def _duration(text: str) -> float:
-    try:
-        return Duration()(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is {exc}") from None
 
 
 def _add_cache_commands(commands: Any) -> None:
@@ -291,19 +295,12 @@ def _add_uploads(commands: Any) -> None:
     )
     parser.add_argument("--yes", action="store_true", help="confirm --abort")
     parser.add_argument(
-        "--older-than", type=_upload_age, default=86400.0, metavar="DURATION",
+        "--older-than", type=as_argument(Duration(uploads.SHORTEST_SECONDS)), default=86400.0, metavar="DURATION",
         help="age from which an upload is old, at least 1h [1d]",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     add_source_flags(parser)
     parser.set_defaults(run=uploads.uploads, parser=parser)
-
-
-def _upload_age(text: str) -> float:
-    try:
-        return Duration(uploads.SHORTEST_SECONDS)(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is {exc}") from None
 
 
 def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
@@ -320,30 +317,14 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
             user_id=os.geteuid(),
         )
         if arguments.foreground:
-            from fusecache.daemon.main import run  # the other commands need neither FUSE nor boto3
+            from fusecache.daemon.main import run as serve  # the other commands need neither FUSE nor boto3
 
-            return run(options, lambda message: parent.report(f"{READY} {message}"))
+            return serve(options, lambda message: parent.report(f"{READY} {message}"))
     except FusecacheError as exc:
         parent.report(f"error: {exc}")
         raise
     check_mountpoint(options.mountpoint, allow_other=options.allow_other)
-
-    def command(ready_fd: int) -> list[str]:
-        hidden = ["--foreground", "--ready-fd", str(ready_fd)]
-        return [sys.executable, "-m", "fusecache", "mount", *hidden, *words[1:]]
-
-    try:
-        options.cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        log_path = options.cache_dir / "fusecache.log"
-        log_path.touch(mode=0o600)
-    except OSError as exc:
-        raise MountError(
-            f"cannot use the cache directory {options.cache_dir}: {exc.strerror}; choose another with --cache-dir"
-        ) from exc
-    try:
-        message = start_in_background(command, log_path)
-    except OSError as exc:
-        raise MountError(f"cannot start the daemon: {exc}") from exc
+    message = start_daemon(options.cache_dir, words[1:])
     if message:
         say(message)
     return 0

@@ -3,16 +3,19 @@
 Each function takes the value from a file, a variable or a flag. Its ValueError's text says what is allowed.
 """
 
+import argparse
 import math
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from fusecache.model.names import CONTROL_NAME, unusable_name
 from fusecache.model.objects import GIB, KIB, MIB, TIB
 
+T = TypeVar("T")
 SIZE_UNITS = {
     "": 1,
     "K": 1000,
@@ -216,3 +219,15 @@ def as_names(value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(part, str) and part for part in value):
         raise ValueError("a list of strings (in a variable or a flag: separated by commas)")
     return tuple(value)
+
+
+def as_argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a parser for a command's argument, whose error says what is allowed."""
+
+    def parse_argument(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as exc:
+            raise argparse.ArgumentTypeError(f"{text!r}: allowed is {exc}") from None
+
+    return parse_argument

@@ -11,8 +11,9 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,6 +42,30 @@ class MountState(enum.Enum):
 
 
 # ---- starting
+
+
+def start_daemon(cache_dir: Path, words: Sequence[str]) -> str:
+    """Start `fusecache mount` in the background; return its message for the user once it is ready.
+
+    words: the arguments of `mount`. The log goes into the cache directory. Raises MountError.
+    """
+
+    def command(ready_fd: int) -> list[str]:
+        hidden = ["--foreground", "--ready-fd", str(ready_fd)]
+        return [sys.executable, "-m", "fusecache", "mount", *hidden, *words]
+
+    try:
+        cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log_path = cache_dir / "fusecache.log"
+        log_path.touch(mode=0o600)
+    except OSError as exc:
+        raise MountError(
+            f"cannot use the cache directory {cache_dir}: {exc.strerror}; choose another with --cache-dir"
+        ) from exc
+    try:
+        return start_in_background(command, log_path)
+    except OSError as exc:
+        raise MountError(f"cannot start the daemon: {exc}") from exc
 
 
 def start_in_background(command: Callable[[int], list[str]], log_path: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fusecache import __version__
-from fusecache.cli.main import main
+from fusecache.cli.main import main, make_parser
 from fusecache.cli.recover import listing_text
 from fusecache.cli.status_text import status_view
 from fusecache.model.errors import MountError
@@ -995,11 +995,13 @@ def test_wrong_usage_is_status_2(words: list[str]) -> None:
 
 def test_every_command_s_help_says_what_its_exit_statuses_mean(capsys: pytest.CaptureFixture[str]) -> None:
     said = {}
-    for command in ["mount", "unmount", "sync", "status", "warm", "evict", "check", "recover", "version"]:
+    (commands,) = (each.choices for each in make_parser()._actions if each.dest == "command")
+    assert commands is not None
+    for command in commands:
         with pytest.raises(SystemExit):
             main([command, "--help"])
         said[command] = " ".join(capsys.readouterr().out.split())
-        assert "Exit status: 0 " in said[command]
+        assert "Exit status: " in said[command]
     for words in ("1 not within --timeout", "2 an error", "3 a conflict", "a file or directory in a mount"):
         assert words in said["sync"]
 

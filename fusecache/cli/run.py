@@ -1,0 +1,126 @@
+"""`fusecache run`: mounts a bucket, runs a command beside it, and ends both in time when the node is taken away."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fusecache.cli.say import say, say_error
+from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, MountOptions, add_flags, load_options
+from fusecache.config.values import Duration, as_argument
+from fusecache.model.errors import MountError
+from fusecache.model.format_text import size_text
+from fusecache.mount.command_run import NOT_EXECUTABLE, NOT_FOUND, CommandRun, NoticeReceived
+from fusecache.mount.control_client import Mount, daemon_pid, find_mount
+from fusecache.mount.launch import check_mountpoint, detach_and_wait, drain, log_tail, start_daemon
+from fusecache.mount.progress import ProgressView, pending_text
+
+# Words of the command line that are not the mount's, with the number of their values.
+_OWN_FLAGS = {"--mount": 2, "--sync-deadline": 1}
+_NAMES_SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.usage = "fusecache run --mount SOURCE DIRECTORY [options] -- COMMAND [ARGUMENT …]"
+    parser.allow_abbrev = False  # the words are handed to `fusecache mount`, without those of this command
+    parser.add_argument(
+        "--mount", nargs=2, metavar=("SOURCE", "DIRECTORY"), dest="mount",
+        help="the bucket or prefix, and where to mount it; the directory is created if it does not exist",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sync-deadline", type=as_argument(Duration()), default=25.0, metavar="DURATION",
+        help="after SIGTERM, SIGINT or SIGHUP all is over within this time. The command gets the signal and 70 percent "
+        "of the time, then SIGKILL; the rest is for the last uploads [25s]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="TOML file with options of the mount [$FUSECACHE_CONFIG]"
+    )
+    parser.add_argument("program", nargs="+", metavar="COMMAND", help="the command, after `--`")
+    add_flags(parser)
+    parser.epilog = f"{FLAG_VALUES_TEXT} {parser.epilog}"
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    """Mount, run the command, upload, unmount; return the exit status."""
+    arguments.source, arguments.mountpoint = arguments.mount or (None, None)
+    config = arguments.config or os.environ.get("FUSECACHE_CONFIG") or None
+    options = load_options(
+        {name: getattr(arguments, name) for name in FIELDS},
+        os.environ,
+        config_path=None if config is None else Path(config),
+        user_id=os.geteuid(),
+    )
+    with suppress(FileExistsError):
+        options.mountpoint.mkdir(parents=True)
+    check_mountpoint(options.mountpoint, allow_other=options.allow_other)
+    with CommandRun(arguments.sync_deadline) as running:
+        message = start_daemon(options.cache_dir, [*(arguments.mount or ()), *_words_of_mount(words)])
+        if message:
+            say(message)
+        mount, _ = find_mount(options.mountpoint, os.environ)
+        status = _run_program(running, arguments.program, mount)
+        is_complete = _upload(running, mount)
+        _unmount(mount, options, is_complete=is_complete)
+    return status or int(not is_complete)
+
+
+def _words_of_mount(words: Sequence[str]) -> list[str]:
+    """Return the flags that are the mount's: without the command, and without the flags of `run` itself."""
+    flags = list(words[1 : words.index("--")] if "--" in words else words[1:])
+    found = []
+    while flags:
+        flag = flags.pop(0)
+        name, _, value = flag.partition("=")
+        if name in _OWN_FLAGS:
+            del flags[: 0 if value else _OWN_FLAGS[name]]
+        else:
+            found.append(flag)
+    return found
+
+
+def _run_program(running: CommandRun, program: Sequence[str], mount: Mount) -> int:
+    if running.notice:
+        return 128 + running.notice  # it came before the mount was ready
+    try:
+        return running.run(program, daemon_pid(mount))
+    except OSError as exc:
+        say_error(f"cannot start {program[0]}: {exc.strerror}")
+        return NOT_FOUND if isinstance(exc, FileNotFoundError) else NOT_EXECUTABLE
+
+
+def _upload(running: CommandRun, mount: Mount) -> bool:
+    """Wait until the bucket has everything, after a notice only to the end of its time; return whether it has."""
+    while True:
+        try:
+            with running.interruptible(), ProgressView(sys.stderr, verb="uploading") as view:
+                drain(mount.root, timeout_seconds=running.seconds_left(), on_progress=view.show)
+            return True
+        except NoticeReceived:
+            continue
+        except MountError as exc:
+            say_error(str(exc).partition("; wait longer")[0].replace(" stays mounted", ""))
+            return False
+
+
+def _unmount(mount: Mount, options: MountOptions, *, is_complete: bool) -> None:
+    """Unmount, and name what the bucket lacks."""
+    answer = log_tail(mount.root)
+    is_ended = detach_and_wait(mount.root, forced=not is_complete)
+    if is_complete:
+        return
+    say(
+        f"not in the bucket: {pending_text(answer.progress)}; the next mount with --cache-dir {options.cache_dir} "
+        "uploads the rest"
+    )
+    if not is_ended:
+        say(f"{mount.root} is unmounted; its daemon is still shutting down")
+        return
+    from fusecache.engine.recovery.offline import OfflineCache  # other commands do not need the engine
+
+    with OfflineCache(options.cache_dir) as cache:
+        for row in [row for row in cache.listing()["entries"] if row["kind"] == "waiting"][-_NAMES_SHOWN:]:
+            say(f"not in the bucket: {row['path']}, {size_text(row['bytes'])}")

@@ -1,0 +1,156 @@
+"""`fusecache run`: a command beside a mount, with its files in the bucket at the end, also after a notice."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.mount.conftest import FLAGS
+from tests.s3server import Fault, FaultAction
+from tests.support.mounts import FUSECACHE, mounted_at, wait_until
+from tests.support.s3_buckets import Bucket
+
+pytestmark = pytest.mark.usefixtures("closed_connections")
+# A trainer that saves on SIGTERM. argv: its checkpoint, its exit status.
+SAVER = """
+import signal, sys, time
+def save(number, frame):
+    open(sys.argv[1], "wb").write(b"weights")
+    sys.exit(int(sys.argv[2]))
+signal.signal(signal.SIGTERM, save)
+open(sys.argv[1] + ".started", "wb").close()
+time.sleep(600)
+"""
+# Hears no SIGTERM, holds a file of the mount open, and so does a child in a session of its own.
+DEAF = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+held = open(sys.argv[1] + str(os.getpid()), "wb")
+open(sys.argv[1] + ".started", "wb").close()
+time.sleep(600)
+"""
+
+
+class Site:
+    """Where `run` mounts: a directory, and a cache directory."""
+
+    def __init__(self, folder: Path, bucket: Bucket) -> None:
+        self.path, self.cache, self._bucket = folder / "mnt", folder / "cache", bucket
+
+    def start(self, *command: str | Path, flags: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
+        """Start `fusecache run` with a command."""
+        bucket = self._bucket
+        words = [
+            FUSECACHE, "run", "--mount", bucket.source, self.path, "--cache-dir", self.cache,
+            "--endpoint-url", bucket.service.endpoint_url, *FLAGS, *flags, "--", *command,
+        ]  # fmt: skip
+        return subprocess.Popen(
+            [str(word) for word in words],
+            env=bucket.service.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *command: str | Path, flags: tuple[str, ...] = ()) -> tuple[int, str]:
+        """Return the exit status, and the messages."""
+        return ended(self.start(*command, flags=flags))
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    messages = process.communicate(timeout=60)[1]
+    return process.returncode, messages
+
+
+def processes_naming(folder: Path) -> list[str]:
+    """Return the command lines of all processes of this machine that name a folder."""
+    lines = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            lines.append(file.read_text(errors="replace").replace("\0", " "))
+    return [line for line in lines if str(folder) in line]
+
+
+@pytest.fixture
+def site(tmp_path: Path, bucket: Bucket) -> Iterator[Site]:
+    made = Site(tmp_path, bucket)
+    yield made
+    assert not mounted_at(made.path)
+    assert processes_naming(tmp_path) == []
+
+
+def shell(site: Site, text: str) -> list[str]:
+    return ["sh", "-c", text.replace("MNT", str(site.path))]
+
+
+def test_what_the_command_wrote_is_in_the_bucket(site: Site, bucket: Bucket) -> None:
+    bucket.put("given", b"words")
+    status, messages = site.run(*shell(site, "cat MNT/given > MNT/copy"), flags=("--read-only",))
+    assert status == 2  # of the shell
+    assert "Read-only file system" in messages  # so the flags are the mount's
+    assert site.run(*shell(site, "cat MNT/given > MNT/copy"))[0] == 0
+    assert bucket.get("copy") == b"words"
+
+
+def test_the_status_is_that_of_the_command(site: Site) -> None:
+    assert site.run(*shell(site, "exit 7"))[0] == 7
+    assert site.run(*shell(site, "kill -9 $$"))[0] == 128 + 9
+    status, messages = site.run("/no/such/program")
+    assert status == 127
+    assert messages.startswith("fusecache: error: cannot start /no/such/program: No such file or directory\n")
+
+
+def test_a_notice_leaves_time_to_save(site: Site, bucket: Bucket) -> None:
+    running = site.start(sys.executable, "-c", SAVER, site.path / "final.pt", "3")
+    wait_until(lambda: "final.pt.started" in bucket.names(), "the start of the trainer")
+    running.send_signal(signal.SIGTERM)
+    assert ended(running)[0] == 3
+    assert bucket.get("final.pt") == b"weights"
+
+
+@pytest.mark.s3server_only
+def test_what_missed_the_deadline_is_named_and_kept(site: Site, bucket: Bucket) -> None:
+    running = site.start(
+        sys.executable, "-c", SAVER, site.path / "final.pt", "0", flags=("--sync-deadline", "4s")
+    )
+    wait_until(lambda: "final.pt.started" in bucket.names(), "the start of the trainer")
+    bucket.control.faults(Fault(FaultAction.HOLD, method="P*", key=f"{bucket.prefix}*"))
+    began = time.monotonic()
+    running.send_signal(signal.SIGTERM)
+    status, messages = ended(running)
+    assert status == 1
+    assert time.monotonic() - began < 4 + 10 + 5  # the daemon's end, and what a busy machine adds
+    assert "not in the bucket: final.pt, 7 B" in messages
+    assert f"the next mount with --cache-dir {site.cache} uploads the rest" in messages
+    bucket.control.clear_faults()
+    assert site.run("true")[0] == 0
+    assert bucket.get("final.pt") == b"weights"
+
+
+def test_a_deaf_command_is_killed_with_its_children(site: Site, bucket: Bucket) -> None:
+    running = site.start(sys.executable, "-c", DEAF, site.path / "x", flags=("--sync-deadline", "3s"))
+    wait_until(lambda: "x.started" in bucket.names(), "the start of both processes")
+    running.send_signal(signal.SIGTERM)
+    status, messages = ended(running)
+    assert status == 128 + 9, messages
+
+
+def test_processes_left_behind_end_with_the_command(site: Site) -> None:
+    assert site.run(*shell(site, "sleep 600 > MNT/log & exit 0"))[0] == 0
+
+
+def test_without_a_mount_nothing_runs(site: Site, tmp_path: Path) -> None:
+    status, messages = site.run("touch", tmp_path / "ran", flags=("--cache-size", "many"))
+    assert status != 0
+    assert "many" in messages
+    status, _ = site.run("touch", tmp_path / "ran", flags=("--sync-deadline", "soon"))
+    assert status == 2
+    assert not (tmp_path / "ran").exists()
