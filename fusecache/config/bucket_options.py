@@ -155,7 +155,7 @@ def _of_family(
     if "endpoint_url" in row:
         given["url"] = row["endpoint_url"]
     try:
-        endpoints = tuple(family_endpoints(family, given, environment))
+        endpoints = tuple(family_endpoints(family, given, environment, needs_bucket=True))
         missing = key_family(family, environment).missing
     except ConfigError as exc:
         raise ConfigError(f"{label}: {exc}") from exc

@@ -42,7 +42,7 @@ def resolve_family(values: Mapping[str, Any], family: str, environment: Mapping[
         given = {"bucket": bucket, "prefix": as_prefix(prefix)}
     if environment.get(f"{family}_BUCKET_LIST"):
         given.pop("bucket", None)
-    first, *others = family_endpoints(family, given, environment)
+    first, *others = family_endpoints(family, given, environment, needs_bucket=True)
     first = dataclasses.replace(first, prefix=first.prefix or "", credentials_from=family)
     # Several endpoints come from `resolve_endpoints`.
     endpoints = {} if others else {"endpoints": (first,)}
@@ -128,15 +128,18 @@ def parse_table(
 
 
 def family_endpoints(
-    family: str, parsed: Mapping[str, Any], environment: Mapping[str, str]
+    family: str, parsed: Mapping[str, Any], environment: Mapping[str, str], *, needs_bucket: bool = False
 ) -> Iterator[EndpointOptions]:
     """Yield the bucket of a family of variables, or those of its list. parsed: what a table says besides.
 
+    needs_bucket: the bucket's name must come from the family, unless `parsed` has it.
     Raises ConfigError for variables that are missing.
     """
     variable = f"{family}_BUCKET_LIST"
     text = environment.get(variable)
     for each in bucket_list(text, variable) if text else [_only_bucket(family, environment)]:
+        if needs_bucket and not (parsed.get("bucket") or each.bucket):
+            raise ConfigError(f"credentials_from = {family!r}: not set are {family}_{BUCKET_NAME}; set it")
         facts = {name: getattr(each, name) for name in ("url", "bucket", "read_keys", "write_keys")}
         yield EndpointOptions(**{**facts, **parsed})
 
