@@ -1,7 +1,7 @@
 """One bucket of a running mount: its keys, its first answer, and its part of the status."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,13 +27,20 @@ class BucketLink:
     """The tasks and facts of one bucket. name: of its folder; "" for the only bucket of a mount."""
 
     def __init__(
-        self, name: str, options: MountOptions, connection: StartConnection, filesystem: FileSystem
+        self,
+        name: str,
+        options: MountOptions,
+        connection: StartConnection,
+        filesystem: FileSystem,
+        reach: Callable[[], None],
     ) -> None:
+        """reach: records that the bucket answered."""
         self.name = name
         self._options = options
         self._connection = connection
         self._remote = remote = connection.remote
         self._filesystem = filesystem
+        self._reach = reach
         self._renewal = CredentialRenewal(
             remote,
             has_pending_writes=lambda: filesystem.pending_changes(name) > 0,
@@ -64,6 +71,7 @@ class BucketLink:
     async def _finish_start(self) -> None:
         """The bucket answers for the first time: do what `connect` could not."""
         self._filesystem.on_bucket_answered(self.name)
+        self._reach()
         if not self._options.read_only:
             await trio.to_thread.run_sync(check_conditions, self._options, self._remote)
         await self._filesystem.try_again(self.name)

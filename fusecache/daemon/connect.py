@@ -118,8 +118,8 @@ def connect_several(
 ) -> dict[str, StartConnection]:
     """Connect several buckets at once, by the names of their folders. One that fails does not stop the others.
 
-    used: the names of those that an earlier mount with this cache directory has reached. Raises MountError if no bucket
-    answers, and none did before; ConfigError.
+    used: the names of the buckets that an earlier mount with this cache directory has reached.
+    Raises MountError if no bucket answers, and none did before; ConfigError.
     """
 
     def connect_one(name: str) -> StartConnection:

@@ -111,7 +111,6 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
     endpoints = {name: endpoint_of(each) for name, each in mounts.items()}
     threads = NETWORK_THREADS + UPLOAD_THREADS + PUBLISH_THREADS
     identities = {name: _identity(name, each, endpoints[name]) for name, each in mounts.items()}
-    identity = "\n".join(identities.values())
     # The directory got its identity when a mount with it first reached the bucket: endpoint and names are right.
     recorded = recorded_identity(options.cache_dir).split("\n")
     used = [name for name, each in identities.items() if each in recorded]
@@ -120,16 +119,19 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
         connections = {"": connection}
     else:
         connections = connect_several(mounts, max_connections=threads, used=used)
+    # Not of a bucket that never answered: its source may still be corrected.
+    reached = [identities[name] for name, each in connections.items() if name in used or not _is_away(each)]
     with (
         ExitStack() as stack,
-        StateDirectory(options.cache_dir, identity, mountpoint=options.mountpoint),
+        StateDirectory(options.cache_dir, "\n".join(reached), mountpoint=options.mountpoint) as directory,
         unwrap_single_error(),
     ):
         for each in connections.values():
             stack.enter_context(closing(each.remote))
         risks = [text for name, each in mounts.items() for text in risk_texts(each, endpoints[name])]
         access = {name: command_access(each, endpoints[name]) for name, each in mounts.items()}
-        daemon = _Daemon(options, mounts, connections, ready, list(dict.fromkeys(risks)), access)
+        reach = {name: partial(directory.add, identity) for name, identity in identities.items()}
+        daemon = _Daemon(options, mounts, connections, ready, list(dict.fromkeys(risks)), access, reach)
         return trio.run(daemon.run)
     raise AssertionError("unreachable: the daemon returns or raises")
 
@@ -143,15 +145,18 @@ class _Daemon:
         ready: Callable[[str], None],
         risks: Sequence[str],
         access: Mapping[str, Mapping[str, Any]],
+        reach: Mapping[str, Callable[[], None]],
     ) -> None:
-        """mounts, connections, access: by the name of each bucket's folder; access is for ControlServer.
+        """mounts, connections, access, reach: by the name of each bucket's folder; access is for ControlServer.
 
+        reach: records that a bucket answered.
         risks: warnings about the mount, for the log and the user.
         """
         self._options = options
         self._mounts = mounts
         self._connections = connections
         self._access = access
+        self._reach = reach
         self._risks = risks
         self._links: list[BucketLink] = []
         self._ready = ready
@@ -185,7 +190,7 @@ class _Daemon:
         )
         self._facts |= _initial_facts(options, self._mounts)
         self._links = [
-            BucketLink(name, self._mounts[name], connection, filesystem)
+            BucketLink(name, self._mounts[name], connection, filesystem, self._reach[name])
             for name, connection in self._connections.items()
         ]
         server, operations = self._endpoints(filesystem, ownership)
@@ -417,6 +422,10 @@ class _Daemon:
             self._signal = trio.Event()
             await self._signal.wait()
         scope.cancel()
+
+
+def _is_away(connection: StartConnection) -> bool:
+    return connection.failure is not None and connection.write_refusal is None
 
 
 def _identity(name: str, options: MountOptions, endpoint: Endpoint) -> str:

@@ -97,6 +97,11 @@ class StateDirectory:
             "`fusecache recover MOUNTPOINT`; else wait for that process"
         )
 
+    def add(self, identity: str) -> None:
+        """Record the line of one more bucket. Raises LocalDiskError, StateError."""
+        if identity not in self.identity.split("\n"):
+            self._check_identity(f"{self.identity}\n{identity}")
+
     def _record(self, path: Path, row: dict[str, object]) -> None:
         temporary = path.with_suffix(".new")
         try:

@@ -86,7 +86,7 @@ class _Abandonable:
     is_over: bool = False
 
     def end(self) -> None:
-        """Abandon those that run, and start none."""
+        """Abandon the calls that run, and start none."""
         self.is_over = True
         for scope in self.scopes:
             scope.cancel()

@@ -39,7 +39,7 @@ def test_reads_have_the_names_of_the_mount(
     page = router.list_page("b/", delimiter="/")
     assert (page.objects, page.prefixes) == ((), ("b/x/",))
     (info,) = router.list_page("b/x/").objects
-    assert info == router.head("b/x/y")
+    assert (info.key, info.etag) == ("b/x/y", router.head("b/x/y").etag)
     assert [each.key for each in router.list_page("a/", start_after="a/w").objects] == ["a/x"]
     assert router.list_page("a/", start_after="a/x").objects == ()
     buffer = memoryview(bytearray(3))
