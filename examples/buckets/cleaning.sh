@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A run with checkpoints and logs: `fusecache clean` lists what is old, then removes it, and keeps what a resume needs.
-# Runs on a server of its own; leaves nothing behind.
+# Runs on a server of its own, or below a new prefix of the store in FUSECACHE_TEST_*; leaves nothing behind.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python=${PYTHON:-.venv/bin/python}
@@ -8,14 +8,21 @@ folder=$(mktemp -d)
 server=
 trap '[ -z "$server" ] || kill "$server"; wait; rm -rf "$folder"' EXIT
 
-"$python" -m tests.s3server --directory "$folder/bucket" --bucket cleaning-example --write-interval 0 \
-    --access-key key --secret-key secret >"$folder/facts" &
-server=$!
-until [ -s "$folder/facts" ]; do kill -0 "$server"; sleep 0.05; done
-S3_ENDPOINT_URL=$("$python" -c 'import json, sys; print(json.load(sys.stdin)["endpoint_url"])' <"$folder/facts")
-export S3_ENDPOINT_URL AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret
+if [ -n "${FUSECACHE_TEST_ENDPOINT:-}" ]; then
+    export S3_ENDPOINT_URL=$FUSECACHE_TEST_ENDPOINT BUCKET=$FUSECACHE_TEST_BUCKET
+    export AWS_ACCESS_KEY_ID=$FUSECACHE_TEST_ACCESS_KEY AWS_SECRET_ACCESS_KEY=$FUSECACHE_TEST_SECRET_KEY
+else
+    "$python" -m tests.s3server --directory "$folder/bucket" --bucket cleaning-example --write-interval 0 \
+        --access-key key --secret-key secret >"$folder/facts" &
+    server=$!
+    until [ -s "$folder/facts" ]; do kill -0 "$server"; sleep 0.05; done
+    S3_ENDPOINT_URL=$("$python" -c 'import json, sys; print(json.load(sys.stdin)["endpoint_url"])' <"$folder/facts")
+    export S3_ENDPOINT_URL BUCKET=cleaning-example AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret
+fi
+export PREFIX="example-$$/"
+place=$BUCKET/${PREFIX}run
 
-# Another client. s3 put KEY...: writes objects of 10 bytes; s3 list: prints all keys.
+# Another client, below the prefix. s3 put KEY...: writes objects of 10 bytes; s3 list: prints all keys.
 s3() {
     "$python" - "$@" <<'PROGRAM'
 import os
@@ -26,10 +33,12 @@ from botocore.config import Config
 
 client = boto3.client("s3", endpoint_url=os.environ["S3_ENDPOINT_URL"], region_name="auto",
                       config=Config(s3={"addressing_style": "path"}))
+bucket, prefix = os.environ["BUCKET"], os.environ["PREFIX"]
 for key in sys.argv[2:]:
-    client.put_object(Bucket="cleaning-example", Key=key, Body=b"0123456789")
+    client.put_object(Bucket=bucket, Key=prefix + key, Body=b"0123456789")
 if sys.argv[1] == "list":
-    print(*(row["Key"] for row in client.list_objects_v2(Bucket="cleaning-example").get("Contents", [])))
+    found = client.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])
+    print(*(row["Key"].removeprefix(prefix) for row in found))
 PROGRAM
 }
 
@@ -37,8 +46,8 @@ PROGRAM
 clean() {
     local wanted=$1 words=$2 status=0
     shift 2
-    echo "\$ fusecache clean s3://cleaning-example/run $*"
-    "$python" -m fusecache clean s3://cleaning-example/run --log "$folder/clean.log" "$@" </dev/null \
+    echo "\$ fusecache clean s3://$place $*"
+    "$python" -m fusecache clean "s3://$place" --log "$folder/clean.log" "$@" </dev/null \
         >"$folder/words" 2>&1 || status=$?
     cat "$folder/words"
     if [ "$status" != "$wanted" ] || ! grep -qF -- "$words" "$folder/words"; then
@@ -89,9 +98,11 @@ clean 0 "1 object, 10 B removed" --suffix .tmp --even-recent --delete
 # shellcheck disable=SC2046
 left "names select objects" other/file $(whole 200 300) run/step-400/model.pt run/train.log
 
-clean 1 "confirm with --yes-wipe cleaning-example/run" --wipe --even-recent --delete
-clean 0 "6 objects, 60 B removed" --wipe --even-recent --delete --yes-wipe cleaning-example/run
+clean 1 "confirm with --yes-wipe $place" --wipe --even-recent --delete
+clean 0 "6 objects, 60 B removed" --wipe --even-recent --delete --yes-wipe "$place"
 left "a wipe needs the name once more, and ends at the prefix" other/file
 
 [ "$(wc -l <"$folder/clean.log")" = 10 ] || { echo "FAILED  the log has not a line for each object" >&2; exit 1; }
 echo "ok      the log has a line for each of the 10 objects"
+place=$BUCKET/${PREFIX}other
+clean 0 "1 object, 10 B removed" --wipe --even-recent --delete --yes-wipe "$place"

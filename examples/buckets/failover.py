@@ -1,7 +1,8 @@
 """One data set at two endpoints: `python -m examples.buckets.failover` shows what happens when one of them fails.
 
-Two of the tests' S3 servers on this machine hold the same objects. One mount reads from both. Then one server is killed
-in the middle of a read, starts again, and serves other bytes under one key. Exit status 0: all checks held.
+Two servers hold the same objects: the tests' S3 server on this machine, and the store of FUSECACHE_TEST_*, or else
+another such server. One mount reads from both. Then a server is killed in the middle of a read, starts again, and the
+second one serves other bytes under some keys. Exit status 0: all checks held.
 """
 
 import json
@@ -11,16 +12,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import boto3
+from botocore.config import Config
+
+from examples.buckets.store import Store, open_store
 from tests.s3server import ServerProcess, synthetic_bytes
 
 FUSECACHE = Path(sys.executable).parent / "fusecache"
 MIB = 1 << 20
 FILES, FILE_BYTES = 60, 256 << 10
-BIG_BYTES = 64 * MIB
+# Of so many, one is read at each server.
+BIG_FILES, BIG_BYTES = 6, 32 * MIB
+# Below it lies the data set.
+PREFIX = f"failover-{os.getpid()}"
 # So slow that the read of the big file lasts some seconds.
 BYTES_PER_SECOND = 4e6
 WAIT_SECONDS = 60.0
@@ -36,13 +45,17 @@ def main() -> int:
     mountpoint = folder / "data"
     mountpoint.mkdir()
     try:
-        with ServerProcess() as first, ServerProcess() as second:
-            for server in (first, second):
-                fill(server)
+        with (
+            open_store() as first,
+            ServerProcess(
+                bucket=first.bucket, access_key=first.access_key, secret_key=first.secret_key
+            ) as second,
+        ):
+            fill(first, second)
             mount(folder, mountpoint, first, second)
             try:
                 check_shares(mountpoint)
-                check_failover(mountpoint, first, second)
+                check_failover(mountpoint, first.server, second)
                 check_return(mountpoint)
                 check_other_bytes(mountpoint, second)
             finally:
@@ -55,18 +68,41 @@ def main() -> int:
     return 0
 
 
-def fill(server: ServerProcess) -> None:
-    """Store the data set."""
+def fill(first: Store, second: ServerProcess) -> None:
+    """Store the data set at both."""
+    if first.server is not None:
+        for server in (first.server, second):
+            for key, size, seed in objects():
+                server.control.add_synthetic(key, size, seed)
+        return
+    client = boto3.client(
+        "s3",
+        endpoint_url=first.endpoint_url,
+        aws_access_key_id=first.access_key,
+        aws_secret_access_key=first.secret_key,
+        region_name="us-east-1",
+        config=Config(s3={"addressing_style": "path"}),
+    )
+    with closing(client):
+        for key, size, seed in objects():
+            data = synthetic_bytes(seed, 0, size)
+            client.put_object(Bucket=first.bucket, Key=key, Body=data)
+            second.control.put(key, data)
+
+
+def objects() -> Iterator[tuple[str, int, int]]:
+    """Yield key, bytes and seed of each object."""
     for seed in range(4 * FILES):
-        server.control.add_synthetic(f"shards/{seed:04}", FILE_BYTES, seed)
-    server.control.add_synthetic("big", BIG_BYTES, 1)
+        yield f"{PREFIX}/shards/{seed:04}", FILE_BYTES, seed
+    for seed in range(BIG_FILES):
+        yield f"{PREFIX}/big-{seed}", BIG_BYTES, seed
 
 
-def mount(folder: Path, mountpoint: Path, first: ServerProcess, second: ServerProcess) -> None:
-    """Mount the first server's bucket, with the second as another endpoint."""
+def mount(folder: Path, mountpoint: Path, first: Store, second: ServerProcess) -> None:
+    """Mount the first store's bucket, with the second as another endpoint."""
     config = folder / "dataset.toml"
     config.write_text(
-        f'source = "s3://{first.bucket}"\n'
+        f'source = "s3://{first.bucket}/{PREFIX}"\n'
         f'mountpoint = "{mountpoint}"\n'
         f'endpoint_url = "{first.endpoint_url}"\n'
         f'cache_dir = "{folder / "cache"}"\n'
@@ -88,26 +124,34 @@ def check_shares(mountpoint: Path) -> None:
     )
 
 
-def check_failover(mountpoint: Path, first: ServerProcess, second: ServerProcess) -> None:
-    """Kill the server that serves a file in the middle of a read."""
-    for server in (first, second):
-        server.control.set(bandwidth=BYTES_PER_SECOND)
-    before = [row["bytes_read"] for row in endpoints(mountpoint)]
-    expected = synthetic_bytes(1, 0, BIG_BYTES)
-    with open(mountpoint / "big", "rb", buffering=0) as file:
-        data = file.read(MIB)
-        grown = [row["bytes_read"] - old for row, old in zip(endpoints(mountpoint), before, strict=True)]
-        serving = grown.index(max(grown))
-        (first, second)[serving].kill()
-        while piece := file.read(MIB):
-            data += piece
+def check_failover(mountpoint: Path, first: ServerProcess | None, second: ServerProcess) -> None:
+    """Kill a server of ours that serves a file in the middle of a read."""
+    servers = (first, second)
+    for server in servers:
+        if server is not None:
+            server.control.set(bandwidth=BYTES_PER_SECOND)
+    for seed in range(BIG_FILES):
+        before = [row["bytes_read"] for row in endpoints(mountpoint)]
+        with open(mountpoint / f"big-{seed}", "rb", buffering=0) as file:
+            data = file.read(MIB)
+            grown = [row["bytes_read"] - old for row, old in zip(endpoints(mountpoint), before, strict=True)]
+            serving = grown.index(max(grown))
+            killed = servers[serving]
+            if killed is None:
+                continue
+            killed.kill()
+            while piece := file.read(MIB):
+                data += piece
+        break
+    else:
+        raise CheckError("no large file was read at the server that can be killed")
     check(
-        data == expected,
+        data == synthetic_bytes(seed, 0, BIG_BYTES),
         f"endpoint {serving + 1} was killed during a read of {BIG_BYTES // MIB} MiB: no error, all bytes right",
     )
     read_shards(mountpoint, FILES)
     check(endpoints(mountpoint)[serving]["state"] == "failing", "status names it: " + verdict(mountpoint))
-    (first, second)[serving].start()
+    killed.start()
 
 
 def check_return(mountpoint: Path) -> None:
@@ -126,7 +170,7 @@ def check_return(mountpoint: Path) -> None:
 def check_other_bytes(mountpoint: Path, second: ServerProcess) -> None:
     """Other bytes under the same keys are never read, and are named."""
     for seed in range(3 * FILES, 4 * FILES):
-        second.control.put(f"shards/{seed:04}", bytes(FILE_BYTES))
+        second.control.put(f"{PREFIX}/shards/{seed:04}", bytes(FILE_BYTES))
     read_shards(mountpoint, 3 * FILES)
     unused = endpoints(mountpoint)[1]["unused_copies"]
     check(

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Two buckets, each with a key for reading and a key for writing: `fusecache access` shows that no key does more than
-# it should, and finds the key that does. Runs on a server of its own; leaves nothing behind.
+# it should, and finds the key that does. Runs on a server of its own, or on Ceph's gateway below
+# `tests/ceph/ceph.py run --`; leaves nothing behind.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python=${PYTHON:-.venv/bin/python}
@@ -8,8 +9,13 @@ folder=$(mktemp -d)
 server=
 trap '[ -z "$server" ] || kill "$server"; wait; rm -rf "$folder"' EXIT
 
-# Starts the server with some keys, each KEY:SECRET:read|write:BUCKET; ends the one before.
+# Starts the server with some keys, each KEY:SECRET:read|write:BUCKET; ends the one before. On Ceph: sets their rights.
 serve() {
+    if [ -n "${CEPH_CONF:-}" ]; then
+        "$python" -m examples.buckets.ceph_keys "$@"
+        export R2_DATASET_ENDPOINT_URL=$FUSECACHE_TEST_ENDPOINT R2_GRADIENTS_ENDPOINT_URL=$FUSECACHE_TEST_ENDPOINT
+        return
+    fi
     local accounts=()
     for each in "$@"; do accounts+=(--account "$each"); done
     [ -z "$server" ] || { kill "$server"; wait "$server" || true; }
@@ -54,11 +60,16 @@ check "a key for reading that may write is found" 1 "wrong: R2_DATASET read: put
 serve R2_DATASET-READ:secret:read:gradients "${tight[@]}"
 check "a key that opens another bucket is found" 1 "wrong: R2_DATASET read: list, get in s3://gradients: allowed"
 
-kill "$server"
-wait "$server" || true
-server=
+if [ -n "${CEPH_CONF:-}" ]; then
+    left=$(serve "${tight[@]}" | grep -vc ": 0 objects" || true)
+    export R2_DATASET_ENDPOINT_URL=http://127.0.0.1:1 R2_GRADIENTS_ENDPOINT_URL=http://127.0.0.1:1
+else
+    kill "$server"
+    wait "$server" || true
+    server=
+    left=$(find "$folder/bucket" -path '*/objects/*' -o -path '*/uploads/*' | wc -l)
+fi
 check "a bucket that does not answer is unknown, not denied" 2 "unknown: R2_DATASET read: list"
 
-left=$(find "$folder/bucket" -path '*/objects/*' -o -path '*/uploads/*' | wc -l)
 [ "$left" = 0 ] || { echo "FAILED  $left objects and uploads are left in the buckets" >&2; exit 1; }
 echo "ok      nothing is left in the buckets"

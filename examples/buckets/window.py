@@ -6,7 +6,8 @@ Four peers on two nodes, each node with a mount of its own, play three windows. 
 2. each peer gathers the gradients of all peers, up to a deadline; a late peer is left out and named;
 3. the aggregator, peer 0, writes the mean to `aggregate/`; all peers read it, and compare it with their own.
 
-Old windows are removed at the end. The bucket is the tests' S3 server on this machine. Exit status 0: all checks held.
+Old windows are removed at the end. The bucket is that of FUSECACHE_TEST_*, or on the tests' S3 server on this machine.
+Exit status 0: all checks held.
 """
 
 import argparse
@@ -192,8 +193,8 @@ def clean(node: Node) -> None:
 
 
 def play_all() -> None:
-    """Play the example on a server of its own; leave nothing behind."""
-    from tests.s3server import ServerProcess
+    """Play the example; leave nothing behind."""
+    from examples.buckets.store import open_store
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     adopt_orphans()
@@ -201,9 +202,11 @@ def play_all() -> None:
     with tempfile.TemporaryDirectory(prefix="window-", dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
         try:
             with (
-                ServerProcess(Path(folder) / "objects") as server,
-                credentials(server.access_key, server.secret_key, "auto"),
-                contextlib.closing(DemoBucket(server.bucket, "window/", server.endpoint_url)) as bucket,
+                open_store(Path(folder) / "objects") as store,
+                credentials(store.access_key, store.secret_key, "auto"),
+                contextlib.closing(
+                    DemoBucket(store.bucket, f"window-{os.getpid()}/", store.endpoint_url)
+                ) as bucket,
             ):
                 play(bucket, Path(folder))
         finally:

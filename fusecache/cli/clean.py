@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
@@ -84,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--log", type=Path, metavar="FILE",
         help="gets a line of JSON for each removed object [~/.local/state/fusecache/clean.log]",
     )  # fmt: skip
+    how.add_argument("--json", action="store_true", help="print the list and the result as JSON")
     add_source_flags(parser)
     parser.set_defaults(run=clean, parser=parser)
 
@@ -101,20 +103,22 @@ def clean(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         now = server_now(store, place.prefix)
         if arguments.uploads:
             arguments.abort = arguments.yes = arguments.delete
-            arguments.confirmation, arguments.json = "--delete", False
+            arguments.confirmation = "--delete"
             arguments.older_than = arguments.older_than or 86400.0
             return uploads.uploads(arguments, words)
         log = stack.enter_context(_open_log(arguments.log)) if arguments.delete else None
-        output = _Output(place.bucket, now, log)
+        output = (_JsonOutput if arguments.json else _Output)(place.bucket, now, log)
         cleaner = Cleaner(store, _plan(arguments, place.prefix), now, find_in_use, output)
         survey = cleaner.survey()
         if arguments.wipe and arguments.delete:
             _confirm(place.source.removeprefix(SCHEME), arguments.yes_wipe, survey.selected)
+        stack.callback(output.close)
         cleaner.remove(survey)
-    dollars = dollars_a_month(
-        output.gone.bytes, is_r2=place.endpoint.is_r2, dollars_per_gb=arguments.price_per_gb
-    )
-    _say_end(arguments, output.gone, dollars, survey.recent)
+        output.result = "stays" if output.stays else "ok"
+        dollars = dollars_a_month(
+            output.gone.bytes, is_r2=place.endpoint.is_r2, dollars_per_gb=arguments.price_per_gb
+        )
+        output.end(arguments, dollars, survey.recent)
     return int(output.stays)
 
 
@@ -250,6 +254,7 @@ class _Output:
     def __init__(self, bucket: str, now: float, log: TextIO | None) -> None:
         self.gone = Amount()
         self.stays = False
+        self.result = "error"  # until all is done
         self._bucket = bucket
         self._now = now
         self._log = log
@@ -263,11 +268,11 @@ class _Output:
                 self.gone.objects += checkpoint.objects
                 self.gone.bytes += checkpoint.bytes
             age = seconds_text(max(0.0, self._now - checkpoint.newest))
-            print_line(
+            self._print(
                 f"{checkpoint.folder}  {_amount_text(Amount(checkpoint.objects, checkpoint.bytes))}  {age} old"
             )
         elif fate is not Fate.KEPT:
-            print_line(f"{checkpoint.folder}  stays: {fate.value}")
+            self._print(f"{checkpoint.folder}  stays: {fate.value}")
 
     def on_object(self, info: ObjectInfo, error: RemoteError | None) -> None:
         """Print an object that goes by itself, and log what was removed."""
@@ -282,35 +287,100 @@ class _Output:
             self.gone.add(info)
             if not self._folder or not info.key.startswith(self._folder):
                 age = seconds_text(max(0.0, self._now - info.modified))
-                print_line(f"{info.key}  {size_text(info.size)}  {age} old")
+                self._print(f"{info.key}  {size_text(info.size)}  {age} old")
 
     def on_kept(self, name: str, why: str) -> None:
         """Print what stays although it was selected."""
         self.stays = True
         say_error(f"{name} stays: {why}")
 
+    def end(self, arguments: argparse.Namespace, dollars: float | None, recent_objects: int) -> None:
+        """Print how much is gone."""
+        price = (
+            "" if dollars is None else f", ${dollars:,.2f} a month" if dollars >= 0.005 else ", $0 a month"
+        )
+        end = "removed" if arguments.delete else "would go; nothing was removed: add --delete"
+        self._print(f"{_amount_text(self.gone)}{price} {end}")
+        if recent_objects and (arguments.older_than or 0.0) < RECENT_SECONDS and not arguments.even_recent:
+            say(f"{count_text(recent_objects, 'object')} of the last hour stay: add --even-recent")
+        say(
+            "mounts of this node were asked what they need; those of other nodes and containers cannot be "
+            "seen from here"
+        )
+
+    def close(self) -> None:
+        """Print what ends the output, also after an error."""
+
+    def _print(self, text: str) -> None:
+        print_line(text)
+
     def _row(self, info: ObjectInfo, error: RemoteError | None) -> dict[str, Any]:
         return {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "time": _time_text(time.time()),
             "bucket": self._bucket,
             "key": info.key,
             "etag": info.etag,
             "bytes": info.size,
-            "modified": datetime.fromtimestamp(info.modified, UTC).isoformat(timespec="milliseconds"),
+            "modified": _time_text(info.modified),
             "result": "removed" if error is None else "stays",
             "error": "" if error is None else str(error),
         }
 
 
-def _say_end(arguments: argparse.Namespace, gone: Amount, dollars: float | None, recent_objects: int) -> None:
-    price = "" if dollars is None else f", ${dollars:,.2f} a month" if dollars >= 0.005 else ", $0 a month"
-    end = "removed" if arguments.delete else "would go; nothing was removed: add --delete"
-    print_line(f"{_amount_text(gone)}{price} {end}")
-    if recent_objects and (arguments.older_than or 0.0) < RECENT_SECONDS and not arguments.even_recent:
-        say(f"{count_text(recent_objects, 'object')} of the last hour stay: add --even-recent")
-    say(
-        "mounts of this node were asked what they need; those of other nodes and containers cannot be seen from here"
-    )
+class _JsonOutput(_Output):
+    """Prints one JSON value: a row for each object and checkpoint as it comes, then the sums."""
+
+    def __init__(self, bucket: str, now: float, log: TextIO | None) -> None:
+        super().__init__(bucket, now, log)
+        self._sums: dict[str, Any] = {}
+        self._before = '{"rows": [\n'
+
+    def on_checkpoint(self, checkpoint: CheckpointSummary, fate: Fate) -> None:
+        """Print a checkpoint's row."""
+        super().on_checkpoint(checkpoint, fate)
+        result = self._removed if fate is Fate.REMOVED else "stays"
+        error = "" if fate is Fate.REMOVED else fate.value
+        row = {"folder": checkpoint.folder, "objects": checkpoint.objects, "bytes": checkpoint.bytes}
+        self._add({**row, "modified": _time_text(checkpoint.newest), "result": result, "error": error})
+
+    def on_object(self, info: ObjectInfo, error: RemoteError | None) -> None:
+        """Print an object's row."""
+        super().on_object(info, error)
+        if not isinstance(error, ObjectChanged):  # else `on_kept` has the row
+            row = self._row(info, error)
+            self._add(row if error is not None else {**row, "result": self._removed})
+
+    def on_kept(self, name: str, why: str) -> None:
+        """Print the row of what stays although it was selected."""
+        super().on_kept(name, why)
+        self._add({"folder" if name.endswith("/") else "key": name, "result": "stays", "error": why})
+
+    def end(self, arguments: argparse.Namespace, dollars: float | None, recent_objects: int) -> None:
+        """Add the sums."""
+        super().end(arguments, dollars, recent_objects)
+        self._sums = {"dollars_a_month": dollars, "too_young_objects": recent_objects}
+
+    def close(self) -> None:
+        """Print the sums."""
+        sums = {"result": self.result, "objects": self.gone.objects, "bytes": self.gone.bytes, **self._sums}
+        sys.stdout.write(
+            ("" if self._before.startswith(",") else self._before) + "\n], " + json.dumps(sums)[1:] + "\n"
+        )
+
+    @property
+    def _removed(self) -> str:
+        return "would-go" if self._log is None else "removed"
+
+    def _add(self, row: dict[str, Any]) -> None:
+        sys.stdout.write(self._before + json.dumps(row))
+        self._before = ",\n"
+
+    def _print(self, text: str) -> None:
+        pass
+
+
+def _time_text(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def _amount_text(amount: Amount) -> str:

@@ -259,7 +259,7 @@ class _Daemon:
         control = ControlDirectory(
             lambda: control_socket.path, server.status, hint_files, ownership.uid, ownership.gid
         )
-        return server, Operations(filesystem, control, read_only=options.read_only)
+        return server, Operations(filesystem, control, self._supervisor.record, read_only=options.read_only)
 
     async def _start(
         self,

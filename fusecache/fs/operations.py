@@ -7,10 +7,12 @@ Invariants:
 
 import errno
 import functools
+import inspect
 import logging
 import os
 import stat
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 import pyfuse3
@@ -46,11 +48,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _BLOCK = 4096
+# The arguments of handlers that say which file a call is for.
+_INODES = ("parent_inode", "parent_inode_old", "inode")
+_NAMES = ("name", "name_old")
 # The target is stored percent-encoded in the object's metadata, which S3 limits to 2 KiB.
 _TARGET_BYTES_MAX = 600
 
 
 def _guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    signature = inspect.signature(handler)
+
     @functools.wraps(handler)
     async def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -65,7 +72,8 @@ def _guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corout
                 log.debug("request refused call=%s error=%s", handler.__name__, exc)
             raise pyfuse3.FUSEError(number) from exc
         except Exception as exc:
-            log.exception("unexpected failure call=%s", handler.__name__)
+            operations: Any = args[0]
+            operations._on_unexpected(handler.__name__, exc, signature.bind(*args, **kwargs).arguments)
             raise pyfuse3.FUSEError(errno.EIO) from exc
 
     return guarded
@@ -79,9 +87,16 @@ class Operations(pyfuse3.Operations):
     enable_acl = False
 
     def __init__(
-        self, filesystem: FileSystem, control_directory: ControlDirectory, *, read_only: bool
+        self,
+        filesystem: FileSystem,
+        control_directory: ControlDirectory,
+        record_failure: Callable[[str, Exception, str], object],
+        *,
+        read_only: bool,
     ) -> None:
+        """record_failure: logs and counts an unexpected exception: the call, the exception, the path."""
         super().__init__()
+        self._record_failure = record_failure
         self._fs = filesystem
         self._control = control_directory
         self._read_only = read_only
@@ -405,6 +420,16 @@ class Operations(pyfuse3.Operations):
         return data
 
     # ---- private
+
+    def _on_unexpected(self, call: str, error: Exception, arguments: Mapping[str, Any]) -> None:
+        """Record an unexpected exception of a handler, with the path that it was called for."""
+        path = ""
+        with suppress(Exception):  # the tree may be what is broken
+            inode = next((arguments[each] for each in _INODES if each in arguments), None)
+            node = self._files[arguments["fh"]].node if inode is None else self._node(inode)
+            names = [os.fsdecode(arguments[each]) for each in _NAMES if each in arguments]
+            path = "/".join([self._fs.tree.path(node), *names]).removeprefix("./")
+        self._record_failure(f"fuse-{call}", error, path)
 
     def _node(self, inode: int) -> Node:
         node = self._fs.lookup.node_by_inode(inode)

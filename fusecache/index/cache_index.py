@@ -37,6 +37,10 @@ from fusecache.index.cache_index_state import STATE_NAME, prepare, write_state
 from fusecache.model.errors import LocalDiskError, StateError
 from fusecache.model.objects import GRANULES_PER_BLOCK, ObjectId
 
+_WAY_OUT = (
+    "free space on that disk or repair it, or choose another cache_dir; "
+    "keep this one: it may hold changes that the bucket does not have"
+)
 # Address space, not memory: 64 GiB of rows describe about 400 TiB of cache.
 _MAP_BYTES = 64 << 30
 _OBJECT = struct.Struct(">QQIH")
@@ -144,7 +148,7 @@ class CacheIndex:
                 readahead=False,
             )
         except (OSError, lmdb.Error) as exc:
-            raise StateError(f"the cache index in {directory} cannot be opened: {exc}") from exc
+            raise StateError(f"the cache index in {directory} cannot be opened: {exc}; {_WAY_OUT}") from exc
         self._objects = self._env.open_db(b"objects")
         self._files = self._env.open_db(b"files")
         self._blocks = self._env.open_db(b"blocks")
@@ -402,7 +406,7 @@ class CacheIndex:
             with self._env.begin(write=write, db=db) as txn:
                 yield txn
         except lmdb.Error as exc:
-            raise LocalDiskError(f"the cache index fails: {exc}") from exc
+            raise LocalDiskError(f"the cache index in {self._directory} fails: {exc}; {_WAY_OUT}") from exc
 
     def _mark(self, *, clean: bool) -> None:
         try:

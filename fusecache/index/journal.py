@@ -51,6 +51,7 @@ _MTIME = 3
 _DIGEST_BYTES = 32
 # A disk with less free space is full.
 _FULL_BYTES = 1 << 20
+_TABLES = ("files", "operations", "attributes", "meta", "conflicts", "aborts")
 # Built once: rows are encoded several times for each file.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -175,12 +176,9 @@ class Journal:
         self._env = lmdb.open(
             str(self._directory), map_size=self._map_bytes, max_dbs=8, subdir=True, lock=True
         )
-        self._files = self._env.open_db(b"files")
-        self._operations = self._env.open_db(b"operations")
-        self._attributes = self._env.open_db(b"attributes")
-        self._meta = self._env.open_db(b"meta")
-        self._conflicts = self._env.open_db(b"conflicts")
-        self._aborts = self._env.open_db(b"aborts")
+        self._tables = {name: self._env.open_db(name.encode()) for name in _TABLES}
+        self._attributes = self._tables["attributes"]
+        self._meta = self._tables["meta"]
         self._page_bytes = self._env.stat()["psize"]
         self.is_open = True
 
@@ -221,13 +219,13 @@ class Journal:
         try:
             with self._env.begin(write=True) as txn:
                 highest = 0
-                last: dict[object, Change] = {}
+                last: dict[tuple[str, bytes], bytes | None] = {}
                 for change in changes:
-                    row, number = _row_of(change)
+                    table, key, value, number = encoded(change)
                     highest = max(highest, number)
-                    last[row] = change  # earlier changes of the same row would never be visible
-                for change in last.values():
-                    self._apply_one(txn, change)
+                    last[table, key] = value  # earlier changes of the same row would never be visible
+                for (table, key), value in last.items():
+                    self._apply_one(txn, table, key, value)
                 if highest > self._number(txn, b"highest"):
                     txn.put(b"highest", str(highest).encode(), db=self._meta)
         except lmdb.MapFullError as exc:
@@ -271,19 +269,19 @@ class Journal:
 
     def files(self) -> list[FileRecord]:
         """Return all version records, oldest first. Raises StateError if a row is unreadable."""
-        return [self._parse(file_from_row, raw) for raw in self._values(self._files)]
+        return [self._parse(file_from_row, raw) for raw in self._values(self._tables["files"])]
 
     def operations(self) -> list[OperationRecord]:
         """Return all operations in order. Raises StateError if a row is unreadable."""
-        return [self._parse(operation_from_row, raw) for raw in self._values(self._operations)]
+        return [self._parse(operation_from_row, raw) for raw in self._values(self._tables["operations"])]
 
     def conflicts(self) -> list[ConflictRecord]:
         """Return all conflicts, oldest first. Raises StateError if a row is unreadable."""
-        return [self._parse(conflict_from_row, raw) for raw in self._values(self._conflicts)]
+        return [self._parse(conflict_from_row, raw) for raw in self._values(self._tables["conflicts"])]
 
     def aborts(self) -> list[tuple[str, str]]:
         """Return key and UploadId of each upload that must still be aborted."""
-        return [self._parse(_abort_from_row, raw) for raw in self._values(self._aborts)]
+        return [self._parse(_abort_from_row, raw) for raw in self._values(self._tables["aborts"])]
 
     @property
     def has_attributes(self) -> bool:
@@ -306,31 +304,14 @@ class Journal:
         with self._env.begin() as txn:
             return self._number(txn, b"highest")
 
-    def _apply_one(self, txn: Any, change: Change) -> None:  # noqa: C901  # one case for each kind of row
-        match change:
-            case PutFile(record):
-                txn.put(_number_key(record.generation), _dump(to_row(record)), db=self._files)
-            case DropFile(generation):
-                txn.delete(_number_key(generation), db=self._files)
-            case PutOperation(operation):
-                txn.put(_number_key(operation.sequence), _dump(to_row(operation)), db=self._operations)
-            case DropOperation(sequence):
-                txn.delete(_number_key(sequence), db=self._operations)
-            case PutAttributes(key, etag, attributes):
-                row = [attributes.mode, attributes.uid, attributes.gid, attributes.mtime_ns]
-                txn.put(_version_key(key, etag), _dump(row), db=self._attributes)
-                if txn.stat(self._attributes)["entries"] > ATTRIBUTES_MAX:
-                    self._drop_old_attributes(txn)
-            case DropAttributes(key, etag):
-                txn.delete(_version_key(key, etag), db=self._attributes)
-            case PutConflict(conflict):
-                txn.put(_number_key(conflict.number), _dump(to_row(conflict)), db=self._conflicts)
-            case DropConflict(number):
-                txn.delete(_number_key(number), db=self._conflicts)
-            case PutAbort(key, upload_id):
-                txn.put(_version_key(key, upload_id), _dump([key, upload_id]), db=self._aborts)
-            case DropAbort(key, upload_id):
-                txn.delete(_version_key(key, upload_id), db=self._aborts)
+    def _apply_one(self, txn: Any, table: str, key: bytes, value: bytes | None) -> None:
+        database = self._tables[table]
+        if value is None:
+            txn.delete(key, db=database)
+            return
+        txn.put(key, value, db=database)
+        if table == "attributes" and txn.stat(database)["entries"] > ATTRIBUTES_MAX:
+            self._drop_old_attributes(txn)
 
     def _drop_old_attributes(self, txn: Any) -> None:
         """Remove the two oldest of some rows at a random place; keys are digests, so their order is random too."""
@@ -382,25 +363,34 @@ def _read_whole(path: Path) -> None:
             pass
 
 
-def _row_of(change: Change) -> tuple[object, int]:
-    """Return the identity of the row that a change writes, and the highest number in it."""
+def encoded(change: Change) -> tuple[str, bytes, bytes | None, int]:  # noqa: C901  # one case for each kind of row
+    """Return table, key and value (None: the row is removed) of a change, and the highest number in it.
+
+    What it raises does not pass: such a change can never be written.
+    """
     match change:
         case PutFile(record):
-            return ("file", record.generation), max(record.generation, record.sequence)
+            key, number = _number_key(record.generation), max(record.generation, record.sequence)
+            return "files", key, _dump(to_row(record)), number
         case DropFile(generation):
-            return ("file", generation), generation
+            return "files", _number_key(generation), None, generation
         case PutOperation(operation):
-            return ("operation", operation.sequence), operation.sequence
+            return "operations", _number_key(operation.sequence), _dump(to_row(operation)), operation.sequence
         case DropOperation(sequence):
-            return ("operation", sequence), sequence
-        case PutAttributes(key, etag, _) | DropAttributes(key, etag):
-            return (key, etag), 0
+            return "operations", _number_key(sequence), None, sequence
+        case PutAttributes(name, etag, attributes):
+            row = [attributes.mode, attributes.uid, attributes.gid, attributes.mtime_ns]
+            return "attributes", _version_key(name, etag), _dump(row), 0
+        case DropAttributes(name, etag):
+            return "attributes", _version_key(name, etag), None, 0
         case PutConflict(conflict):
-            return ("conflict", conflict.number), conflict.number
+            return "conflicts", _number_key(conflict.number), _dump(to_row(conflict)), conflict.number
         case DropConflict(number):
-            return ("conflict", number), number
-        case PutAbort(key, upload_id) | DropAbort(key, upload_id):
-            return ("abort", key, upload_id), 0
+            return "conflicts", _number_key(number), None, number
+        case PutAbort(name, upload_id):
+            return "aborts", _version_key(name, upload_id), _dump([name, upload_id]), 0
+        case DropAbort(name, upload_id):
+            return "aborts", _version_key(name, upload_id), None, 0
 
 
 def _abort_from_row(row: list[str]) -> tuple[str, str]:

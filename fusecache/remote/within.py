@@ -3,15 +3,19 @@
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from fusecache.model.errors import Unavailable
+from fusecache.remote.store import Interruption
 
 T = TypeVar("T")
 
 
-def within(seconds: float, call: Callable[[], T]) -> T:
-    """Return a blocking call's result. Raises its error, or Unavailable if it has none in time; it then goes on."""
+def within(seconds: float | None, call: Callable[[], T], interruption: Interruption | None = None) -> T:
+    """Return a blocking call's result. Raises its error.
+
+    Raises Unavailable if the call is not done in time, or when it is interrupted. Its thread then goes on.
+    """
     results: SimpleQueue[Callable[[], T]] = SimpleQueue()
 
     def run() -> None:
@@ -30,7 +34,12 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     # No thread of a pool: the interpreter does not wait for a daemon thread.
     Thread(target=run, name="limited request", daemon=True).start()
     try:
-        outcome = results.get(timeout=seconds)
+        with (interruption or Interruption()).by(lambda: results.put(_raise_interrupted)):
+            outcome = results.get(timeout=seconds)
     except Empty:
         raise Unavailable(f"the bucket has not answered for {seconds:g} s") from None
     return outcome()
+
+
+def _raise_interrupted() -> NoReturn:
+    raise Unavailable("interrupted by its reader before the bucket answered")

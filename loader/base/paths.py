@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from loader.errors import ArgumentError
@@ -10,6 +11,7 @@ from loader.errors import ArgumentError
 # One slash, because Path turns two into one.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _MOUNTS = "/proc/self/mountinfo"
+_OUR_TYPE = "fuse.fusecache"
 # The errno values of FUSE when its daemon is gone, before or during a read.
 _GONE = {errno.ENOTCONN, errno.ECONNABORTED}
 _NO_ANSWER = {errno.EIO, errno.ETIMEDOUT}
@@ -44,21 +46,44 @@ def mount_advice(problem: OSError, path: str | Path) -> str:
     return f"The mount {root} or its bucket failed to deliver it: run `fusecache status {root}`."
 
 
+def mounted_path(url: str) -> str | None:
+    """Return where a mount of this node shows a bucket's URL, such as `s3://bucket/folder`; None if none does.
+
+    If several mounts show it, the first one with the longest prefix counts.
+    """
+    best, found = "", None
+    for root, kind, source in _mounts():
+        shown = source.rstrip("/")
+        if kind == _OUR_TYPE and len(shown) > len(best) and f"{url.rstrip('/')}/".startswith(f"{shown}/"):
+            best, found = shown, os.path.join(root, url.rstrip("/")[len(shown) :].strip("/")).rstrip("/")
+    return found
+
+
 def _fuse_mount(path: str) -> str | None:
     """Return the FUSE mount that a path lies on. Asks the kernel's mount list, as stat fails if the daemon is gone."""
     best, is_fuse = "", False
-    try:
-        lines = Path(_MOUNTS).read_text().splitlines()
-    except OSError:
-        return None
     path = os.path.realpath(path)
-    for line in lines:
-        # proc(5): the fifth word is the mount point, with blanks as \040; the type follows " - ".
-        head, _, kind = line.partition(" - ")
-        root = re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), head.split(" ")[4])
+    for root, kind, _ in _mounts():
         if len(root) >= len(best) and f"{path}/".startswith(f"{root.rstrip('/')}/"):
             best, is_fuse = root, kind.startswith("fuse")
     return best if is_fuse else None
+
+
+def _mounts() -> Iterator[tuple[str, str, str]]:
+    """Yield mount point, type and source of all mounts of this node; none if the kernel's list cannot be read."""
+    try:
+        lines = Path(_MOUNTS).read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        # proc(5): the fifth word is the mount point, with blanks as \040; type and source follow " - ".
+        head, _, rest = line.partition(" - ")
+        kind, source, *_ = rest.split(" ")
+        yield _unescaped(head.split(" ")[4]), kind, _unescaped(source)
+
+
+def _unescaped(word: str) -> str:
+    return re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), word)
 
 
 def natural_key(path: str) -> tuple[list[list[tuple[int, int, str]]], str]:

@@ -6,8 +6,9 @@
     loader = StreamingDataLoader(dataset, batch_size=8, num_workers=2)
 
 For code written for MosaicML streaming 0.13. State dicts can be exchanged in both directions. `local` is a directory
-that contains the whole dataset, such as a mount. Arguments about downloading are accepted and ignored. A subclass may
-define `get_item` or `__getitem__`, as with StreamingDataset; samples are then read one by one.
+that contains the whole dataset, such as a mount. `remote` may be a directory, or a URL that a mount of this node shows;
+the dataset is then read there. Arguments about downloading are accepted and ignored. A subclass may define `get_item`
+or `__getitem__`, as with StreamingDataset; samples are then read one by one.
 """
 
 import math
@@ -29,31 +30,12 @@ from loader.mds.record_table import Sample
 from loader.mds.shard_reader import DECOMPRESSED_CACHE_BYTES
 from loader.order import DEFAULT_SEED, SEQUENTIAL, OrderSpec
 from loader.order.state import check_is_state, count_of
+from loader.order.streams import StreamTable
 from loader.sampling.sampler import ElasticBatchSampler
 from loader.sampling.worker_epochs import WorkerEpochs, WorkerPosition, WorkerProgress
 from loader.torch.streaming_attributes import StreamingAttributes
+from loader.torch.streaming_streams import StreamingStream, check_ignored
 from loader.world import World
-
-_IGNORED = {
-    "download_retry", "download_timeout", "keep_zip", "predownload", "cache_limit", "stream_name", "stream_config",
-}  # fmt: skip
-
-
-def Stream(
-    *,
-    local: str,
-    remote: str | None = None,
-    split: str | None = None,
-    proportion: float | None = None,
-    repeat: float | None = None,
-    choose: int | None = None,
-    validate_hash: str | None = None,
-    **ignored: Any,
-) -> stream.Stream:
-    """Return a stream, by StreamingDataset's argument names. Raises LoaderError if it would have to be downloaded."""
-    _check_ignored(ignored)
-    _check_remote(remote, local)
-    return stream.Stream(local, split, proportion, repeat, choose, validate_hash is not None)
 
 
 class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
@@ -72,7 +54,7 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
     def __init__(  # noqa: PLR0913 -- StreamingDataset's arguments, by name
         self,
         *,
-        streams: Sequence[stream.Stream] | None = None,
+        streams: Sequence[StreamingStream | stream.Stream] | None = None,
         remote: str | None = None,
         local: str | None = None,
         split: str | None = None,
@@ -95,10 +77,9 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         cache_folder: str | Path | None = None,
         **ignored: Any,
     ) -> None:
-        _check_ignored(ignored)
+        check_ignored(ignored)
         if bool(streams) == (bool(remote) or bool(local)):
             raise ArgumentError("give either local, a directory with the dataset, or streams")
-        _check_remote(remote, local)
         if partition_algo != "relaxed":
             raise LoaderError(f"partition_algo {partition_algo!r} is not supported: use the default, relaxed")
         if shuffle_algo == "native":
@@ -123,9 +104,11 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         )
         self.epoch_seed_change = shuffle and sampling_method == "balanced"
         self.initial_physical_nodes: int | None = None
-        self.streams = list(streams) if streams else [stream.Stream(str(local), split)]
+        self.streams: list[StreamingStream | stream.Stream] = (
+            list(streams) if streams else [StreamingStream(local=local, remote=remote, split=split)]
+        )
         self._samples = MDSDataset(
-            self.streams,
+            [each.source if isinstance(each, StreamingStream) else each for each in self.streams],
             split,
             allow_pickle=allow_unsafe_types,
             check_hashes=validate_hash is not None,
@@ -149,11 +132,22 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         self._resumed: _Reading | None = None  # the position from this process's own state, until it begins
         self._has_read = False
         # Fail here rather than in a worker if the settings cannot work.
-        self.epoch_size = self._sampler().step_plan.epoch_orders.samples()
+        orders = self._sampler().step_plan.epoch_orders
+        self.epoch_size = orders.samples()
+        self._fill_streams(orders.table)
         self.length = math.ceil(self.epoch_size / self._world.ranks)
         self._hints: Hints | None = None
         self._gives_hints = hints and get_worker_info() is None
         self._give_hints()
+
+    def _fill_streams(self, table: StreamTable) -> None:
+        """Let each stream say its share of an epoch in all three ways, as StreamingDataset does."""
+        shares = zip(
+            self.streams, self.samples_per_stream.tolist(), table.choose, table.proportions, strict=True
+        )
+        for each, size, choose, proportion in shares:
+            if isinstance(each, StreamingStream):
+                each.proportion, each.repeat, each.choose = proportion, choose / size, choose
 
     def __iter__(self) -> Iterator[Sample]:
         if not self.batch_size:
@@ -422,19 +416,6 @@ def _worker() -> tuple[int, int, int | None]:
 
 def _world(replication: int | None) -> World:
     return World.detect(replication=1 if replication is None else replication)
-
-
-def _check_remote(remote: str | None, local: str | None) -> None:
-    if remote is not None and remote != local:
-        raise LoaderError(
-            f"remote {remote!r}: the loader downloads nothing. Mount the bucket, and give its directory as local"
-        )
-
-
-def _check_ignored(ignored: Mapping[str, Any]) -> None:
-    unknown = sorted(set(ignored) - _IGNORED)
-    if unknown:
-        raise LoaderError(f"unknown arguments: {', '.join(unknown)}")
 
 
 def _count_in(state: Mapping[str, Any], name: str) -> int:

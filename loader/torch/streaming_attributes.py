@@ -6,14 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.mds.dataset import MDSDataset
-from loader.mds.stream import Stream
 
 
 class StreamingAttributes:
     """Counts and offsets of the dataset `_samples`, whose streams are `streams`. All arrays are int64."""
 
     _samples: MDSDataset
-    streams: Sequence[Stream]
+    streams: Sequence[object]
 
     def keep_arguments(
         self,

@@ -2,7 +2,7 @@
 
     ceph.py start DIR       build it in DIR (which must not exist), print endpoint, bucket and keys as JSON
     ceph.py stop DIR        end what start began in DIR and remove DIR
-    ceph.py run -- COMMAND  start, run COMMAND with FUSECACHE_TEST_* set, stop; exits as COMMAND does
+    ceph.py run -- COMMAND  start, run COMMAND with FUSECACHE_TEST_* and CEPH_CONF set, stop; exits as COMMAND does
 
 Invariants:
 1. Only loopback is listened on, on ports that were free at the start, so several may run side by side.
@@ -255,7 +255,8 @@ def run(command: list[str]) -> int:
         began = time.monotonic()
         gateway = start(root)
         sys.stderr.write(f"ceph is ready after {time.monotonic() - began:.0f} s at {gateway.endpoint}\n")
-        with subprocess.Popen(command, env=os.environ | gateway.environment()) as child:
+        environment = {**os.environ, **gateway.environment(), "CEPH_CONF": str(root / "ceph.conf")}
+        with subprocess.Popen(command, env=environment) as child:
             try:
                 return child.wait()
             except BaseException:

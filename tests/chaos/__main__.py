@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from loader import MDSWriter
@@ -16,7 +16,7 @@ from tests.chaos.bucket_faults import BucketFaults
 from tests.chaos.checks import Markers, compare
 from tests.chaos.load import Load
 from tests.chaos.node import USUAL_DESCRIPTORS, Node, memory_group
-from tests.chaos.plan import Plan, Planned, draw_plan
+from tests.chaos.plan import ANSWERS, WAYS, Plan, Planned, draw_plan
 from tests.chaos.programs import FILES, RUNS, SAMPLES
 from tests.s3server import ServerProcess
 from tests.support.disks import has_disks
@@ -42,7 +42,10 @@ FINDINGS = (
 class Run:
     """One run: the server, the node, the load, and the lanes of faults."""
 
-    def __init__(self, plan: Plan, seed: int, directory: Path, *, whole_machine: bool) -> None:
+    def __init__(
+        self, plan: Plan, seed: int, directory: Path, *, endpoints: int, whole_machine: bool
+    ) -> None:
+        """endpoints: with 2, another server has a copy of what is read, and gets the bucket's faults: harmless then."""
         self._plan, self._seed = plan, seed
         self.findings: list[tuple[str, str]] = []
         self.injected: Counter[str] = Counter()
@@ -55,8 +58,21 @@ class Run:
         self._began = time.monotonic()
         self._server = ServerProcess(directory / "bucket")
         self._server.start()
-        self.node = Node(self._server, directory, seed, whole_machine=whole_machine)
+        self._copy = ServerProcess(directory / "copy", bucket=self._server.bucket) if endpoints == 2 else None
+        self._harmless = {*ANSWERS, *WAYS} if self._copy else set()
+        flags: tuple[str, ...] = ()
+        if self._copy is not None:
+            self._copy.start()
+            keys, config = directory / "copy-keys", directory / "endpoints.toml"
+            config.write_text(
+                f'[[endpoint]]\nurl = "{self._copy.endpoint_url}"\ncredentials_file = "{keys}"\n'
+            )
+            flags = ("--config", str(config))
+        self.node = Node(self._server, directory, seed, *flags, whole_machine=whole_machine)
         self._faults = BucketFaults(self._server, self.node.credentials)
+        if self._copy is not None:
+            self._faults = BucketFaults(self._copy, keys)
+        self._copy_gets = 0
         self.load = Load(self.node.daemon.path, seed, self.report, self._is_excused)
         self.markers = Markers(self._server, self.load.ledger, directory, self.report)
 
@@ -75,7 +91,8 @@ class Run:
 
     def carry_out(self, seconds: float) -> None:
         """Do everything; findings are in `findings`."""
-        _fill_bucket(self._server)
+        servers = [self._server] if self._copy is None else [self._server, self._copy]
+        _fill_buckets(servers)
         with self.node:
             try:
                 if problem := self.node.start(MOUNT_SECONDS):
@@ -86,10 +103,16 @@ class Run:
                 self._heal()
             finally:
                 self._ends.set()
-                self._server.control.clear_faults()
-                self._server.control.resume()
+                for server in servers:
+                    server.control.clear_faults()
+                    server.control.resume()
                 self.load.stop(5.0)
-        self._server.stop()
+        if self._copy is not None:
+            self._copy_gets = self._copy.control.counts().get("GetObject", 0)
+            if not self._copy_gets:
+                self.report("program", "no read went to the other endpoint")
+        for server in servers:
+            server.stop()
 
     def _inject(self, seconds: float) -> None:
         self.load.start(LOAD)
@@ -149,7 +172,8 @@ class Run:
                 self._end(name, fault)
                 with self._lock:
                     del self._active[fault.kind]
-                    self._last_fault = time.monotonic()
+                    if fault.kind not in self._harmless:
+                        self._last_fault = time.monotonic()
         if is_node:
             while not self._wait(TICK_SECONDS, is_node=True):
                 pass
@@ -212,7 +236,9 @@ class Run:
             return True
         with self._lock:
             return (
-                bool(self._active) or ended - self._last_fault < EXCUSED_SECONDS or began < self._last_fault
+                bool(self._active.keys() - self._harmless)
+                or ended - self._last_fault < EXCUSED_SECONDS
+                or began < self._last_fault
             )
 
     # ---- the end
@@ -291,6 +317,7 @@ class Run:
             ("daemons started", self.node.starts),
             ("acknowledged closes", ledger.closes),
             ("files at the end", ledger.certain()),
+            ("GETs at the other endpoint", self._copy_gets),
             ("highest RSS, MiB", self.node.most_rss >> 20),
             (f"highest descriptors (of {USUAL_DESCRIPTORS})", self.node.most_descriptors),
         ]
@@ -298,16 +325,18 @@ class Run:
         return "\n".join(f"{name:40} {value!s:>10}" for name, value in rows)
 
 
-def _fill_bucket(server: ServerProcess) -> None:
-    server.control.put(f"{RUNS}/", b"")
-    for number, size in enumerate(FILES):
-        server.control.add_synthetic(f"data/f{number}", size, number)
+def _fill_buckets(servers: Sequence[ServerProcess]) -> None:
+    servers[0].control.put(f"{RUNS}/", b"")
+    for server in servers:
+        for number, size in enumerate(FILES):
+            server.control.add_synthetic(f"data/f{number}", size, number)
     with tempfile.TemporaryDirectory() as folder:
         with MDSWriter(Path(folder) / "samples", {"number": "int"}, size_limit=8192) as writer:
             for number in range(SAMPLES):
                 writer.write({"number": number})
         for path in (Path(folder) / "samples").iterdir():
-            server.control.put(f"samples/{path.name}", path.read_bytes())
+            for server in servers:
+                server.control.put(f"samples/{path.name}", path.read_bytes())
 
 
 def main() -> int:
@@ -317,6 +346,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="[the clock]")
     parser.add_argument("--only", default="", help="kinds of faults, separated by commas")
     parser.add_argument("--without", default="", help="kinds of faults to leave out")
+    parser.add_argument(
+        "--endpoints", type=int, choices=(1, 2), default=1,
+        help="2: another endpoint has copies, and gets the bucket's faults, which must reach no program",
+    )  # fmt: skip
     parser.add_argument("--directory", type=Path, default=Path("/var/tmp"))
     parser.add_argument(
         "--whole-machine", action=argparse.BooleanOptionalAction, default=has_disks() and memory_group() is not None,
@@ -342,7 +375,7 @@ def main() -> int:
         ),
         flush=True,
     )
-    run = Run(plan, seed, directory, whole_machine=whole_machine)
+    run = Run(plan, seed, directory, endpoints=options.endpoints, whole_machine=whole_machine)
     run.carry_out(options.minutes * 60)
     print(run.table())  # noqa: T201
     if run.findings:

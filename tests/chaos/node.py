@@ -34,9 +34,17 @@ EXT4_IOC_SHUTDOWN = 0x8004587D
 class ChaosDaemon(Daemon):
     """A daemon with its keys in a file."""
 
-    def __init__(self, server: ServerProcess, directory: Path, cache: Path, credentials: Path) -> None:
+    def __init__(
+        self, server: ServerProcess, directory: Path, cache: Path, credentials: Path, *flags: str
+    ) -> None:
         super().__init__(
-            server, directory, "--credentials-file", str(credentials), "--cache-size", str(CACHE_BYTES)
+            server,
+            directory,
+            "--credentials-file",
+            str(credentials),
+            "--cache-size",
+            str(CACHE_BYTES),
+            *flags,
         )
         self.cache = cache
         self.few_descriptors = False
@@ -68,13 +76,16 @@ class ChaosDaemon(Daemon):
 class Node:
     """One daemon after the other, on a disk of its own if the machine allows one. Use as a context manager."""
 
-    def __init__(self, server: ServerProcess, directory: Path, seed: int, *, whole_machine: bool) -> None:
+    def __init__(
+        self, server: ServerProcess, directory: Path, seed: int, *flags: str, whole_machine: bool
+    ) -> None:
+        """flags: of each mount."""
         self._directory, self._rng = directory, random.Random(f"{seed} node")
         self.credentials = directory / "keys"
         self._image = directory / "image"
         self._disk = Disk.new(self._image, directory / "disk") if whole_machine else None
         cache = (self._disk.path if self._disk else directory) / "cache"
-        self.daemon = ChaosDaemon(server, directory / "node", cache, self.credentials)
+        self.daemon = ChaosDaemon(server, directory / "node", cache, self.credentials, *flags)
         self._is_down = threading.Event()  # no daemon on purpose
         self.down_since: list[float] = []
         self.up_since: list[float] = []

@@ -23,7 +23,7 @@ from fusecache.remote.store import FileSlice, Store, SupportsClose
 from tests.s3server import S3Server
 from tests.s3server.certificate import make_certificate
 from tests.support.azurite import Azurite
-from tests.support.clouds import azure_store, gcs_store, make_container, require_azurite
+from tests.support.clouds import azure_store, gcs_store, running_azurite
 from tests.support.gcs_server import GcsServer
 from tests.support.memory_store import MemoryStore
 from tests.support.peer import MakePeer, Peer, Script, openssl_trust
@@ -182,15 +182,15 @@ def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
 @pytest.fixture(scope="session")
 def azurite() -> Iterator[Azurite]:
     """Azurite with a container."""
-    require_azurite()
-    with Azurite() as server:
-        make_container(server)
+    with running_azurite() as server:
         yield server
 
 
 @pytest.fixture
 def kept_by_the_session(request: pytest.FixtureRequest) -> None:
     """Start a server of the session before the first look: it outlives the test."""
+    if "azurite" in request.fixturenames:
+        request.getfixturevalue("azurite")
     callspec = getattr(request.node, "callspec", None)
     name = {"gcs": "gcs_server", "azure": "azurite"}.get(callspec.params.get("subject")) if callspec else None
     if name is not None:

@@ -40,8 +40,7 @@ from tests.support.clouds import (
     azure_store,
     azure_variables,
     gcs_store,
-    make_container,
-    require_azurite,
+    running_azurite,
 )
 from tests.support.gcs_server import GcsServer
 from tests.support.peer import MakePeer
@@ -56,22 +55,6 @@ def gcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsServer]:
     with GcsServer() as server:
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(server.key_file(tmp_path / "key.json")))
         yield server
-
-
-@pytest.fixture(scope="module")
-def azure() -> Iterator[Azurite]:
-    """Azurite with a container."""
-    require_azurite()
-    with Azurite() as server:
-        make_container(server)
-        yield server
-
-
-@pytest.fixture
-def kept_by_the_session(request: pytest.FixtureRequest) -> None:
-    """Start Azurite before the first look."""
-    if "azure" in request.fixturenames:
-        request.getfixturevalue("azure")
 
 
 def gs(server: GcsServer) -> GcsStore:
@@ -210,17 +193,17 @@ def test_a_missing_library_names_its_extra(
 # ---- Azure
 
 
-def test_a_shared_access_signature_is_enough(azure: Azurite, body: MakeBody) -> None:
+def test_a_shared_access_signature_is_enough(azurite: Azurite, body: MakeBody) -> None:
     blob = pytest.importorskip("azure.storage.blob")
     signature = blob.generate_container_sas(
-        azure.account,
+        azurite.account,
         CONTAINER,
-        azure.key,
+        azurite.key,
         permission=blob.ContainerSasPermissions(read=True, write=True, delete=True, list=True, create=True),
         expiry=datetime.now() + timedelta(days=2),
     )
-    environment = {"AZURE_STORAGE_ACCOUNT": azure.account, "AZURE_STORAGE_SAS_TOKEN": f"?{signature}"}
-    store = closed_later(azure_store(azure, environment))
+    environment = {"AZURE_STORAGE_ACCOUNT": azurite.account, "AZURE_STORAGE_SAS_TOKEN": f"?{signature}"}
+    store = closed_later(azure_store(azurite, environment))
     store.put("sas/a b", body(b"1"), metadata={"note": "x"})
     [item] = store.list_page("sas/").objects
     store.copy(item.object_id, "sas/c")
@@ -264,7 +247,6 @@ class _Identity(BaseHTTPRequestHandler):
 def test_a_managed_identity_needs_no_key(
     certificate: tuple[Path, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch, body: MakeBody
 ) -> None:
-    require_azurite()
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
     identity = ThreadingHTTPServer(("127.0.0.1", 0), _Identity)
     thread = threading.Thread(target=identity.serve_forever, args=(0.05,))
@@ -272,8 +254,7 @@ def test_a_managed_identity_needs_no_key(
     monkeypatch.setenv("IDENTITY_ENDPOINT", f"http://127.0.0.1:{identity.server_address[1]}/token")
     monkeypatch.setenv("IDENTITY_HEADER", "secret")
     try:
-        with Azurite(certificate[0]) as server:
-            make_container(server)
+        with running_azurite(certificate[0]) as server:
             store = azure_store(server, {"AZURE_STORAGE_ACCOUNT_NAME": server.account})
             store.put("a", body(b"bytes"), metadata={})
             assert store.head("a").size == 5
@@ -284,17 +265,19 @@ def test_a_managed_identity_needs_no_key(
         thread.join(10)
 
 
-def test_a_wrong_key_is_a_refusal(azure: Azurite) -> None:
-    environment = azure_variables(azure) | {"AZURE_STORAGE_ACCOUNT_KEY": base64.b64encode(bytes(64)).decode()}
+def test_a_wrong_key_is_a_refusal(azurite: Azurite) -> None:
+    environment = azure_variables(azurite) | {
+        "AZURE_STORAGE_ACCOUNT_KEY": base64.b64encode(bytes(64)).decode()
+    }
     with pytest.raises(AccessDenied, match=r"LIST az://container/: .*check the credentials"):
-        closed_later(azure_store(azure, environment)).list_page("")
+        closed_later(azure_store(azurite, environment)).list_page("")
     with pytest.raises(ConfigError, match="AZURE_STORAGE_ACCOUNT_KEY is no key"):
-        azure_store(azure, azure_variables(azure) | {"AZURE_STORAGE_ACCOUNT_KEY": "no base64"})
+        azure_store(azurite, azure_variables(azurite) | {"AZURE_STORAGE_ACCOUNT_KEY": "no base64"})
 
 
-def test_a_missing_container_is_named(azure: Azurite) -> None:
-    environment = azure_variables(azure)
-    endpoint = choose_endpoint(environment, source="az://nothing", endpoint_url=azure.endpoint_url)
+def test_a_missing_container_is_named(azurite: Azurite) -> None:
+    environment = azure_variables(azurite)
+    endpoint = choose_endpoint(environment, source="az://nothing", endpoint_url=azurite.endpoint_url)
     store = closed_later(open_cloud_store("nothing", endpoint, environment, transport=Transport()))
     with pytest.raises(BucketMissing, match="check the bucket's name"):
         store.list_page("")
@@ -302,8 +285,8 @@ def test_a_missing_container_is_named(azure: Azurite) -> None:
         store.probe_write("")
 
 
-def test_pages_remember_where_the_listing_starts(azure: Azurite, body: MakeBody) -> None:
-    store = closed_later(azure_store(azure))
+def test_pages_remember_where_the_listing_starts(azurite: Azurite, body: MakeBody) -> None:
+    store = closed_later(azure_store(azurite))
     for name in ("1", "2", "3/x", "4", "5"):
         store.put(f"pages/{name}", body(b"1"), metadata={})
     found: list[str] = []
@@ -317,11 +300,11 @@ def test_pages_remember_where_the_listing_starts(azure: Azurite, body: MakeBody)
     assert found == ["pages/3/", "pages/4", "pages/5"]
 
 
-def test_a_restarted_process_completes_an_upload(azure: Azurite, body: MakeBody) -> None:
-    first = closed_later(azure_store(azure))
+def test_a_restarted_process_completes_an_upload(azurite: Azurite, body: MakeBody) -> None:
+    first = closed_later(azure_store(azurite))
     upload = first.create_multipart("later", metadata={"fusecache-generation": "7"})
     etags = [first.upload_part("later", upload, number, body(b"part")) for number in (1, 2)]
-    store = closed_later(azure_store(azure))
+    store = closed_later(azure_store(azurite))
     store.complete_multipart("later", upload, etags, condition=Condition(None))
     assert store.head("later").metadata == {"fusecache-generation": "7"}
     with pytest.raises((PartsRefused, ObjectChanged)):

@@ -46,7 +46,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setattr(credentials, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(credentials, "LONGEST_PAUSE_SECONDS", 0.0)
     return tmp_path / "config"
 
 

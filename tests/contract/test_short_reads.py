@@ -321,10 +321,12 @@ def test_a_silent_read_ends_as_soon_as_it_is_interrupted(server: S3Server, reads
     assert read(store, object_id, MIB) == DATA
 
 
-def test_a_read_that_waits_for_its_answer_can_be_interrupted(server: S3Server) -> None:
+@pytest.mark.parametrize("reads_before", [0, 1], ids=["first read", "later read"])
+def test_a_read_that_waits_for_its_answer_can_be_interrupted(server: S3Server, reads_before: int) -> None:
     store = s3_store(server, PATIENT)
     object_id = ObjectId("a", server.control.put("a", DATA))
-    read(store, object_id, 5)
+    for _ in range(reads_before):
+        read(store, object_id, 5)
     server.control.faults(Fault(FaultAction.HOLD, operation="GetObject"))
     interruption = Interruption()
     threading.Timer(0.2, interruption.interrupt).start()
@@ -332,6 +334,8 @@ def test_a_read_that_waits_for_its_answer_can_be_interrupted(server: S3Server) -
     with pytest.raises(Unavailable):
         read(store, object_id, 5, interruption)
     assert time.monotonic() - began < 10
+    server.control.clear_faults()
+    assert read(store, object_id, 5) == DATA[:5]
 
 
 def test_a_read_that_was_interrupted_before_it_began_asks_nothing(server: S3Server) -> None:

@@ -62,6 +62,8 @@ FAULTY_REQUESTS = """
 import sys
 from fusecache.cli.main import main
 from fusecache.engine.namespace.lookup import Lookup
+from fusecache.engine.namespace_ops.operations import NamespaceOps
+from fusecache.engine.write.file_io import FileIO
 from fusecache.engine.publish.publisher import Publisher
 from fusecache.remote.s3.store import S3Store
 
@@ -83,6 +85,8 @@ fail(S3Store, "get_into", times=2)  # the kernel repeats a read that it made ahe
 fail(S3Store, "put", after_effect=True)
 fail(Lookup, "_correct")
 fail(Publisher, "_next_item")
+fail(NamespaceOps, "mkdir")
+fail(FileIO, "write")
 sys.exit(main())
 """
 
@@ -99,12 +103,19 @@ def test_failed_requests_fail_only_their_callers(
             (daemon.path / "theirs").read_bytes()
         assert failure.value.errno == errno.EIO
     assert (daemon.path / "theirs").read_bytes() == b"1" * 100_000
-    (daemon.path / "ours").write_bytes(b"2")
+    for call in (lambda: (daemon.path / "folder").mkdir(), lambda: (daemon.path / "ours").write_bytes(b"2")):
+        with pytest.raises(OSError, match="Input/output error"):
+            call()
+        call()
     assert daemon.sync() == 0
-    assert shows(server)["ours"] == b"2"
+    shown = shows(server)
+    assert (shown["ours"], shown["folder/"]) == (b"2", b"")
     failed = daemon.status()["failed_tasks"]
     assert {name: task["failures"] for name, task in failed.items()} == {
-        "probe": 1, "cache-get": 2, "publish": 1, "publish-change": 1
+        "probe": 1, "cache-get": 2, "publish": 1, "publish-change": 1, "fuse-mkdir": 1, "fuse-write": 1
     }  # fmt: skip
     assert "unexpected error in the daemon: RuntimeError('get_into')" in daemon.log()
+    assert "failed unexpectedly task=fuse-mkdir folder failures=1" in daemon.log()
+    assert "failed unexpectedly task=fuse-write ours failures=1" in daemon.log()
+    assert "the daemon's task fuse-mkdir failed 1 time" in daemon.command("status", daemon.path).stdout
     assert "the daemon's task probe failed 1 time" in daemon.command("status", daemon.path).stdout

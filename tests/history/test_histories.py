@@ -216,6 +216,11 @@ def test_every_point_of_a_files_way_is_one_at_which_nodes_ended() -> None:
             [Moment(REQUEST, 1, "before")],
             id="a version that waits is open for writing while another is renamed over it",
         ),
+        pytest.param(
+            [("open", 1, "latest", "truncate"), ("checkpoint", "d", 7), ("save", "d/a", 5000), ("late", 1, 0.0)],
+            [],
+            id="late pages of a marker that is older than another file's newer version",
+        ),
     ],
 )  # fmt: skip
 def test_programs_that_once_broke_a_promise(steps: list[Step], moments: list[Moment]) -> None:

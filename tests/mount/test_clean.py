@@ -108,7 +108,7 @@ def old(tmp_path: Path) -> Iterator[Cleaned]:
 
 
 def test_without_delete_it_only_lists(old: Cleaned) -> None:
-    old.put("old.log", "older\u202e.log", days_ago=8)
+    old.put("old.log", "older\u202e.log", days_ago=8.01)
     old.put("young.log", days_ago=6)
     done = old.clean("--older-than", "7d", "--price-per-gb", "1000000")
     assert done.stdout.splitlines() == [
@@ -118,6 +118,42 @@ def test_without_delete_it_only_lists(old: Cleaned) -> None:
     ]
     assert "cannot be seen from here" in done.stderr
     assert (len(old.bucket.names()), old.deletes(), old.logged()) == (3, 0, [])
+
+
+def test_json_has_plan_and_result(old: Cleaned) -> None:
+    old.put("old.log", "refused.log", days_ago=8)
+    old.put("young.log", days_ago=6)
+    old.checkpoint("step-1", "_SUCCESS", days_ago=8)
+    listed = json.loads(old.clean("--older-than", "7d", "--json").stdout)
+    rows = {row.get("key") or row["folder"]: row["result"] for row in listed.pop("rows")}
+    assert rows == dict.fromkeys(("run/step-1/", "run/old.log", "run/refused.log"), "would-go")
+    assert listed == {
+        "result": "ok",
+        "objects": 5,
+        "bytes": 50,
+        "dollars_a_month": None,
+        "too_young_objects": 1,
+    }
+    for operation, key, status in (("DeleteObjects", "*", 501), ("DeleteObject", "*/refused.log", 500)):
+        code = "NotImplemented" if status == 501 else "InternalError"
+        fault = Fault(FaultAction.ANSWER, operation=operation, key=key, status=status, code=code)
+        old.bucket.control.faults(fault)
+    removed = json.loads(old.clean("--older-than", "7d", "--delete", "--json", status=1).stdout)
+    assert (removed["result"], removed["objects"], removed["bytes"]) == ("stays", 4, 40)
+    (stays,) = [row for row in removed["rows"] if row["result"] != "removed"]
+    assert (stays["key"], stays["result"]) == ("run/refused.log", "stays")
+    assert "500" in stays["error"]
+    nothing = json.loads(old.clean("--glob", "none", "--json").stdout)
+    assert (nothing["rows"], nothing["result"]) == ([], "ok")
+
+
+def test_json_is_whole_after_errors(old: Cleaned) -> None:
+    old.put("old.log")
+    old.bucket.control.faults(
+        Fault(FaultAction.ANSWER, operation="ListObjectsV2", nth=3, status=403, code="AccessDenied")
+    )
+    found = json.loads(old.clean("--older-than", "7d", "--delete", "--json", status=1).stdout)
+    assert (found["rows"], found["result"], found["objects"]) == ([], "error", 0)
 
 
 def test_old_objects_go_young_ones_stay(old: Cleaned) -> None:

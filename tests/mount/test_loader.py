@@ -178,3 +178,12 @@ def test_the_streaming_face_tells_once_a_machine_how_far_its_workers_are(numbers
     wait_for_step(one, 6 * STEPS - READING_STEPS)
     del loader, dataset
     wait_until(lambda: jobs(one) == [], "the end of the hints")
+
+
+def test_a_url_is_read_where_a_mount_shows_it(numbers: tuple[Mount, Path]) -> None:
+    one, path = numbers
+    dataset = StreamingDataset(
+        remote=f"{one.bucket.source}/numbers", local="/no/copy", batch_size=1, hints=False
+    )
+    assert dataset.streams[0].local == str(path)
+    assert dataset[COUNT - 1]["number"] == COUNT - 1

@@ -18,8 +18,7 @@ from tests.support.clouds import (
     azure_store,
     azure_variables,
     gcs_store,
-    make_container,
-    require_azurite,
+    running_azurite,
 )
 from tests.support.gcs_server import GcsServer
 from tests.support.mounts import Mount, pattern, run, tree_of, wait_until
@@ -78,9 +77,7 @@ def gcs_server() -> Iterator[GcsServer]:
 @pytest.fixture(scope="module")
 def azurite() -> Iterator[Azurite]:
     """Azurite with a container."""
-    require_azurite()
-    with Azurite() as server:
-        make_container(server)
+    with running_azurite() as server:
         yield server
 
 

@@ -30,6 +30,22 @@ def is_listed(bucket: Bucket, folder: str) -> bool:
     return any(entry.query["prefix"] == bucket.prefix + folder for entry in bucket.requests("ListObjectsV2"))
 
 
+def test_nodes_make_one_directory_at_once_without_warnings(place: Place) -> None:
+    """R2 takes one write a second of a key. A marker that another node has put is as good as the own one."""
+    names = [f"window-{number}" for number in range(10)]
+    assert list(place.path.iterdir()) == list(place.second.iterdir()) == []
+    with ThreadPoolExecutor() as threads:
+        list(
+            threads.map(
+                lambda path: path.mkdir(),
+                [root / name for name in names for root in (place.path, place.second)],
+            )
+        )
+    for each in (place.first_mount, place.second_mount):
+        each.sync(place.name)
+    assert {f"{name}/" for name in names} <= set(place.bucket.names())
+
+
 def test_files_of_several_nodes_are_seen_within_seconds(place: Place) -> None:
     names = ["window-1/peer-1", "window-1/peer-2"]
     with ThreadPoolExecutor() as threads:

@@ -1,7 +1,9 @@
 """Stores of Google Cloud Storage and Azure on servers of this machine: Google's as a fake, Azure's as Azurite."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +15,6 @@ from tests.support.azurite import PROGRAM, Azurite
 from tests.support.gcs_server import GcsServer
 
 CONTAINER = "container"
-
-
-def require_azurite() -> None:
-    """Skip the test if Azurite is not installed; fail it in `make test-stores`, which has installed it."""
-    if not PROGRAM.exists() and not os.environ.get("FUSECACHE_TEST_STORES"):
-        pytest.skip("Azurite is not installed; `make test-stores` does it")
 
 
 def azure_variables(server: Azurite) -> dict[str, str]:
@@ -37,11 +33,19 @@ def azure_store(
     return store
 
 
-def make_container(server: Azurite) -> None:
-    """Create the container of the tests. Stores never do."""
-    store = azure_store(server)
-    store._http.call("CREATE", "PUT", query="restype=container")
-    store.close()
+@contextmanager
+def running_azurite(certificate: Path | None = None) -> Iterator[Azurite]:
+    """Run Azurite with the container of the tests, which stores never create. certificate: as for `Azurite`.
+
+    Skips the test if Azurite is not installed; fails it in `make test-stores`, which has installed it.
+    """
+    if not PROGRAM.exists() and not os.environ.get("FUSECACHE_TEST_STORES"):
+        pytest.skip("Azurite is not installed; `make test-stores` does it")
+    with Azurite(certificate) as server:
+        store = azure_store(server)
+        store._http.call("CREATE", "PUT", query="restype=container")
+        store.close()
+        yield server
 
 
 def gcs_store(server: GcsServer, transport: Transport | None = None) -> GcsStore:

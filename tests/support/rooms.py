@@ -51,6 +51,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "fusecache.remote.http",
         "fusecache.remote.protocol",
         "fusecache.remote",
+        "fusecache.policy.backoff",
         "fusecache.model",
     ),
     "fusecache.remote.clouds": (

@@ -18,6 +18,7 @@ import trio
 
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import (
+    DEMAND_SECONDS,
     SMALL_GRANULES,
     Buffer,
     Chunk,
@@ -26,13 +27,14 @@ from fusecache.engine.cache.chunks import (
     FetchListener,
     FetchSource,
     FetchState,
+    RangeTicket,
 )
 from fusecache.engine.cache.disk_write_queue import MAX_QUEUE_SECONDS, DiskWriteQueue
 from fusecache.engine.cache.fetch_task import FetchTasks, RangeReader
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
-from fusecache.model.errors import FusecacheError, InternalError, RemoteError
+from fusecache.model.errors import FusecacheError, InternalError, RemoteError, Unavailable
 from fusecache.model.objects import GRANULE_BYTES, Extent, ObjectId
 from fusecache.policy.backoff import RequestLimit
 from fusecache.policy.cache.fetch_order import Cause, FetchQueue
@@ -48,6 +50,8 @@ DISK_LOADS = 8
 SMALL_LOADS = 16
 # A reader that is still reading pauses less than this between two GETs; after a longer gap it counts as ended.
 IDLE_GAP_SECONDS = 1.0
+# How often a reader looks whether its fetch is back in a queue, once it has waited for DEMAND_SECONDS.
+_LOOK_AGAIN_SECONDS = 1.0
 
 
 class DiskTierProtocol(Protocol):
@@ -64,15 +68,6 @@ class DiskTierProtocol(Protocol):
     def count_dropped(self) -> None:
         """Fetched granules are not stored: a fetch needs their buffer, and the disk is too slow."""
         ...
-
-
-class RangeTicket:
-    """A GET that fills no pool buffer, queued by cause and depth among the fetches that do."""
-
-    def __init__(self, depth: int) -> None:
-        self.cause = Cause.HINT
-        self.depth = depth
-        self.is_due = trio.Event()
 
 
 class Fetcher:
@@ -115,6 +110,8 @@ class Fetcher:
         self._buffered: dict[FetchSource, FetchQueue[Fetch]] = {
             source: FetchQueue() for source in FetchSource
         }
+        # When the last fetch of a queue started.
+        self._moved_at: dict[FetchQueue[Fetch], float] = {}
         self._tickets: FetchQueue[RangeTicket] = FetchQueue()
         self._all_queues: tuple[Sized, ...] = (
             *self._queues.values(),
@@ -177,6 +174,8 @@ class Fetcher:
     async def wait_for(self, chunk: Chunk, need: int) -> None:
         """Wait until the granules are in memory, or until no fetch will deliver them. Raises the fetch's error.
 
+        Raises Unavailable if a fetch of them is queued for DEMAND_SECONDS, and its queue stands still.
+
         The caller keeps `chunk.readers` above zero and checks again: perhaps only some granules have come.
         """
         waiter = ChunkWaiter(need)
@@ -186,12 +185,50 @@ class Fetcher:
                 if fetch.mask & need and fetch.state is FetchState.RUNNING:
                     fetch.register_wake_up()
             if need & ~chunk.in_memory():
-                await waiter.event.wait()
+                await self._wait_while_queues_move(chunk, waiter)
         finally:
             chunk.waiters.remove(waiter)
         if waiter.error is not None:
             # Each reader gets its own instance: a shared one would collect all their tracebacks.
             raise type(waiter.error)(*waiter.error.args) from waiter.error
+
+    async def _wait_while_queues_move(self, chunk: Chunk, waiter: ChunkWaiter) -> None:
+        began = trio.current_time()
+        deadline = began + DEMAND_SECONDS
+        while not waiter.event.is_set():
+            with trio.move_on_at(deadline):
+                await waiter.event.wait()
+                return
+            now = deadline = trio.current_time()
+            for fetch in [each for each in chunk.fetches if each.mask & waiter.need]:
+                if fetch.queue is None or fetch not in fetch.queue:
+                    continue
+                stands_since = max(began, self._moved_at.get(fetch.queue, began))
+                if now >= stands_since + DEMAND_SECONDS:
+                    self._give_up(fetch, waiter)
+                    return
+                deadline = max(deadline, stands_since + DEMAND_SECONDS)
+            deadline = max(deadline, now + _LOOK_AGAIN_SECONDS)
+
+    def _give_up(self, fetch: Fetch, waiter: ChunkWaiter) -> None:
+        """A reader stops waiting for a queued fetch. It leaves the queue unless others need it."""
+        chunk = fetch.chunk
+        has_slot = self._running[fetch.source] < self._slots_of(fetch.source)
+        what = (
+            "buffer of the read path (is the cache disk slow?)"
+            if has_slot
+            else f"slot for {fetch.source.value}"
+        )
+        waiter.error = Unavailable(
+            f"{chunk.owner.object_id.key}: no free {what} for {DEMAND_SECONDS:.0f} s; retry the read, "
+            f"and see `fusecache status`"
+        )
+        if fetch.kept is None and not any(
+            each.need & fetch.mask for each in chunk.waiters if each is not waiter
+        ):
+            assert fetch.queue is not None
+            fetch.queue.remove(fetch)
+            self.end(fetch)
 
     def pump(self) -> None:
         """Start fetches while connections and buffers allow."""
@@ -374,6 +411,8 @@ class Fetcher:
         now = trio.current_time()
         if fetch.started_at is None:
             fetch.started_at = now
+        if fetch.queue is not None:
+            self._moved_at[fetch.queue] = now
         if fetch.cause is Cause.HINT and fetch.demanded_at is None:
             fetch.demanded_at = now  # a hint named it: it gets as many attempts as a reader's fetch
         run = self._gets.run if fetch.source is FetchSource.NETWORK else self._load

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from fusecache.engine.cache.fetcher import RangeTicket
+from fusecache.engine.cache.chunks import RangeTicket
 from fusecache.engine.cache.fetchers import Fetchers
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.policy.cache.granules import PAGE_BYTES

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fusecache.disk.staging import model_error
-from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Refused, UploadLost
+from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Refused, Throttled, UploadLost
 from fusecache.model.metadata import GENERATION, content_metadata, symlink_metadata
 from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
@@ -74,8 +74,7 @@ class BucketWriter:
                 self._store.delete(record.key)
                 return PublishResult({record.key: None})
             case OperationKind.MKDIR:
-                etag = self._store.put(record.key, self._empty_body(), metadata={GENERATION: record.uuid})
-                return PublishResult({record.key: etag})
+                return PublishResult({record.key: self._make_marker(record)})
             case OperationKind.SYMLINK:
                 return self._symlink(record)
             case OperationKind.RENAME:
@@ -135,6 +134,20 @@ class BucketWriter:
                 raise ObjectChanged(f"{record.key}: another client replaced it; it was not deleted")
             self._store.delete(record.key)
         return PublishResult({record.key: None})
+
+    def _make_marker(self, record: OperationRecord) -> str:
+        """Put a directory marker; return its ETag.
+
+        Several nodes may make the same directory at once, and R2 takes one write a second of a key: what another node
+        put there is as good.
+        """
+        try:
+            return self._store.put(record.key, self._empty_body(), metadata={GENERATION: record.uuid})
+        except Throttled:
+            there = self._head(record.key)
+            if there is None or there.size:
+                raise
+            return there.etag
 
     def _symlink(self, record: OperationRecord) -> PublishResult:
         metadata = symlink_metadata(record.uuid, record.target, record.attributes or _DEFAULT)

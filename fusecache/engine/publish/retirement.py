@@ -17,7 +17,7 @@ from fusecache.engine.runtime.journal_writer import CommitTicket, JournalWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.index.journal import DropFile
-from fusecache.model.errors import FusecacheError
+from fusecache.model.errors import FusecacheError, InternalError
 from fusecache.model.objects import MIB, ObjectInfo
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,11 @@ class Retirement:
         uncacheable: list[StagingFile] = []
         rows: list[DropFile] = []
         for version, published, row in batch:
-            await row.committed()
+            try:
+                await row.committed()
+            except InternalError as exc:
+                log.warning("a published file stays in staging until the next mount error=%s", exc)
+                continue
             if version.node is not None and version.node.version is version:
                 continue  # unlinked, and still open: its last close disposes of it
             if version.node is None:

@@ -8,11 +8,13 @@ waits. Calls of programs wait for ANSWER_SECONDS, then get the error; from then 
 call that got the error may still take effect: its change is kept, as memory already shows it.
 
 The same holds for an unexpected exception, after which the batch may be on disk or not: it is committed again, as each
-row is written or removed by its own key.
+row is written or removed by its own key. But if a change itself cannot be encoded, no retry helps: its ticket fails,
+and the others go on.
 
 Invariants:
 1. Changes reach the disk in the order in which they were submitted, each once its predecessors are there.
-2. No change is dropped while the daemon runs: memory and disk agree after the next successful commit.
+2. No change is dropped while the daemon runs, except those of a ticket that fails: memory and disk agree after the
+   next successful commit.
 """
 
 import logging
@@ -22,8 +24,8 @@ import trio
 
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
-from fusecache.index.journal import Change, Journal
-from fusecache.model.errors import FusecacheError, JournalMapFull, NoSpace, ReadOnly
+from fusecache.index.journal import Change, Journal, encoded
+from fusecache.model.errors import FusecacheError, InternalError, JournalMapFull, NoSpace, ReadOnly
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +57,7 @@ class JournalWriter:
         self._highest = max(journal.highest_number(), highest_in_use)
         self._committing = False
         self._is_awaited = False  # whether a caller waits for a change in `_waiting`
-        self._waiting: list[tuple[Sequence[Change], CommitTicket]] = []
+        self._waiting: _Batch = []
         self._wake = trio.Event()
         self._nap = trio.CancelScope()
         self._began = float("-inf")
@@ -111,7 +113,10 @@ class JournalWriter:
             self._nap.deadline = deadline
 
     async def wait_committed(self) -> None:
-        """Return when all submitted changes, except lazy ones, are on disk. Raises what `commit` raises."""
+        """Return when all submitted changes, except lazy ones, are on disk. Raises what `commit` raises.
+
+        Changes that cannot be encoded do not count.
+        """
         if self._is_awaited or self._committing:
             await self.commit()
 
@@ -121,7 +126,7 @@ class JournalWriter:
             await self.submit().committed()
 
     async def commit(self, *changes: Change) -> None:
-        """Return when the changes are on disk. Raises NoSpace or ReadOnly if that takes more than ANSWER_SECONDS."""
+        """Submit changes, and wait for their ticket. Raises NoSpace, ReadOnly or InternalError."""
         await self.submit(*changes).wait()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -149,7 +154,7 @@ class JournalWriter:
         """Commit all that was submitted, in one transaction; return whether that succeeded."""
         batch, self._waiting = self._waiting, []
         self._is_awaited = False
-        if not batch:
+        if not batch and self.failure is None:
             return True
         self._began = trio.current_time()
         changes = [change for group, _ in batch for change in group]
@@ -158,8 +163,11 @@ class JournalWriter:
             with trio.CancelScope(shield=True):  # a cancelled commit must not lose its batch
                 await self._apply(changes)
         except Exception as exc:  # noqa: BLE001  # recorded
-            self._waiting = batch + self._waiting
+            writable = batch if isinstance(exc, FusecacheError) else self._fail_unwritable(batch)
+            self._waiting = writable + self._waiting
             self._is_awaited = True
+            if len(writable) < len(batch):
+                return await self._commit_batch()
             error = exc if isinstance(exc, FusecacheError) else self._supervisor.record("journal", exc)
             self._on_failed(error)
             return False
@@ -173,6 +181,20 @@ class JournalWriter:
             self.failure = self.refusal = None
             self._healthy.set()
         return True
+
+    def _fail_unwritable(self, batch: "_Batch") -> "_Batch":
+        """Fail the tickets whose changes cannot be encoded; return the others."""
+        writable = []
+        for changes, ticket in batch:
+            try:
+                for change in changes:
+                    encoded(change)
+            except Exception as exc:  # noqa: BLE001  # recorded
+                about = getattr(getattr(change, "record", change), "key", "")
+                ticket.fail(self._supervisor.record("journal", exc, about))
+            else:
+                writable.append((changes, ticket))
+        return writable
 
     async def _apply(self, changes: "Sequence[Change]") -> None:
         if not self.journal.is_open:
@@ -206,6 +228,7 @@ class CommitTicket:
         self._committed = trio.Event()
         self._answered = trio.Event()
         self._refusal: FusecacheError | None = None
+        self._failure: InternalError | None = None
 
     def succeed(self) -> None:
         self._committed.set()
@@ -216,12 +239,29 @@ class CommitTicket:
         self._refusal = refusal
         self._answered.set()
 
+    def fail(self, failure: InternalError) -> None:
+        """Answer all callers with an error: the changes can never be written."""
+        self._failure = failure
+        self.succeed()
+
     async def wait(self) -> None:
-        """Return when the changes are on disk. Raises NoSpace or ReadOnly if that takes more than ANSWER_SECONDS."""
+        """Return when the changes are on disk.
+
+        Raises NoSpace or ReadOnly if that takes more than ANSWER_SECONDS, and what `committed` raises.
+        """
         await self._answered.wait()
         if not self._committed.is_set() and self._refusal is not None:
             raise self._refusal
+        await self.committed()
 
     async def committed(self) -> None:
-        """Return when the changes are on disk, however long that takes."""
+        """Return when the changes are on disk, however long that takes.
+
+        Raises InternalError if they can never be written.
+        """
         await self._committed.wait()
+        if self._failure is not None:
+            raise self._failure
+
+
+_Batch = list[tuple["Sequence[Change]", CommitTicket]]

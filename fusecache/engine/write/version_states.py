@@ -132,10 +132,12 @@ class VersionStates:
     async def journal_late_pages(self, node: Node, version: FileVersion) -> None:
         """Journal pages of a mapping that came after the close: the same sequence, with the newer bytes.
 
-        They get a sequence of their own if what was closed is published already, or was closed under another name.
+        Changes made since the close may depend on them: `del memmap` often comes after the marker is written.
+        They get a sequence of their own if what was closed is published already, or was closed under another name;
+        and in a commit marker, as they may name what was written since the close.
         """
         key = self._tree.key(node)
-        if not version.sequence or version.record.key != key:
+        if not version.sequence or version.record.key != key or self._queue.is_commit_marker(key):
             await self.journal_close(node, version)
             return
         self._queue.discard(version)

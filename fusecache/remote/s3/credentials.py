@@ -6,6 +6,7 @@ sources renew keys that expire, and may fail with any exception.
 
 import logging
 import os
+import random
 import re
 import threading
 import time
@@ -18,12 +19,12 @@ import botocore.exceptions
 from botocore.credentials import ReadOnlyCredentials
 
 from fusecache.model.errors import ConfigError, CredentialsMissing
+from fusecache.policy.backoff import backoff_seconds
 from fusecache.remote.key_file import read_key_file
 
 log = logging.getLogger(__name__)
 
-# Pause before a failed source is asked again. It doubles with each failure, up to LONGEST_PAUSE_SECONDS.
-FIRST_PAUSE_SECONDS = 1.0
+# Longest pause before a failed source is asked again.
 LONGEST_PAUSE_SECONDS = 30.0
 _SECTION = re.compile(r"\[(?:profile\s+)?([^\]]+)\]")
 _SETTING = re.compile(r"(?:export\s+)?([A-Za-z_]+)\s*=\s*(.*)")
@@ -162,8 +163,8 @@ class KeptCredentials:
                     "keys could not be renewed, the last ones stay in use, will retry source=%s error=%s",
                     self._name, error,
                 )  # fmt: skip
-            pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures, 16))
             self._failures += 1
+            pause = min(LONGEST_PAUSE_SECONDS, backoff_seconds(self._failures, random.random()))
             self._ask_again_at = time.monotonic() + pause
             self._error = error
 

@@ -61,6 +61,7 @@ from fusecache.remote.store import (
     ObjectContent,
     UploadPage,
 )
+from fusecache.remote.within import within
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -370,12 +371,19 @@ class S3Store:
 
     def _get_by_botocore(self, access: ClientAccess, get: GetRequest) -> None:
         """Run a GET through botocore; the first success sets up the direct HTTP path."""
-        answer = access.client.get_object(
-            Bucket=self._bucket,
-            Key=get.object_id.key,
-            Range=f"bytes={get.extent.start}-{get.extent.stop - 1}",
-            IfMatch=quoted_etag(get.object_id.etag),
-        )
+
+        def ask() -> "GetObjectOutputTypeDef":
+            answer = access.client.get_object(
+                Bucket=self._bucket,
+                Key=get.object_id.key,
+                Range=f"bytes={get.extent.start}-{get.extent.stop - 1}",
+                IfMatch=quoted_etag(get.object_id.etag),
+            )
+            access.set_up_direct_http(get.object_id.key)
+            return answer
+
+        # In a thread of its own: botocore has no way to end a request that waits for its response.
+        answer = within(None, ask, get.interruption)
         # The raw stream: botocore's wrapper only adds less precise error messages to readinto.
         stream: Any = answer["Body"]._raw_stream  # type: ignore[attr-defined]
         try:
@@ -385,7 +393,6 @@ class S3Store:
         except BaseException:
             stream.close()
             raise
-        access.set_up_direct_http(get.object_id.key)
 
     def _count_read(self, count: int) -> None:
         self._counter.add("bytes_read", count)

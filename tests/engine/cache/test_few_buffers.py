@@ -1,13 +1,21 @@
 """Many readers, few buffers: no reader waits for ever."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import trio
+from trio.testing import MockClock
 
 from fusecache.engine.cache.block_cache import BlockCache
+from fusecache.model.errors import Unavailable
 from fusecache.model.objects import KIB, MIB
+from fusecache.policy.cache.fetch_order import Cause
+from fusecache.policy.cache.granules import CHUNK_BYTES
 from tests.support.block_caches import new_bucket, running_cache, some_bytes
+from tests.support.inline_offload import InlineOffload
 
 READERS = 16
 LARGE = 20 * MIB + 12_345
@@ -42,3 +50,64 @@ async def test_random_readers_with_fewer_buffers_than_readers_all_finish(tmp_pat
             async with trio.open_nursery() as nursery:
                 for seed in range(READERS):
                     nursery.start_soon(read_some, cache, seed)
+
+
+async def test_read_without_buffer_ends_after_a_minute(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """A disk that hangs may hold all buffers. Prefetching goes on waiting, as nobody waits for it."""
+    bucket = new_bucket()
+    data = some_bytes(2 * CHUNK_BYTES)
+    object_id = bucket.put("a", data)
+    async with running_cache(bucket.watched, tmp_path, threads=False) as cache:
+        handle, pool = cache.open(object_id, len(data)), cache._buffer_pool
+        held = []
+        for small in (True, False):
+            while buffer := pool.acquire(small=small, cause=Cause.DEMAND, now=0.0):
+                held.append(buffer)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cache.maintenance.fill, handle.entry, 1)  # a warm-up of the second chunk
+            for offset in (0, 100, CHUNK_BYTES, CHUNK_BYTES + MIB):
+                began = trio.current_time()
+                with trio.fail_after(70), pytest.raises(Unavailable, match=r"a: no free buffer .*for 60 s"):
+                    await cache.read(handle, offset, 10)
+                assert trio.current_time() - began >= 60
+            assert not bucket.watched.extents
+            for buffer in held:
+                pool._free[buffer.small].append(buffer)
+            with trio.fail_after(10):
+                for offset in (0, CHUNK_BYTES):
+                    assert await cache.read(handle, offset, 10) == data[offset : offset + 10]
+        cache.close(handle)
+
+
+async def test_reads_wait_while_others_progress(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """A slow bucket with many readers: each gets its turn, however long that takes."""
+    bucket = new_bucket()
+    data = some_bytes(4 * CHUNK_BYTES)
+    object_id = bucket.put("a", data)
+
+    async def read(cache: BlockCache, index: int) -> None:
+        handle = cache.open(object_id, len(data))
+        offset = index * CHUNK_BYTES
+        assert await cache.read(handle, offset, 10) == data[offset : offset + 10]
+        cache.close(handle)
+
+    async with running_cache(bucket.watched, tmp_path, threads=False) as cache:
+        cache._fetcher._offload = cache._fetcher._gets._offload = SlowGets()
+        for _ in range(10):
+            cache.limit.on_throttled(trio.current_time())
+            await trio.sleep(2)
+        assert cache.limit.limit == 1
+        began = trio.current_time()
+        with trio.fail_after(300):
+            async with trio.open_nursery() as nursery:
+                for index in range(4):
+                    nursery.start_soon(read, cache, index)
+        assert trio.current_time() - began > 60
+
+
+class SlowGets(InlineOffload):
+    """A GET takes 30 s."""
+
+    async def network(self, call: Callable[..., Any], *args: object) -> Any:
+        await trio.sleep(30)
+        return call(*args)

@@ -34,7 +34,9 @@ def server() -> Iterator[S3Server]:
 
 
 @asynccontextmanager
-async def cache_on(server: S3Server, directory: Path, *, connections: int = 8) -> AsyncIterator[BlockCache]:
+async def cache_on(
+    server: S3Server, directory: Path, *, connections: int = 8, reads_before: int = FEWEST_WAITS
+) -> AsyncIterator[BlockCache]:
     """A cache that has read enough to know how fast the server is."""
     store = S3Store(
         server.bucket,
@@ -51,7 +53,7 @@ async def cache_on(server: S3Server, directory: Path, *, connections: int = 8) -
     with closing(store):
         async with trio.open_nursery() as nursery:
             await nursery.start(cache.run)
-            for number in range(FEWEST_WAITS):
+            for number in range(reads_before):
                 etag = server.control.put(f"first-{number}", b"some bytes")
                 await read_all(cache, ObjectId(f"first-{number}", etag), 10)
             server.control.clear_log()
@@ -90,9 +92,13 @@ async def test_a_body_that_stops_is_continued_on_another_connection(server: S3Se
         assert rest.connection != stalled.connection
 
 
-async def test_an_answer_that_does_not_begin_is_asked_for_again(server: S3Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads_before", [0, FEWEST_WAITS])
+async def test_an_answer_that_does_not_begin_is_asked_for_again(
+    server: S3Server, tmp_path: Path, reads_before: int
+) -> None:
+    """Also the first of a mount, which goes through botocore."""
     object_id = ObjectId("a", server.control.put("a", b"bytes"))
-    async with cache_on(server, tmp_path) as cache:
+    async with cache_on(server, tmp_path, reads_before=reads_before) as cache:
         server.control.faults(Fault(FaultAction.HOLD, operation="GetObject", key="a", times=1))
         with trio.fail_after(IN_TIME_SECONDS):
             assert await read_all(cache, object_id, 5) == b"bytes"

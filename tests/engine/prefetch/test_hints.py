@@ -617,3 +617,30 @@ async def test_jobs_that_come_change_their_minds_and_go_disturb_no_reader(
         assert not user.fs.cache.range_cache
         versions = [bucket.memory.head(name(number)).object_id for number in range(12)]
         assert not any(map(user.fs.cache.is_open, versions))
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+async def test_hints_of_bytes_cached_by_an_earlier_mount(
+    tmp_path: Path,
+    autojump_clock: MockClock,
+    is_exact: bool,  # noqa: FBT001
+) -> None:
+    """A plan fetches and counts only what the cache directory lacks."""
+    bucket, shards = Bucket(), 4
+    contents = fill(bucket, shards, 2 * MIB)
+    async with running_node(bucket, tmp_path / "cache") as user:
+        for shard in range(shards - 1):
+            assert await user.read(name(shard)) == contents[shard]
+        await trio.sleep(5)
+    bucket.gets.clear()
+    length = 64 * KIB if is_exact else TO_THE_END
+    rows = [(shard, 0, length, 0, 100) for shard in range(shards)]
+    async with running_node(bucket, tmp_path / "cache") as user:
+        await user.fs.hints.receive("run.plan", plan(shards, rows, is_exact=is_exact))
+        await trio.sleep(60)
+        lacking = length if is_exact else 2 * MIB
+        assert set(bucket.gets) == {name(shards - 1)}
+        assert fetched(user) == lacking
+        for shard in range(shards):
+            assert await read(user, name(shard), 0, 64 * KIB) == contents[shard][: 64 * KIB]
+        assert fetched(user) == lacking

@@ -12,7 +12,7 @@ from fusecache.engine.runtime.journal_writer import ANSWER_SECONDS, JournalWrite
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.index import journal as module
 from fusecache.index.journal import Change, DropConflict, Journal, PutAbort, PutConflict
-from fusecache.model.errors import FusecacheError, NoSpace, ReadOnly, StateError
+from fusecache.model.errors import FusecacheError, InternalError, NoSpace, ReadOnly, StateError
 from fusecache.model.records import ConflictRecord
 from tests.support.inline_offload import InlineOffload
 from tests.support.mistakes import Mistake
@@ -90,6 +90,32 @@ async def test_a_short_failure_reaches_no_caller(
             writer.check_writable()
             journal.error = None
         assert len(journal.conflicts()) == 1
+
+
+@pytest.mark.parametrize("disk_error", [None, NoSpace("full")])
+async def test_unwritable_row_fails_only_its_ticket(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, disk_error: Exception | None
+) -> None:
+    """Retries would keep all later changes waiting for ever."""
+    async with running(tmp_path) as (journal, writer):
+        journal.error = disk_error
+        before = writer.submit(conflict(1))
+        hostile = writer.submit(conflict(2), PutConflict(ConflictRecord(3, "k", "", b"?", 0.0, "")))  # type: ignore[arg-type]
+        after = writer.submit(conflict(4))
+        await trio.sleep(1)
+        journal.error = None
+        with pytest.raises(
+            InternalError, match=r"journal k: unexpected error .*bytes is not JSON serializable"
+        ):
+            await hostile.wait()
+        with pytest.raises(InternalError):
+            await hostile.committed()
+        with trio.fail_after(5):
+            await before.wait()
+            await after.committed()
+            await writer.wait_healthy()
+            await writer.wait_committed()
+        assert [each.number for each in journal.conflicts()] == [1, 4]
 
 
 async def test_a_full_map_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,29 @@ async def test_late_pages_are_ordered_at_the_end_of_writing(
     assert all(state["shard"] == b"late" for state in bucket.states if "latest" in state)
 
 
+@pytest.mark.parametrize(("mapped", "saved"), [("latest", "shard"), ("shard", "latest")])
+async def test_marker_and_mapped_files_keep_their_order(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, mapped: str, saved: str
+) -> None:
+    """A marker follows what was written before its last pages; a mapped shard comes before a marker written since."""
+    async with running_node(bucket, cache) as user:
+        for name in ("shard", "latest"):
+            await user.write(name, b"....")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        handle = await user.open(mapped, truncate=False)
+        await write(user, handle, 0, b"soon")
+        await user.fs.close_protocol.flush(handle)
+        await user.write(saved, b"new")
+        await write(user, handle, 0, b"late")
+        await user.fs.file_io.release(handle)
+        bucket.come_back()
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {mapped: b"late", saved: b"new"}
+    marked = [state for state in bucket.states if state.get("latest", b"....") != b"...."]
+    assert [state["shard"] for state in marked] == [b"late" if mapped == "shard" else b"new"]
+
+
 @pytest.mark.parametrize("written", ["before the kill", "by the kill"])
 async def test_late_pages_of_a_killed_process_are_kept_aside(
     bucket: Bucket, cache: Path, autojump_clock: MockClock, written: str

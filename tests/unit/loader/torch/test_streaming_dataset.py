@@ -241,13 +241,50 @@ def test_a_state_of_another_order_is_refused_and_changes_nothing(directory: Path
 
 
 def test_what_would_have_to_be_downloaded_or_is_unknown_is_refused(directory: Path) -> None:
-    with pytest.raises(LoaderError, match="Mount the bucket"):
+    with pytest.raises(
+        LoaderError, match=r"no mount of this node shows it\. Mount it with `fusecache mount s3://bucket/data"
+    ):
         StreamingDataset(remote="s3://bucket/data", local=str(directory / "a"))
-    with pytest.raises(LoaderError, match="Mount the bucket"):
+    with pytest.raises(
+        LoaderError, match=r"no mount of this node shows it\. Mount it with `fusecache mount s3://bucket/data"
+    ):
         Stream(remote="s3://bucket/data", local=str(directory / "a"))
     with pytest.raises(LoaderError, match="unknown arguments: shufle"):
         StreamingDataset(local=str(directory / "a"), shufle=True)
     StreamingDataset(local=str(directory / "a"), cache_limit="10gb", predownload=8)
+
+
+@pytest.mark.parametrize(
+    ("weights", "epoch_size"),
+    [
+        ([{}, {}], None),
+        ([{}, {}], 100),
+        ([{"repeat": 1.5}, {"choose": 7}], None),
+        ([{"proportion": 3}, {"proportion": 1}], None),
+        ([{"proportion": 3}, {"proportion": 1}], 50),
+    ],
+)
+def test_streams_know_their_share_afterwards(
+    directory: Path, weights: list[dict[str, Any]], epoch_size: int | None
+) -> None:
+    library = load_library()
+    paths = [str(directory / part) for part in ("a", "b")]
+    ours = [Stream(local=path, **weight) for path, weight in zip(paths, weights, strict=True)]
+    theirs = [library.stream(local=path, **weight) for path, weight in zip(paths, weights, strict=True)]
+    library.stream.apply_weights(theirs, np.array([COUNT, 60]), epoch_size, 9176)
+    StreamingDataset(streams=ours, epoch_size=epoch_size, batch_size=1)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine.local, mine.remote, mine.split) == (other.local, other.remote, other.split)
+        assert (mine.proportion, mine.repeat, mine.choose) == (other.proportion, other.repeat, other.choose)
+
+
+def test_a_remote_directory_is_read_in_place(directory: Path, tmp_path: Path) -> None:
+    local = tmp_path / "nothing is copied here"
+    for options in ({"remote": str(directory / "a")}, {"remote": str(directory / "a"), "local": str(local)}):
+        dataset = StreamingDataset(**options, batch_size=1)
+        assert dataset[COUNT - 1]["id"] == COUNT - 1
+        assert dataset.streams[0].local == str(directory / "a")
+    assert not local.exists()
 
 
 @pytest.mark.parametrize(("text", "samples"), [("1k", 1000), ("0.5k", 500), (120, 120), (None, COUNT)])
