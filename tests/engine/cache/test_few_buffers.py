@@ -92,7 +92,8 @@ async def test_reads_wait_while_others_progress(tmp_path: Path, autojump_clock: 
         cache.close(handle)
 
     async with running_cache(bucket.watched, tmp_path, threads=False) as cache:
-        cache._fetcher._offload = cache._fetcher.of("")._gets._offload = SlowGets()
+        fetcher = cache._fetcher.of("")
+        fetcher._offload = fetcher._gets._offload = SlowGets()
         for _ in range(10):
             cache.limit.on_throttled(trio.current_time())
             await trio.sleep(2)
