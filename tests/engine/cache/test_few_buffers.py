@@ -95,7 +95,7 @@ async def test_reads_wait_while_others_progress(tmp_path: Path, autojump_clock: 
         fetcher = cache._fetcher.of("")
         fetcher._offload = fetcher._gets._offload = SlowGets()
         for _ in range(10):
-            cache.limit.on_throttled(trio.current_time())
+            cache.limit_of("").on_throttled(trio.current_time())
             await trio.sleep(2)
         assert cache.limit.limit == 1
         began = trio.current_time()
