@@ -97,7 +97,7 @@ async def test_reads_wait_while_others_progress(tmp_path: Path, autojump_clock: 
         for _ in range(10):
             cache.limit_of("").on_throttled(trio.current_time())
             await trio.sleep(2)
-        assert cache.limit.limit == 1
+        assert cache.limit_of("").limit == 1
         began = trio.current_time()
         with trio.fail_after(300):
             async with trio.open_nursery() as nursery:
