@@ -174,7 +174,7 @@ kill-rounds: setup ## kill -9 of real daemons after a close, with a slow bucket;
 
 MINUTES ?= 10
 # A container that begins while the disk of a run is mounted would hold that disk, and the run could not repair it.
-PRIVATE_MOUNTS = $(if $(AS_ROOT),,unshare --mount --propagation private)
+PRIVATE_MOUNTS = $(if $(AS_ROOT),,unshare --mount --propagation slave)
 
 .PHONY: soak
 soak: setup ## sixteen readers at random, every byte compared, limits watched; MINUTES

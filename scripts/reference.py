@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from fusecache.cli.main import make_parser
+from fusecache.config.bucket_options import TABLE_KEYS as BUCKET_KEYS
 from fusecache.config.endpoint_options import TABLE_KEYS
 from fusecache.config.options import FIELDS, VARIABLE_PREFIX, add_flags
 from tests.support import ROOT
@@ -43,6 +44,9 @@ STATUS_KEYS = {
     "`gives_names`: it answers LIST and HEAD; `latency_seconds`: mean time to the first byte; `unused_copies`: "
     "objects not read there, by cause",
     "request_times": "time of the requests to the bucket, by kind, with the same keys as `call_times`",
+    "buckets": "a row for each bucket of a mount of several, with its own `state`, `read_only`, `keys_from`, "
+    "`denied_seconds`, `refused_seconds`, `unanswered_seconds`, `start_failure`, `conditional_writes`, "
+    "`pending_files`, `waiting_for`; `oldest_pending_seconds` counts changes that fail",
     "options": "every option in force",
     "options_changed": "options that differ from their default",
     "kernel": "kernel settings that were applied, and settings that the kernel refused",
@@ -175,7 +179,18 @@ def page() -> str:
             "",
             *_commands(),
             *_options(),
-            *_endpoint_keys(),
+            *_table_keys(
+                "endpoint",
+                TABLE_KEYS,
+                "one table for each other endpoint of the same data set:",
+                "[read from several endpoints](how-to/several-endpoints.md).",
+            ),
+            *_table_keys(
+                "bucket",
+                BUCKET_KEYS,
+                "one table for each bucket, instead of `source`:",
+                "[mount several buckets at once](how-to/several-buckets.md).",
+            ),
             *_json_keys(),
         ]
     )
@@ -260,16 +275,18 @@ def _options() -> Iterator[str]:
     yield ""
 
 
-def _endpoint_keys() -> Iterator[str]:
-    yield "## Keys of an [[endpoint]] table"
+def _table_keys(table: str, keys: Mapping[str, Any], what: str, page: str) -> Iterator[str]:
+    yield f"## Keys of {'an' if table[0] == 'e' else 'a'} [[{table}]] table"
     yield ""
-    yield "In the TOML file, one table for each other endpoint of the same data set:"
-    yield "[read from several endpoints](how-to/several-endpoints.md)."
+    yield f"In the TOML file, {what}"
+    yield page
     yield ""
     yield "| key | meaning [default] |"
     yield "|---|---|"
-    for name, item in TABLE_KEYS.items():
-        default = item.metadata["default_text"] or f"{item.default:g}"
+    for name, item in keys.items():
+        default = item.metadata["default_text"] or (
+            {False: "no", (): "none"}.get(item.default) or f"{item.default:g}"
+        )
         yield f"| `{name}` | {_cell(item.metadata['help'])} [{default}] |"
     yield ""
 

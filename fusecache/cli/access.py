@@ -8,11 +8,13 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusecache.cli.say import print_line, say, say_error
-from fusecache.cli.sources import add_source_flags, split_source
+from fusecache.cli.sources import SCHEME, add_source_flags, split_source
 from fusecache.config.key_families import key_family
+from fusecache.config.options import load_options
 from fusecache.model.errors import ConfigError
 from fusecache.policy.access import RIGHTS, KeyRole, unknown_rights, wrong_rights
 
@@ -32,6 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also the bucket and keys of the variables NAME_BUCKET_NAME, NAME_ACCOUNT_ID or NAME_ENDPOINT_URL, "
         "NAME_READ_ACCESS_KEY_ID, NAME_READ_SECRET_ACCESS_KEY, NAME_WRITE_…; may be repeated",
     )  # fmt: skip
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE",
+        help="also every bucket of a mount's configuration file, with its own keys",
+    )  # fmt: skip
     add_source_flags(parser)
     parser.add_argument(
         "--write-profile",
@@ -45,8 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def access(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Test every key in every bucket; print what it can do beside what it should. Return the exit status."""
-    if not arguments.sources and not arguments.credentials_from:
-        arguments.parser.error("name a bucket, s3://BUCKET, or its variables with --credentials-from")
+    if not (arguments.sources or arguments.credentials_from or arguments.config):
+        arguments.parser.error(
+            "name a bucket, s3://BUCKET, its variables with --credentials-from, or a mount's --config"
+        )
     if arguments.read_only and arguments.write_profile:
         arguments.parser.error("--read-only and --write-profile exclude each other")
     from fusecache.bucket.access import probe_place  # other commands do not need boto3
@@ -104,6 +112,48 @@ def _places_and_keys(arguments: argparse.Namespace) -> "tuple[list[Place], list[
         ]
         if not any(place.has_bucket_of(each) for each in places):
             places.append(place)
+    if arguments.config is not None:
+        own, own_keys = _of_config(arguments.config)
+        places += [each for each in own if not any(each.has_bucket_of(place) for place in places)]
+        keys += own_keys
+    return places, keys
+
+
+def _of_config(path: Path) -> "tuple[list[Place], list[ProbedKey]]":
+    """Return the buckets of a mount's configuration file, and their keys. Raises ConfigError."""
+    from fusecache.bucket.access import ProbedKey
+    from fusecache.bucket.address import BucketKeys, place_of
+
+    # Nothing is mounted, and nothing cached.
+    nowhere = {"mountpoint": os.devnull, "cache_size": "1TiB"}
+    options = load_options(nowhere, os.environ, config_path=path)
+    places: list[Place] = []
+    # A key of several buckets is for all of them.
+    found: dict[tuple[BucketKeys, KeyRole], tuple[str, list[Place]]] = {}
+    for name, mount in options.bucket_mounts().items():
+        if not mount.source.startswith(SCHEME):
+            say(f"{mount.source}: not tested, as this command knows {SCHEME} only")
+            continue
+        for number, each in enumerate(mount.requests.endpoints or (mount.own_endpoint(mount.endpoint_url),)):
+            url, region = each.url or mount.endpoint_url, each.region or mount.region
+            prefix, is_r2 = each.prefix or "", mount.endpoint_is_r2
+            place = place_of(each.bucket, prefix, endpoint_url=url, region=region, is_r2=is_r2)
+            places.append(place)
+            reader = BucketKeys(each.read_keys, each.credentials_file, each.profile)
+            writer = BucketKeys(each.write_keys, each.credentials_file, mount.write_profile)
+            has_writer = not number and bool(each.write_keys or mount.write_profile) and not mount.read_only
+            only_reads = has_writer or bool(number) or mount.read_only
+            roles = {KeyRole.READ if only_reads else KeyRole.BOTH: reader}
+            if has_writer:
+                roles[KeyRole.WRITE] = writer
+            for role, source in roles.items():
+                label = f"{name or each.bucket} {role.value}"
+                found.setdefault((source, role), (label, []))[1].append(place)
+    of_source = {
+        source: tuple(place for (other, _), (_, own) in found.items() if other == source for place in own)
+        for source, _ in found
+    }
+    keys = [ProbedKey(label, role, of_source[source], source) for (source, role), (label, _) in found.items()]
     return places, keys
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from fusecache.cli import uploads
 from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.sources import SCHEME, add_source_flags, ask_mounts, split_source
+from fusecache.config.key_families import key_family
 from fusecache.config.option_groups import ORDER_LAST
 from fusecache.config.values import Duration, as_argument
 from fusecache.model.errors import ConfigError, MountError, ObjectChanged, RemoteError
@@ -155,10 +156,14 @@ def _address(arguments: argparse.Namespace) -> "tuple[Place, BucketKeys]":
     source, inner, access = arguments.place, "", {}
     if "://" not in source:
         mount, inner = resolve_in_mount(source)
-        access = request_stream(mount, {"command": "in-use", "keys": []})
+        access = request_stream(mount, {"command": "in-use", "keys": [], "path": inner})
         if access.get("result") != "ok":
             raise MountError(f"{mount.root}: {access.get('message')}")
-        source = access["source"]
+        if "source" not in access:
+            raise ConfigError(
+                f"{arguments.place}: this mount has several buckets; name a directory in one of them"
+            )
+        source, inner = access["source"], inner.removeprefix(access.get("folder", "")).lstrip("/")
     chosen = {
         name: getattr(arguments, name) or access.get(name)
         for name in ("endpoint_url", "region", "profile", "credentials_file")
@@ -171,7 +176,14 @@ def _address(arguments: argparse.Namespace) -> "tuple[Place, BucketKeys]":
         region=chosen["region"],
         is_r2=bool(access.get("is_r2")),
     )
-    file = chosen["credentials_file"]
+    file, family = chosen["credentials_file"], access.get("credentials_from")
+    if family and not (arguments.profile or arguments.credentials_file):
+        found = key_family(family, os.environ)
+        if found.write_keys is None:
+            raise ConfigError(
+                f"{arguments.place}: not set are {', '.join(found.missing)}, the keys of the mount"
+            )
+        return place, BucketKeys(found.write_keys)
     return place, BucketKeys(credentials_file=Path(file) if file else None, profile=chosen["profile"])
 
 

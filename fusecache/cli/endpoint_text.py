@@ -1,9 +1,23 @@
-"""The lines of `fusecache status` about the endpoints of a data set."""
+"""The lines of `fusecache status` about the buckets of a mount, and the endpoints of a data set."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fusecache.model.format_text import count_text, seconds_text, size_text
+
+
+def bucket_lines(buckets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each bucket of a mount of several."""
+    for each in buckets:
+        is_away = each["unanswered_seconds"] or each["start_failure"]
+        refused = each["refused_seconds"] or each["denied_seconds"]
+        state = "keys refused" if refused else "no answer" if is_away else "ok"
+        words = [f"{each['bucket']}: {state}", each["source"]]
+        if each["read_only"]:
+            words.append("read-only")
+        if each["pending_files"]:
+            words.append(f"{count_text(each['pending_files'], 'change')} not in the bucket yet")
+        yield ", ".join(words)
 
 
 def endpoint_lines(endpoints: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -107,6 +107,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     mount.add_argument("mountpoint", nargs="?", help="an existing empty directory")
     mount.add_argument(
+        "--bucket",
+        action="append",
+        default=[],
+        metavar="NAME=SOURCE",
+        help="instead of SOURCE: mount several buckets, each as the folder NAME of the mount; may be repeated",
+    )
+    mount.add_argument(
         "--config", type=Path, metavar="FILE", help="TOML file with any of these options [$FUSECACHE_CONFIG]"
     )
     mount.add_argument(
@@ -313,11 +320,15 @@ def _add_uploads(commands: Any) -> None:
 
 def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     parent = Parent(arguments.ready_fd)
+    if arguments.mountpoint is None and "://" not in (arguments.source or "://"):
+        # Without a source: --bucket, --credentials-from or the file say what is mounted.
+        arguments.source, arguments.mountpoint = None, arguments.source
     try:
         options = load_options(
             {name: getattr(arguments, name) for name in FIELDS},
             os.environ,
             config_path=_config_path(arguments),
+            buckets=arguments.bucket,
             user_id=os.geteuid(),
         )
         require_mount_extras(options)

@@ -42,18 +42,21 @@ def split_source(text: str) -> tuple[str, str]:
 
 
 def ask_mounts(bucket: str, request: Mapping[str, Any], *, is_needed: bool) -> Iterator[dict[str, Any]]:
-    """Yield the answer of each mount of this node on a bucket of this name.
+    """Yield the answer of each mount of this node that has, or may have, a bucket of this name.
 
     is_needed: raise MountError if a mount does not answer; else leave it out.
     """
     devices = set()
     for entry in our_entries():
-        if entry.device in devices or entry.source.removeprefix(SCHEME).partition("/")[0] != bucket:
+        is_of_several = entry.source.startswith("buckets:")
+        if entry.device in devices or not (
+            is_of_several or entry.source.removeprefix(SCHEME).partition("/")[0] == bucket
+        ):
             continue
         devices.add(entry.device)
         try:
             mount, _ = resolve_in_mount(entry.point)
-            row = request_stream(mount, request)
+            row = request_stream(mount, {**request, "bucket": bucket})
             if row.get("result") != "ok":
                 raise MountError(f"{entry.point}: {row.get('message')}")
         except (FusecacheError, OSError) as exc:

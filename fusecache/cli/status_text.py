@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fusecache.cli.endpoint_text import endpoint_lines
+from fusecache.cli.endpoint_text import bucket_lines, endpoint_lines
 from fusecache.model.error_text import renewal_text
 from fusecache.model.format_text import (
     changes_text,
@@ -64,6 +64,7 @@ def _mount_rows(status: Mapping[str, Any]) -> Iterator[Row]:
     )
     is_s3 = str(status.get("source", "s3://")).startswith("s3://")
     yield from _requests(status.get("requests", {}), status.get("cache", {}), has_price=is_s3)
+    yield from _grouped("buckets", bucket_lines(status.get("buckets", ())))
     yield from _grouped("endpoints", endpoint_lines(status.get("endpoints", ())))
     yield from _uploads(status)
     yield from _warm_ups(status.get("warming", ()))
@@ -299,10 +300,14 @@ def warm_text(job: Mapping[str, Any]) -> str:
 
 def _problems(status: Mapping[str, Any]) -> Iterator[str]:
     yield from _bucket_texts(status)
-    if status.get("conditional_writes") in ("refused", "ignored"):
-        yield "the store does not honour If-Match: a write may replace another client's version unnoticed"
-    if status.get("conditional_writes") == "not-of-parts":
-        yield "the store takes no If-Match for a file over 64 MiB: two clients that replace it at once lose a version"
+    for each in (status, *status.get("buckets", ())):
+        store = f"the store of bucket {each['bucket']}" if "bucket" in each else "the store"
+        if each.get("conditional_writes") in ("refused", "ignored"):
+            yield f"{store} does not honour If-Match: a write may replace another client's version unnoticed"
+        if each.get("conditional_writes") == "not-of-parts":
+            yield (
+                f"{store} takes no If-Match for a file over 64 MiB: two clients that replace it at once lose a version"
+            )
     for name, task in status.get("failed_tasks", {}).items():
         yield (
             f"the daemon's task {name} failed {count_text(task['failures'], 'time')}: {task['last_error']}; "
@@ -324,6 +329,10 @@ def _problems_there(status: Mapping[str, Any], there: Mapping[str, Any]) -> Iter
 def _bucket_texts(status: Mapping[str, Any]) -> Iterator[str]:
     if status.get("journal_error"):
         yield status["journal_error"]
+    of = str(status.get("there", {}).get("path", "")).partition("/")[0]
+    for each in status.get("buckets", ()):
+        if of in ("", each["bucket"]):
+            yield from (f"bucket {each['bucket']}: {text}" for text in _bucket_texts(each))
     if status.get("state") == "auth-failed" or status.get("refused_seconds"):
         yield _refused_text(status)
     elif status.get("unanswered_seconds"):

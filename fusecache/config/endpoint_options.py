@@ -31,6 +31,24 @@ def own_endpoint(values: Mapping[str, Any], url: str | None) -> EndpointOptions:
     )
 
 
+def resolve_family(values: Mapping[str, Any], family: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of a mount of one bucket that a family of variables names. Raises ConfigError.
+
+    values: the mount's parsed options by name; its source, if it has one, is in the family's bucket.
+    """
+    given: dict[str, Any] = {}
+    if "source" in values:
+        bucket, _, prefix = values["source"].partition("://")[2].partition("/")
+        given = {"bucket": bucket, "prefix": as_prefix(prefix)}
+    if environment.get(f"{family}_BUCKET_LIST"):
+        given.pop("bucket", None)
+    first, *others = family_endpoints(family, given, environment, needs_bucket=True)
+    first = dataclasses.replace(first, prefix=first.prefix or "", credentials_from=family)
+    # Several endpoints come from `resolve_endpoints`.
+    endpoints = {} if others else {"endpoints": (first,)}
+    return {"source": first.source, "endpoint_url": first.url, **endpoints}
+
+
 def resolve_endpoints(
     values: Mapping[str, Any], tables: object, environment: Mapping[str, str], *, label: str
 ) -> dict[str, Any]:
@@ -47,7 +65,7 @@ def resolve_endpoints(
         if known.place in places:
             raise ConfigError(f"{label}: two endpoints are the same, {known.place}; remove one of them")
         places[known.place] = known
-    if not places:
+    if not places or ("endpoints" in values and tables is None):
         return {}
     if own.url:
         if list(places) == [own.place]:
@@ -76,40 +94,52 @@ def _listed(
     tables: object, values: Mapping[str, Any], environment: Mapping[str, str], label: str
 ) -> Iterator[EndpointOptions]:
     """Yield the endpoints of the tables, and of the bucket list that the mount's own keys come with."""
-    family = values.get("credentials_from")
-    if family and environment.get(f"{family}_BUCKET_LIST"):
-        yield from _of_family(family, {}, environment)
+    for family in values.get("credentials_from", ()):
+        if environment.get(f"{family}_BUCKET_LIST"):
+            yield from family_endpoints(family, {}, environment)
     if tables is None:
         return
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"{label}: allowed are tables [[endpoint]], each with a url")
     for number, table in enumerate(tables, 1):
-        parsed = {key: _parse(key, value, f"{label} {number}") for key, value in table.items()}
+        parsed = parse_table(table, TABLE_KEYS, f"{label} {number}")
         if "credentials_from" in parsed:
-            yield from _of_family(parsed["credentials_from"], parsed, environment)
+            yield from family_endpoints(parsed["credentials_from"], parsed, environment)
         elif "url" not in parsed:
             raise ConfigError(f'{label} {number}: url is missing; add url = "https://…"')
         else:
             yield EndpointOptions(**parsed)
 
 
-def _parse(key: str, value: object, label: str) -> Any:
-    if key not in TABLE_KEYS:
-        hint = nearest_text(key, tuple(TABLE_KEYS)) or f": known are {', '.join(TABLE_KEYS)}"
-        raise ConfigError(f"{label}: unknown key {key!r}{hint}")
-    try:
-        return TABLE_KEYS[key].metadata["parse"](value)
-    except ValueError as exc:
-        raise ConfigError(f"{label}: {key} = {value!r}: allowed is {exc}") from None
+def parse_table(
+    table: Mapping[str, object], known: Mapping[str, "dataclasses.Field[Any]"], label: str
+) -> dict[str, Any]:
+    """Return the values of a table of the file. known: the keys that it may have. Raises ConfigError."""
+    parsed: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            hint = nearest_text(key, tuple(known)) or f": known are {', '.join(known)}"
+            raise ConfigError(f"{label}: unknown key {key!r}{hint}")
+        try:
+            parsed[key] = known[key].metadata["parse"](value)
+        except ValueError as exc:
+            raise ConfigError(f"{label}: {key} = {value!r}: allowed is {exc}") from None
+    return parsed
 
 
-def _of_family(
-    family: str, parsed: Mapping[str, Any], environment: Mapping[str, str]
+def family_endpoints(
+    family: str, parsed: Mapping[str, Any], environment: Mapping[str, str], *, needs_bucket: bool = False
 ) -> Iterator[EndpointOptions]:
-    """Yield the bucket of a family of variables, or those of its list. parsed: what a table says besides."""
+    """Yield the bucket of a family of variables, or those of its list. parsed: what a table says besides.
+
+    needs_bucket: the bucket's name must come from the family, unless `parsed` has it.
+    Raises ConfigError for variables that are missing.
+    """
     variable = f"{family}_BUCKET_LIST"
     text = environment.get(variable)
     for each in bucket_list(text, variable) if text else [_only_bucket(family, environment)]:
+        if needs_bucket and not (parsed.get("bucket") or each.bucket):
+            raise ConfigError(f"credentials_from = {family!r}: not set are {family}_{BUCKET_NAME}; set it")
         facts = {name: getattr(each, name) for name in ("url", "bucket", "read_keys", "write_keys")}
         yield EndpointOptions(**{**facts, **parsed})
 

@@ -11,19 +11,24 @@ Invariants:
 
 import argparse
 import dataclasses
-import hashlib
-import json
 import re
-import shutil
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fusecache.config.endpoint_options import resolve_endpoints
-from fusecache.config.option_groups import MonitoringOptions, RequestOptions, WritebackOptions, option
+from fusecache.config.bucket_options import resolve_places
+from fusecache.config.cache_directory import default_cache_dir, free_bytes_at
+from fusecache.config.endpoint_options import own_endpoint
+from fusecache.config.option_groups import (
+    BucketOptions,
+    EndpointOptions,
+    MonitoringOptions,
+    RequestOptions,
+    WritebackOptions,
+    option,
+)
 from fusecache.config.values import (
     Duration,
     as_flag,
@@ -44,8 +49,8 @@ from fusecache.model.objects import MIB
 from fusecache.remote.endpoints import StoreKind, choose_endpoint
 
 VARIABLE_PREFIX = "FUSECACHE_"
-# Tables of the file, of which there may be several: [[endpoint]].
-TABLES = ("endpoint",)
+# Tables of the file, of which there may be several: [[bucket]], [[endpoint]].
+TABLES = ("bucket", "endpoint")
 # Variables with the prefix FUSECACHE_ that are not mount options.
 OTHER_VARIABLES = re.compile(r"FUSECACHE_(CONFIG|SOCKET|TEST_.*|HINT_.*|LOADER_.*)")
 
@@ -166,6 +171,26 @@ class MountOptions:
     requests: RequestOptions
     monitoring: MonitoringOptions
 
+    def bucket_mounts(self) -> "dict[str, MountOptions]":
+        """Return the options of each bucket, as if it was mounted alone, by the name of its folder.
+
+        The only bucket of a mount has the name "".
+        """
+        return {each.name: self._of_bucket(each) for each in self.requests.buckets} or {"": self}
+
+    def own_endpoint(self, url: str | None) -> EndpointOptions:
+        """Return the endpoint that the options of one bucket describe. url: of it, None for AWS."""
+        return own_endpoint({name: getattr(self, name) for name in ("source", *_OF_ENDPOINT)}, url)
+
+    def _of_bucket(self, bucket: BucketOptions) -> "MountOptions":
+        is_s3 = StoreKind.of(bucket.source) is StoreKind.S3
+        return dataclasses.replace(
+            self,
+            **{name: getattr(bucket, name) for name in _OF_BUCKET},
+            endpoint_is_r2=is_s3 and self.endpoint_is_r2,
+            requests=dataclasses.replace(self.requests, endpoints=bucket.endpoints, buckets=()),
+        )
+
     @property
     def bucket(self) -> str:
         """The bucket's name."""
@@ -195,6 +220,21 @@ _NOT_SHOWN = frozenset(
         "credentials_file",
         "sse_key",
     }
+)
+
+# Options of a mount that its own endpoint has.
+_OF_ENDPOINT = ("region", "profile", "credentials_file")
+
+# Options of a mount that a bucket of several has for itself.
+_OF_BUCKET = (
+    "source",
+    "endpoint_url",
+    "region",
+    "profile",
+    "write_profile",
+    "credentials_file",
+    "read_only",
+    "immutable",
 )
 
 # Options that only S3 knows.
@@ -299,6 +339,7 @@ def load_options(
     environment: Mapping[str, str],
     *,
     config_path: Path | None = None,
+    buckets: Sequence[str] = (),
     home: Path | None = None,
     user_id: int = 0,
     free_bytes: Callable[[Path], int] | None = None,
@@ -306,13 +347,15 @@ def load_options(
     """Merge flags, environment and file into the options of a mount.
 
     flags: by field name; None means not given. environment: all variables; those without the prefix are ignored.
-    home, user_id: of the user who mounts. free_bytes: returns the free bytes of a disk; tests pass their own.
+    buckets: NAME=SOURCE of each bucket that a flag names. home, user_id: of the user who mounts.
+    free_bytes: returns the free bytes of a disk; tests pass their own.
     Raises ConfigError.
     """
     chosen: dict[str, tuple[object, str]] = {}
     content = {} if config_path is None else _read_file(config_path)
-    tables = content.pop("endpoint", None)
-    chosen |= {name: (value, f"{config_path}: {name}") for name, value in content.items()}
+    chosen |= {
+        name: (value, f"{config_path}: {name}") for name, value in content.items() if name not in TABLES
+    }
     chosen |= {
         name: (value, VARIABLE_PREFIX + name.upper())
         for name, value in _read_environment(environment).items()
@@ -323,24 +366,20 @@ def load_options(
         if value is not None
     }
     values: dict[str, Any] = {name: _parse(name, value, label) for name, (value, label) in chosen.items()}
+    values |= resolve_places(values, content, buckets, environment, label=str(config_path or "the options"))
     for name in ("source", "mountpoint"):
         if name not in values:
             raise ConfigError(
                 f"{name} is missing: give {FIELDS[name].metadata['help']}, as an argument or in the configuration file"
             )
-    label = f"{config_path or 'endpoints'}: [[endpoint]]"
-    if StoreKind.of(values["source"]) is StoreKind.S3:
-        values |= resolve_endpoints(values, tables, environment, label=label)
-    elif tables is not None:
-        raise ConfigError(f"{label}: only for s3:// sources; remove these tables to mount {values['source']}")
     if "cache_dir" not in values:
+        source, url = values["source"], values.get("endpoint_url")
+        if "buckets" in values:  # a bucket may be added later
+            source = f"buckets://buckets{values['mountpoint']}"
+        else:
+            url = choose_endpoint(environment, source=source, endpoint_url=url).url
         values["cache_dir"] = default_cache_dir(
-            values["source"],
-            choose_endpoint(environment, source=values["source"], endpoint_url=values.get("endpoint_url")).url
-            or "",
-            environment=environment,
-            home=home or Path.home(),
-            user_id=user_id,
+            source, url or "", environment=environment, home=home or Path.home(), user_id=user_id
         )
     chosen_size = values.get("cache_size", f"{DEFAULT_CACHE_SHARE:.0%}")
     values["cache_size"] = _cache_bytes(chosen_size, values["cache_dir"], free_bytes or free_bytes_at)
@@ -351,37 +390,10 @@ def load_options(
         for group, kind in _GROUPS.items()
     }
     options = MountOptions(**values, **groups)
+    for each in options.bucket_mounts().values():
+        _check_kind(each)
     _check_together(options, share=chosen_size if isinstance(chosen_size, str) else "")
     return options
-
-
-def default_cache_dir(
-    source: str, endpoint: str, *, environment: Mapping[str, str], home: Path, user_id: int
-) -> Path:
-    """Return the cache directory of one source: stable for the same endpoint, bucket and prefix, and unique to them."""
-    inner = source.partition("://")[2].rstrip("/")
-    bucket = inner.partition("/")[0]
-    digest = hashlib.sha256("\n".join((endpoint.rstrip("/"), inner)).encode()).hexdigest()[:12]
-    if user_id == 0:
-        base = Path("/var/cache/fusecache")
-    else:
-        base = Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "fusecache"
-    return base / f"{bucket}-{digest}"
-
-
-def free_bytes_at(path: Path) -> int:
-    """Return the free bytes of a cache directory's disk, as recorded when the directory was made; else as of now.
-
-    The recorded value keeps a limit in percent from shrinking while the cache fills. Raises ConfigError.
-    """
-    try:
-        with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
-            return int(json.loads((path / "fusecache.json").read_text())["free_bytes"])
-        while not path.exists():
-            path = path.parent
-        return shutil.disk_usage(path).free
-    except OSError as exc:
-        raise ConfigError(f"cache_dir = {path}: {exc.strerror}; choose another directory") from exc
 
 
 def _shown(value: object, unit: str) -> str:
@@ -443,13 +455,17 @@ def _cache_bytes(value: int | str, cache_dir: Path, free_bytes: Callable[[Path],
     return int(free_bytes(cache_dir) * float(value.rstrip("%")) / 100)
 
 
-def _check_together(options: MountOptions, *, share: str) -> None:
-    """Raise ConfigError if options contradict each other. share: the cache size as given in percent, else ""."""
+def _check_kind(options: MountOptions) -> None:
+    """Raise ConfigError for options of S3 at a bucket of another kind."""
     foreign = [name for name in _S3_OPTIONS if _value(options, name) != FIELDS[name].default]
     if options.kind is not StoreKind.S3 and foreign:
         raise ConfigError(
             f"{', '.join(foreign)}: only for s3:// sources; remove it to mount {options.source}"
         )
+
+
+def _check_together(options: MountOptions, *, share: str) -> None:
+    """Raise ConfigError if options contradict each other. share: the cache size as given in percent, else ""."""
     if options.memory < SMALLEST_MEMORY_BYTES:
         raise ConfigError(
             f"memory = {size_text(options.memory)}: allowed is {SMALLEST_MEMORY_BYTES // MIB} MiB or more, so that a "

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from fusecache.model.names import CONTROL_NAME, unusable_name
 from fusecache.model.objects import GIB, KIB, MIB, TIB
 
 T = TypeVar("T")
@@ -56,6 +57,14 @@ def as_source(value: object) -> str:
     if prefix and not all(part not in ("", ".", "..") for part in prefix.split("/")):
         raise ValueError("a prefix without empty parts, `.` and `..`")
     return value
+
+
+def as_folder(value: object) -> str:
+    """Return the name of a bucket's folder in the mount."""
+    text = as_text(value)
+    if (reason := unusable_name(text)) is not None or text == CONTROL_NAME:
+        raise ValueError(f"the name of a folder: {reason or 'this one is reserved for the daemon'}")
+    return text
 
 
 def as_bucket(value: object) -> str:

@@ -9,7 +9,8 @@ import configparser
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -68,17 +69,27 @@ class StartConnection:
 
 
 def connect(
-    options: MountOptions, endpoint: Endpoint, *, max_connections: int, was_used: bool
+    options: MountOptions,
+    endpoint: Endpoint,
+    *,
+    max_connections: int,
+    was_used: bool,
+    is_one_of_several: bool = False,
 ) -> StartConnection:
     """Create the stores, and check with one LIST and one write probe that the credentials suffice for the mount.
 
     was_used: an earlier mount with this cache directory has reached the bucket, so that this one can start without it.
+    is_one_of_several: the mount starts whatever this bucket answers.
     Raises MountError or RemoteError if the mount must not start, ConfigError.
     """
     remote = open_stores(options, endpoint, max_connections=max_connections)
     try:
-        write_refusal = _first_answers(options, remote, is_optional=was_used)
-    except (Unavailable, AccessDenied, CredentialsMissing) as exc:
+        write_refusal = _first_answers(options, remote, is_optional=was_used or is_one_of_several)
+    except RemoteError as exc:
+        if is_one_of_several:
+            return StartConnection(remote, failure=exc)
+        if not isinstance(exc, (Unavailable, AccessDenied, CredentialsMissing)):
+            raise
         if was_used and not options.wait_for_bucket and not isinstance(exc, Untrusted):
             return StartConnection(remote, failure=exc)
         if isinstance(exc, Unavailable):
@@ -96,22 +107,52 @@ def connect(
 
 def open_stores(options: MountOptions, endpoint: Endpoint, *, max_connections: int) -> ReadWriteSplit:
     """Create the stores of a mount. Makes no request. Raises ConfigError."""
-    own = EndpointOptions(
-        url=endpoint.url or "",
-        bucket=options.bucket,
-        prefix=options.prefix,
-        region=options.region,
-        profile=options.profile,
-        credentials_file=options.credentials_file,
-    )
-    endpoints = options.requests.endpoints or (own,)
     transport = Transport(max_connections=max_connections)
     if endpoint.kind is StoreKind.S3:
+        endpoints = options.requests.endpoints or (options.own_endpoint(endpoint.url),)
         return open_remote(options, endpoints, transport)
     store = open_cloud_store(
         options.bucket, endpoint, os.environ, transport=transport, is_unsigned=options.requests.unsigned
     )
     return ReadWriteSplit(store, None if options.read_only else store, prefix=options.prefix)
+
+
+def connect_several(
+    mounts: Mapping[str, MountOptions], *, max_connections: int, used: Container[str]
+) -> dict[str, StartConnection]:
+    """Connect several buckets at once, by the names of their folders. One that fails does not stop the others.
+
+    used: the names of the buckets that an earlier mount with this cache directory has reached.
+    Raises MountError if no bucket answers, and none did before; ConfigError.
+    """
+
+    def connect_one(name: str) -> StartConnection:
+        options = mounts[name]
+        return connect(
+            options,
+            endpoint_of(options),
+            max_connections=max_connections,
+            was_used=name in used,
+            is_one_of_several=True,
+        )
+
+    with ThreadPoolExecutor(len(mounts)) as pool:
+        found = dict(zip(mounts, pool.map(connect_one, mounts), strict=True))
+    failures = {name: each.failure for name, each in found.items() if each.failure is not None}
+    if len(failures) == len(mounts) and not any(name in used for name in mounts):
+        raise MountError("; ".join(f"bucket {name}: {failure}" for name, failure in failures.items()))
+    return found
+
+
+def endpoint_of(options: MountOptions) -> Endpoint:
+    """Return the endpoint of a mount of one bucket. Raises ConfigError."""
+    return choose_endpoint(
+        os.environ,
+        source=options.source,
+        endpoint_url=options.endpoint_url,
+        region=options.region,
+        is_r2=options.endpoint_is_r2,
+    )
 
 
 def open_remote(

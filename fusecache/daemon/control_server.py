@@ -19,8 +19,8 @@ from typing import Any
 
 import trio
 
-from fusecache.daemon.control_socket import ControlSocket
-from fusecache.daemon.reserving_listener import ReservingListener
+from fusecache.daemon.bucket_link import key_here, split_source
+from fusecache.daemon.control_socket import ControlSocket, ReservingListener
 from fusecache.daemon.verdicts import Verdicts
 from fusecache.daemon.visitors import Request, Visitors, user_of
 from fusecache.engine.admin.inspector import ScrubProgress
@@ -50,7 +50,7 @@ _COUNT_SECONDS = 3.0
 class ControlServer:
     """Serves the commands of `fusecache` on a unix socket.
 
-    `in-use` says which of the bucket's keys, in `keys`, the mount still needs, and how the bucket is reached. Two
+    `in-use` says which of the keys of `bucket`, in `keys`, the mount still needs, and how the bucket is reached. Two
     commands are internal: `abandon` makes the shutdown leave uploads to the next mount, `carry-on` reverts that.
     """
 
@@ -62,13 +62,14 @@ class ControlServer:
         facts: Callable[[], dict[str, Any]],
         *,
         owners: frozenset[int],
-        access: Mapping[str, Any],
+        access: Mapping[str, Mapping[str, Any]],
         on_abandon: Callable[[], None],
         on_carry_on: Callable[[], None],
     ) -> None:
         """facts: returns the current status fields that are not part of the file system's statistics.
 
-        owners: the ids of the users who may send every command. access: how the bucket is reached, for owners alone.
+        owners: the ids of the users who may send every command. access: how each bucket is reached, for owners alone,
+        by the name of its folder.
         """
         self._fs = filesystem
         self._socket = control_socket
@@ -174,10 +175,7 @@ class ControlServer:
                     (self._on_abandon if command == "abandon" else self._on_resume)()
                     await self._send(stream, {**await self._pending(""), **_done("ok")})
                 case "in-use":
-                    found = await KeysInUse(self._fs.tree, self._fs.queue).find(
-                        [str(each) for each in request["keys"]]
-                    )
-                    await self._send(stream, {**_done("ok"), "in_use": found, **self._access})
+                    await self._send(stream, {**_done("ok"), **await self._in_use(request, path)})
                 case "hint":
                     await self._hint(stream, user, request, received)
                 case _:
@@ -198,9 +196,8 @@ class ControlServer:
                 await self._uploads(stream, paths[0], request)
             case "uploads-in-use":
                 used = await self._fs.uploads.in_use()
-                await self._send(
-                    stream, {**_done("ok"), "upload_ids": list(used.upload_ids), "keys": list(used.keys)}
-                )
+                keys = [self._key_there(key) for key in used.keys]
+                await self._send(stream, {**_done("ok"), "upload_ids": list(used.upload_ids), "keys": keys})
             case "recover":
                 await self._send(stream, {**_done("ok"), "recover": await self._fs.quarantine.listing()})
             case "bring-back" | "delete" if self._fs.options.read_only:
@@ -216,6 +213,26 @@ class ControlServer:
                 await self._send(stream, {**_done("ok"), "freed_bytes": freed})
             case _:
                 await self._send(stream, _done("error", f"unknown command {command!r}"))
+
+    async def _in_use(self, request: dict[str, Any], path: str) -> dict[str, Any]:
+        """Return which keys of a bucket the mount needs, and how the bucket of a path is reached."""
+        keys = [str(each) for each in request["keys"]]
+        in_use = KeysInUse(self._fs.tree, self._fs.queue)
+        if "" in self._access:
+            return {"in_use": await in_use.find(keys), **self._access[""]}
+        found: dict[str, str] = {}
+        for name, access in self._access.items():
+            bucket, prefix = split_source(access["source"])
+            here = {key_here(name, prefix, key): key for key in keys if bucket == request.get("bucket")}
+            answer = await in_use.find([key for key in here if key])
+            found |= {here[key]: why for key, why in answer.items()}
+        name = path.partition("/")[0]
+        return {"in_use": found, **self._access.get(name, {}), "folder": name}
+
+    def _key_there(self, key: str) -> str:
+        """Return a key of the mount as its bucket has it."""
+        name, _, inner = key.partition("/")
+        return key if "" in self._access else split_source(self._access[name]["source"])[1] + inner
 
     async def _hint(
         self, stream: trio.SocketStream, user: int, request: dict[str, Any], received: Request

@@ -7,8 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -19,18 +19,17 @@ import trio
 
 from fusecache import __version__
 from fusecache.config.options import MountOptions, shown_options
-from fusecache.daemon.connect import (
-    StartConnection,
-    check_conditions,
-    connect,
-    keys_from,
-    refuse_without_writes,
+from fusecache.daemon.bucket_link import (
+    BucketLink,
+    bucket_access,
+    command_access,
+    immutable_names,
+    key_facts,
 )
+from fusecache.daemon.connect import StartConnection, connect, connect_several, endpoint_of
 from fusecache.daemon.control_server import ControlServer
 from fusecache.daemon.control_socket import ControlSocket
-from fusecache.daemon.credentials import CredentialRenewal
 from fusecache.daemon.disk_check import check_disk, shortage_text
-from fusecache.daemon.first_contact import FirstContact
 from fusecache.daemon.fuse_options import fuse_options
 from fusecache.daemon.log import begin_log
 from fusecache.daemon.metrics_port import metrics_served
@@ -52,12 +51,14 @@ from fusecache.fs.kernel import tune
 from fusecache.fs.kernel_caches import KernelCaches
 from fusecache.fs.operations import Operations
 from fusecache.fs.owned_hints import OwnedHints
-from fusecache.model.errors import FusecacheError, MountError, NoSpace, ReadOnly, RemoteError
+from fusecache.model.errors import FusecacheError, MountError, NoSpace, ReadOnly
 from fusecache.model.verdict import verdict_line
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.leftover_text import found_text
-from fusecache.remote.clouds.opening import cloud_keys_from
-from fusecache.remote.endpoints import Endpoint, StoreKind, choose_endpoint
+from fusecache.remote.bucket_router import BucketRouter, RoutedBucket
+from fusecache.remote.endpoints import Endpoint
+from fusecache.remote.statistics import RequestTimes
+from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,14 @@ MIN_TASKS = 64
 SWITCH_INTERVAL_SECONDS = 0.0005
 # Files of the daemon are its user's alone. Modes of files in the mount come from each caller's umask, not from this.
 PRIVATE_UMASK = 0o077
+# What a status says of the only bucket, for a mount of several.
+NO_BUCKET_FACTS = {
+    "state": "ok",
+    "denied_seconds": 0.0,
+    "keys_error": "",
+    "start_failure": "",
+    "conditional_writes": "",
+}
 # Interval of the status line for systemd.
 STATUS_SECONDS = 5.0
 
@@ -100,26 +109,31 @@ def run(options: MountOptions, ready: Callable[[str], None]) -> int:
 def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
     check_mountpoint(options.mountpoint, allow_other=options.allow_other)
     check_disk(options)
-    endpoint = choose_endpoint(
-        os.environ,
-        source=options.source,
-        endpoint_url=options.endpoint_url,
-        region=options.region,
-        is_r2=options.endpoint_is_r2,
-    )
+    mounts = options.bucket_mounts()
+    endpoints = {name: endpoint_of(each) for name, each in mounts.items()}
     threads = NETWORK_THREADS + UPLOAD_THREADS + PUBLISH_THREADS
-    identity = f"{endpoint.url or 'AWS'} {options.kind.value}://{options.bucket}/{options.prefix}"
+    identities = {name: _identity(name, each, endpoints[name]) for name, each in mounts.items()}
     # The directory got its identity when a mount with it first reached the bucket: endpoint and names are right.
-    was_used = recorded_identity(options.cache_dir) == identity
-    connection = connect(options, endpoint, max_connections=threads, was_used=was_used)
+    recorded = recorded_identity(options.cache_dir).split("\n")
+    used = [name for name, each in identities.items() if each in recorded]
+    if "" in mounts:
+        connection = connect(options, endpoints[""], max_connections=threads, was_used=bool(used))
+        connections = {"": connection}
+    else:
+        connections = connect_several(mounts, max_connections=threads, used=used)
+    # Not of a bucket that never answered: its source may still be corrected.
+    reached = [identities[name] for name, each in connections.items() if name in used or not _is_away(each)]
     with (
-        closing(connection.remote),
-        StateDirectory(options.cache_dir, identity, mountpoint=options.mountpoint),
+        ExitStack() as stack,
+        StateDirectory(options.cache_dir, "\n".join(reached), mountpoint=options.mountpoint) as directory,
         unwrap_single_error(),
     ):
-        daemon = _Daemon(
-            options, connection, ready, risk_texts(options, endpoint), _access(options, endpoint)
-        )
+        for each in connections.values():
+            stack.enter_context(closing(each.remote))
+        risks = [text for name, each in mounts.items() for text in risk_texts(each, endpoints[name])]
+        access = {name: command_access(each, endpoints[name]) for name, each in mounts.items()}
+        reach = {name: partial(directory.add, identity) for name, identity in identities.items()}
+        daemon = _Daemon(options, mounts, connections, ready, list(dict.fromkeys(risks)), access, reach)
         return trio.run(daemon.run)
     raise AssertionError("unreachable: the daemon returns or raises")
 
@@ -128,17 +142,25 @@ class _Daemon:
     def __init__(
         self,
         options: MountOptions,
-        connection: StartConnection,
+        mounts: Mapping[str, MountOptions],
+        connections: Mapping[str, StartConnection],
         ready: Callable[[str], None],
         risks: Sequence[str],
-        access: dict[str, Any],
+        access: Mapping[str, Mapping[str, Any]],
+        reach: Mapping[str, Callable[[], None]],
     ) -> None:
-        """risks: warnings about the mount, for the log and the user. access: for ControlServer."""
+        """mounts, connections, access, reach: by the name of each bucket's folder; access is for ControlServer.
+
+        reach: records that a bucket answered.
+        risks: warnings about the mount, for the log and the user.
+        """
         self._options = options
+        self._mounts = mounts
+        self._connections = connections
         self._access = access
+        self._reach = reach
         self._risks = risks
-        self._connection = connection
-        self._remote = connection.remote
+        self._links: list[BucketLink] = []
         self._ready = ready
         self._stop = trio.Event()
         self._mounted = False
@@ -162,31 +184,27 @@ class _Daemon:
         )
         ownership = _ownership(options)
         filesystem = FileSystem(
-            self._remote, offload, _engine_options(options, ownership), self._supervisor, KernelCaches()
+            self._store(),
+            offload,
+            _engine_options(options, self._mounts, ownership),
+            self._supervisor,
+            KernelCaches(),
         )
-        self._facts |= _initial_facts(options)
-        renewal = CredentialRenewal(
-            self._remote, has_pending_writes=lambda: len(filesystem.queue) > 0, try_again=filesystem.try_again
-        )
-        contact = FirstContact(
-            self._connection.failure,
-            reads=self._connection.write_refusal is not None,
-            is_answered=lambda: filesystem.is_answered and not self._remote.writes_denied.is_on,
-            try_again=filesystem.ask_bucket,
-            finish=partial(self._finish_start, filesystem),
-        )
-        server, operations = self._endpoints(filesystem, ownership, renewal, contact)
+        self._facts |= _initial_facts(options, self._mounts)
+        self._links = [
+            BucketLink(name, self._mounts[name], connection, filesystem, self._reach[name])
+            for name, connection in self._connections.items()
+        ]
+        server, operations = self._endpoints(filesystem, ownership)
         async with filesystem.running():
-            if self._connection.failure is not None:
-                await self._start_without_bucket(filesystem, self._connection.failure)
+            for link in self._links:
+                await link.start()
             try:
                 with metrics_served(options.monitoring.metrics_port, server.status):
                     async with trio.open_nursery() as nursery:
-                        await self._start(nursery, filesystem, server, operations, contact)
-                        nursery.start_soon(self._supervisor.run, "contact", contact.run, name="contact")
-                        nursery.start_soon(
-                            self._supervisor.run, "credentials", renewal.run, name="credentials"
-                        )
+                        await self._start(nursery, filesystem, server, operations)
+                        for link in self._links:
+                            link.run_in(nursery, self._supervisor)
                         await self._stop.wait()
                         await self._shut_down(filesystem, offload)
                         nursery.cancel_scope.cancel()
@@ -197,35 +215,36 @@ class _Daemon:
 
     # ---- the phases of a run
 
-    async def _start_without_bucket(self, filesystem: FileSystem, failure: RemoteError) -> None:
-        refusal = self._connection.write_refusal
-        if refusal is not None:
-            if not len(filesystem.queue):
-                refuse_without_writes(self._options, refusal)
-            return  # reads are answered
-        await filesystem.start_without_bucket(failure)
+    def _store(self) -> Store:
+        connections = self._connections
+        if "" in connections:
+            return connections[""].remote
+        return BucketRouter(
+            {
+                name: RoutedBucket(connection.remote, self._mounts[name].prefix)
+                for name, connection in connections.items()
+            }
+        )
 
-    async def _finish_start(self, filesystem: FileSystem) -> None:
-        """The bucket answers for the first time: do what `connect` could not."""
-        filesystem.on_bucket_answered()
-        if not self._options.read_only:
-            await trio.to_thread.run_sync(check_conditions, self._options, self._remote)
-        await filesystem.try_again()
-
-    def _status_facts(self, renewal: CredentialRenewal, contact: FirstContact) -> dict[str, Any]:
-        conditions = "" if self._options.read_only else self._remote.conditional_writes.value
+    def _status_facts(self) -> dict[str, Any]:
+        is_several = "" not in self._mounts
+        # Of several buckets, each row says what a status says of the only one.
+        own = NO_BUCKET_FACTS if is_several else self._links[0].facts()
         return {
             **self._facts,
-            **renewal.facts(),
-            **contact.facts(),
-            "conditional_writes": conditions,
+            **own,
             "failed_tasks": self._supervisor.statistics(),
-            "endpoints": self._remote.endpoints(),
-            "request_times": self._remote.times.as_dict(),
+            "endpoints": [row for each in self._connections.values() for row in each.remote.endpoints()],
+            "request_times": RequestTimes.of_all(
+                [each.remote.times for each in self._connections.values()]
+            ).as_dict(),
+            "buckets": [link.row() for link in self._links] if is_several else [],
         }
 
     def _endpoints(
-        self, filesystem: FileSystem, ownership: Ownership, renewal: CredentialRenewal, contact: FirstContact
+        self,
+        filesystem: FileSystem,
+        ownership: Ownership,
     ) -> tuple[ControlServer, Operations]:
         """Return the two ways into the file system: the control socket and the FUSE operations."""
         options = self._options
@@ -236,7 +255,7 @@ class _Daemon:
             filesystem,
             control_socket,
             hints,
-            partial(self._status_facts, renewal, contact),
+            self._status_facts,
             owners=owners,
             access=self._access,
             on_abandon=self._abandon,
@@ -254,7 +273,6 @@ class _Daemon:
         filesystem: FileSystem,
         server: ControlServer,
         operations: Operations,
-        contact: FirstContact,
     ) -> None:
         """Mount, start the tasks, and report that the mount is ready."""
         supervisor = self._supervisor
@@ -262,7 +280,7 @@ class _Daemon:
         await nursery.start(supervisor.run_service, "control", server.run, name="control")
         self._mount(operations)
         nursery.start_soon(self._serve, name="fuse")
-        await self._announce(filesystem, contact)
+        await self._announce(filesystem)
         nursery.start_soon(supervisor.run, "status", partial(self._report, filesystem, server), name="status")
 
     async def _shut_down(self, filesystem: FileSystem, offload: ThreadOffload) -> None:
@@ -301,7 +319,7 @@ class _Daemon:
             self._has_failed = True
         self._stop.set()
 
-    async def _announce(self, filesystem: FileSystem, contact: FirstContact) -> None:
+    async def _announce(self, filesystem: FileSystem) -> None:
         """Check that the mount answers, tune the kernel's settings for it, and report that it is ready."""
         mountpoint = str(self._options.mountpoint)
         await trio.to_thread.run_sync(os.stat, mountpoint)
@@ -318,7 +336,8 @@ class _Daemon:
         log.info("mounted source=%s at=%s pending_files=%d", self._options.source, mountpoint, pending.files)
         self._is_announced = notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=os.getpid())
         short = shortage_text(self._options, filesystem.cache.usable_bytes())
-        warnings = [text for text in (contact.text(pending.files), short, *self._risks) if text]
+        degraded = [link.text() for link in self._links]
+        warnings = [text for text in (*degraded, short, *self._risks) if text]
         for text in warnings:
             log.warning("%s", text)
         recovered = filesystem.replayed
@@ -411,17 +430,14 @@ class _Daemon:
         scope.cancel()
 
 
-def _access(options: MountOptions, endpoint: Endpoint) -> dict[str, Any]:
-    """Return how the bucket is reached for writes, for commands that work on it themselves."""
-    file = options.credentials_file
-    return {
-        "source": options.source,
-        "endpoint_url": endpoint.url,
-        "region": endpoint.region,
-        "profile": options.write_profile or options.profile,
-        "credentials_file": None if file is None else str(file),
-        "is_r2": endpoint.is_r2,
-    }
+def _is_away(connection: StartConnection) -> bool:
+    return connection.failure is not None and connection.write_refusal is None
+
+
+def _identity(name: str, options: MountOptions, endpoint: Endpoint) -> str:
+    """Return a bucket in one line, as the cache directory records it."""
+    place = f"{endpoint.url or 'AWS'} {options.kind.value}://{options.bucket}/{options.prefix}"
+    return f"{name}={place}" if name else place
 
 
 def _ownership(options: MountOptions) -> Ownership:
@@ -436,7 +452,9 @@ def _ownership(options: MountOptions) -> Ownership:
     )
 
 
-def _engine_options(options: MountOptions, ownership: Ownership) -> EngineOptions:
+def _engine_options(
+    options: MountOptions, mounts: Mapping[str, MountOptions], ownership: Ownership
+) -> EngineOptions:
     return EngineOptions(
         directory=options.cache_dir,
         prefix=options.prefix,
@@ -445,7 +463,7 @@ def _engine_options(options: MountOptions, ownership: Ownership) -> EngineOption
         buffer_bytes=options.memory,
         settle_seconds=options.writeback.settle_seconds,
         fresh_seconds=options.attribute_seconds,
-        immutable=options.immutable,
+        immutable=(*options.immutable, *(() if "" in mounts else immutable_names(mounts))),
         posix_metadata=options.posix_metadata,
         temp_names=options.writeback.temp_names,
         order_last=options.writeback.order_last,
@@ -457,18 +475,11 @@ def _engine_options(options: MountOptions, ownership: Ownership) -> EngineOption
         local_only=options.writeback.local_only,
         pin=options.pin,
         symlinks=options.symlinks,
-        keys_from=_keys_from(options, options.write_profile or options.profile),
-        writes_by_other_keys=options.write_profile is not None,
+        buckets={name: bucket_access(each) for name, each in mounts.items()},
     )
 
 
-def _keys_from(options: MountOptions, profile: str | None) -> str:
-    if options.kind is not StoreKind.S3:
-        return cloud_keys_from(options.kind, os.environ)
-    return keys_from(profile, os.environ, credentials_file=options.credentials_file)
-
-
-def _initial_facts(options: MountOptions) -> dict[str, Any]:
+def _initial_facts(options: MountOptions, mounts: Mapping[str, MountOptions]) -> dict[str, Any]:
     """Return the status fields that are known before the mount starts."""
     return {
         "version": __version__,
@@ -476,8 +487,7 @@ def _initial_facts(options: MountOptions) -> dict[str, Any]:
         "source": options.source,
         "mountpoint": str(options.mountpoint),
         "read_only": options.read_only,
-        "keys_from": _keys_from(options, options.profile),
-        "write_keys_from": _keys_from(options, options.write_profile or options.profile),
+        **(key_facts(options) if "" in mounts else {"keys_from": "", "write_keys_from": ""}),
         **shown_options(options),
         "kernel": {"applied": [], "refused": []},
     }

@@ -32,7 +32,8 @@ class StateDirectory:
     def __init__(self, directory: Path, identity: str | None, *, mountpoint: Path | None = None) -> None:
         """Create or open the directory. Raises StateError if it is in use or another bucket's; LocalDiskError.
 
-        identity: endpoint, bucket and prefix in one line; None: only inspect an existing directory, of any bucket.
+        identity: endpoint, bucket and prefix, in a line for each bucket; lines may be added later. None: only inspect
+        an existing directory, of any bucket.
         mountpoint: where it is going to be mounted; named in the error of other processes that find it in use.
         """
         self.directory = directory
@@ -96,6 +97,29 @@ class StateDirectory:
             "`fusecache recover MOUNTPOINT`; else wait for that process"
         )
 
+    def add(self, identity: str) -> None:
+        """Record the line of one more bucket. Raises LocalDiskError, StateError."""
+        if identity not in self.identity.split("\n"):
+            self._check_identity(f"{self.identity}\n{identity}")
+
+    def _record(self, path: Path, row: dict[str, object]) -> None:
+        temporary = path.with_suffix(".new")
+        try:
+            row.setdefault("free_bytes", shutil.disk_usage(self.directory).free)
+            self.identity = str(row["identity"] or "")
+            with temporary.open("w") as file:
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                # Else a power cut may leave an empty file, and no daemon could start here again.
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_folder(self.directory)
+        except OSError as exc:
+            raise LocalDiskError(
+                f"the cache directory {self.directory} cannot be written: {exc.strerror}; "
+                f"free space there, or choose another with --cache-dir"
+            ) from exc
+
     def _check_identity(self, identity: str | None) -> None:
         path = self.directory / "fusecache.json"
         try:
@@ -103,23 +127,7 @@ class StateDirectory:
             if not isinstance(row, dict):
                 raise ValueError("not a JSON object")
         except FileNotFoundError:
-            temporary = path.with_suffix(".new")
-            try:
-                free = shutil.disk_usage(self.directory).free
-                row = {"format": FORMAT_VERSION, "identity": identity, "free_bytes": free}
-                self.identity = identity or ""
-                with temporary.open("w") as file:
-                    file.write(json.dumps(row) + "\n")
-                    file.flush()
-                    # Else a power cut may leave an empty file, and no daemon could start here again.
-                    os.fsync(file.fileno())
-                temporary.replace(path)
-                sync_folder(self.directory)
-            except OSError as exc:
-                raise LocalDiskError(
-                    f"the cache directory {self.directory} cannot be written: {exc.strerror}; "
-                    f"free space there, or choose another with --cache-dir"
-                ) from exc
+            self._record(path, {"format": FORMAT_VERSION, "identity": identity})
             return
         except (OSError, ValueError) as exc:
             raise StateError(
@@ -132,11 +140,17 @@ class StateDirectory:
                 f"mount with the version that created it, or choose another --cache-dir"
             )
         self.identity = str(row.get("identity", ""))
-        if identity is not None and self.identity != identity:
+        if identity is not None and set(self.identity.split("\n")) < set(identity.split("\n")):
+            self._record(path, {**row, "identity": identity})  # a bucket was added
+        elif identity is not None and self.identity != identity:
             raise StateError(
-                f"the cache directory {self.directory} belongs to {row.get('identity')}, not to {identity}; "
-                f"choose another with --cache-dir{_pending_text(self.directory)}"
+                f"the cache directory {self.directory} belongs to {_one_line(self.identity)}, not to "
+                f"{_one_line(identity)}; choose another with --cache-dir{_pending_text(self.directory)}"
             )
+
+
+def _one_line(identity: str) -> str:
+    return identity.replace("\n", ", ")
 
 
 def recorded_identity(directory: Path) -> str:

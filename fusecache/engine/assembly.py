@@ -36,15 +36,17 @@ from fusecache.engine.namespace.paths import Paths
 from fusecache.engine.namespace.symlinks import Symlinks
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.operations import NamespaceOps
-from fusecache.engine.options import EngineOptions
+from fusecache.engine.options import BucketAccess, EngineOptions
 from fusecache.engine.prefetch.hint_service import HintService
 from fusecache.engine.prefetch.sibling_readahead import SiblingReadahead
 from fusecache.engine.publish.bucket_writer import BucketWriter
 from fusecache.engine.publish.multipart_uploader import MultipartUploader
 from fusecache.engine.publish.preparer import Preparer
 from fusecache.engine.publish.publisher import Publisher
+from fusecache.engine.publish.publishers import Publishers
 from fusecache.engine.recovery.journal_replay import JournalReplay
 from fusecache.engine.recovery.quarantine import Quarantine
+from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.runtime.offload import Offload
@@ -57,6 +59,7 @@ from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.cache_index import read_boot_id
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
+from fusecache.policy.backoff import RequestLimit
 from fusecache.policy.symlink_targets import SymlinkRule
 from fusecache.remote.store import Store, primary_of
 
@@ -92,7 +95,7 @@ class Names:
 
     tree: Tree
     queue: WritebackQueue
-    metadata_client: MetadataClient
+    metadata_clients: ByBucket[MetadataClient]
     lookup: Lookup
     paths: Paths
     symlinks: Symlinks
@@ -107,9 +110,9 @@ class WriteBack:
     write_events: WriteEvents
     backpressure: Backpressure
     snapshots: OpenFileSnapshots
-    uploader: MultipartUploader
-    preparer: Preparer
-    publisher: Publisher
+    uploaders: ByBucket[MultipartUploader]
+    preparers: ByBucket[Preparer]
+    publisher: Publishers
     namespace_ops: NamespaceOps
     remote_fsync: RemoteFsync
     conflict_log: ConflictLog
@@ -142,6 +145,7 @@ def open_storage(
             limit_bytes=options.cache_bytes,
             buffer_bytes=options.buffer_bytes,
             write_reserve_bytes=2 * dirty_limit_bytes(),
+            buckets=tuple(options.buckets),
         )
         cache = BlockCache(store, offload, cache_options, supervisor, pinned or None)
         opened.callback(cache.abandon)
@@ -160,30 +164,41 @@ def open_storage(
 
 def build_names(storage: Storage, options: EngineOptions, targets: EventTargets, tasks: Tasks) -> Names:
     """Build the tree, the queue and the lookup."""
-    cache = storage.cache
-    tree = Tree(options.prefix, options.ownership, TreeEvents(targets))
-    queue = WritebackQueue(QueueEvents(targets), options.prefix, options.order_last)
-    client = targets.metadata_client = MetadataClient(
-        storage.store,
-        storage.offload,
-        cache.limit,
-        MetadataEvents(targets),
-        prefix=options.prefix,
-        writes_by_other_keys=options.writes_by_other_keys,
+    cache, prefixes = storage.cache, options.prefixes
+    tree = Tree(
+        options.prefix,
+        options.ownership,
+        TreeEvents(targets),
+        {name: each.read_only for name, each in options.buckets.items()},
     )
+    queue = WritebackQueue(QueueEvents(targets), prefixes, options.order_last)
+
+    def make_client(name: str) -> MetadataClient:
+        return MetadataClient(
+            storage.store,
+            storage.offload,
+            cache.limit_of(name) if name in options.buckets else RequestLimit(1),
+            MetadataEvents(targets, name),
+            prefix=prefixes.get(name, ""),
+            writes_by_other_keys=options.buckets.get(name, BucketAccess()).writes_by_other_keys,
+        )
+
+    # The first client of several buckets is that of the folder of all buckets, which sends no request.
+    names = options.buckets if "" in options.buckets else ("", *options.buckets)
+    clients = targets.metadata_clients = ByBucket(names, make_client)
     lookup = targets.lookup = Lookup(
         tree,
         storage.listings,
-        client,
+        clients,
         storage.journal_rows,
         tasks.names,
         fresh_seconds=options.fresh_seconds,
         posix_metadata=options.posix_metadata,
     )
     lookup.ttl.immutable = options.immutable
-    paths = Paths(tree, lookup, client)
+    paths = Paths(tree, lookup, clients)
     hints = HintService(tree, lookup, cache, storage.offload, paths.resolve, tasks.clients)
-    return Names(tree, queue, client, lookup, paths, Symlinks(tree, SymlinkRule(options.symlinks)), hints)
+    return Names(tree, queue, clients, lookup, paths, Symlinks(tree, SymlinkRule(options.symlinks)), hints)
 
 
 def build_write_back(
@@ -207,28 +222,50 @@ def build_write_back(
         storage.boot_id,
     )
     targets.sibling_readahead = SiblingReadahead(tree, lookup, cache, names.hints)
-    uploader = targets.uploader = MultipartUploader(
-        store, tree, journal, offload, cache, queue, options.temp_names, UploadEvents(targets), tasks
+    offloads = ByBucket(options.buckets, lambda name: offload.with_own_threads() if name else offload)
+
+    def make_uploader(name: str) -> MultipartUploader:
+        return MultipartUploader(
+            store,
+            tree,
+            journal,
+            offloads.of(name),
+            cache,
+            cache.limit_of(name),
+            queue,
+            options.temp_names,
+            UploadEvents(targets),
+            tasks,
+        )
+
+    uploaders = targets.uploaders = ByBucket(options.buckets, make_uploader)
+    preparers = targets.preparers = ByBucket(
+        options.buckets, lambda name: Preparer(uploaders.of(name), cache, journal, offload, tasks)
     )
-    preparer = targets.preparer = Preparer(uploader, cache, journal, offload, tasks)
-    publisher = targets.publisher = Publisher(
-        tree,
-        lookup,
-        write,
-        queue,
-        journal,
-        cache,
-        preparer,
-        BucketWriter(primary_of(store), str(storage.empty_file)),
-        offload,
-        cache.limit,
-        tasks,
-        settle_seconds=options.settle_seconds,
-        temp_names=options.temp_names,
-        delete_delay=options.delete_delay,
-        last_wins=options.last_wins,
-        listener=PublishEvents(targets),
-    )
+    bucket_writer = BucketWriter(primary_of(store), str(storage.empty_file))
+
+    def make_publisher(name: str) -> Publisher:
+        return Publisher(
+            tree,
+            lookup,
+            write,
+            queue,
+            queue.orders.of(name),
+            journal,
+            cache,
+            preparers.of(name),
+            bucket_writer,
+            offloads.of(name),
+            cache.limit_of(name),
+            tasks,
+            settle_seconds=options.settle_seconds,
+            temp_names=options.temp_names,
+            delete_delay=options.delete_delay,
+            last_wins=options.last_wins,
+            listener=PublishEvents(targets),
+        )
+
+    publisher = targets.publisher = Publishers(ByBucket(options.buckets, make_publisher))
     remote_fsync = RemoteFsync(
         tree,
         write,
@@ -243,7 +280,7 @@ def build_write_back(
         tree, write.states, write.snapshots, queue, cache, snapshot_seconds=options.snapshot_seconds
     )
     namespace_ops = NamespaceOps(
-        tree, lookup, write, queue, journal, names.metadata_client, NamespaceEvents(targets)
+        tree, lookup, write, queue, journal, names.metadata_clients, NamespaceEvents(targets)
     )
     conflict_log = targets.conflict_log = ConflictLog(journal)
     return WriteBack(
@@ -251,8 +288,8 @@ def build_write_back(
         write_events,
         backpressure,
         snapshots,
-        uploader,
-        preparer,
+        uploaders,
+        preparers,
         publisher,
         namespace_ops,
         remote_fsync,
@@ -271,9 +308,9 @@ def build_services(
 ) -> Services:
     """Build what answers commands and queries."""
     tree, queue, resolve = names.tree, names.queue, names.paths.resolve
-    cache, client = storage.cache, names.metadata_client
+    cache, clients = storage.cache, names.metadata_clients
     publisher, write, conflict_log = write_back.publisher, write_back.write, write_back.conflict_log
-    pinned_objects = targets.pinned = PinnedObjects(cache, client, pinned, tasks)
+    pinned_objects = targets.pinned = PinnedObjects(cache, clients, pinned, tasks)
     status = QueueStatus(
         tree,
         queue,
@@ -283,7 +320,7 @@ def build_services(
         storage.store,
         names.paths.lookup_path,
         names.symlinks,
-        keys_from=options.keys_from,
+        keys_from=ByBucket(options.buckets, lambda name: options.buckets[name].keys_from),
     )
     quarantine = targets.quarantine = Quarantine(
         tree,
@@ -312,9 +349,9 @@ def build_services(
         stall_seconds=options.drain_seconds,
     )
     return Services(
-        WarmupRunner(tree, client, cache, resolve, tasks),
-        Inspector(tree, client, cache, names.symlinks, resolve, InspectorEvents(targets)),
-        UploadAdmin(tree, client, storage.journal_rows),
+        WarmupRunner(tree, clients, cache, resolve, tasks),
+        Inspector(tree, clients, cache, names.symlinks, resolve, InspectorEvents(targets)),
+        UploadAdmin(tree, clients, storage.journal_rows),
         pinned_objects,
         status,
         RequestCosts(storage.store),

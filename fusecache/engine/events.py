@@ -13,11 +13,12 @@ from fusecache.engine.namespace.nodes import FileVersion, Node, QueuedChange
 from fusecache.engine.namespace.tree import TreeListener
 from fusecache.engine.namespace_ops.listener import NamespaceListener
 from fusecache.engine.prefetch.sibling_readahead import SiblingReadahead
-from fusecache.engine.publish.events import PublishListener
 from fusecache.engine.publish.multipart_uploader import MultipartUploader, UploadListener
 from fusecache.engine.publish.preparer import Preparer
-from fusecache.engine.publish.publisher import Publisher
+from fusecache.engine.publish.publishers import Publishers
+from fusecache.engine.publish.rejections import PublishListener
 from fusecache.engine.recovery.quarantine import Quarantine
+from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import MetadataClient, MetadataListener
 from fusecache.engine.write.listener import WriteListener
 from fusecache.engine.write.open_file_snapshots import OpenFileSnapshots
@@ -43,14 +44,14 @@ class EventTargets:
 
     conflict_log: ConflictLog
     lookup: Lookup
-    metadata_client: MetadataClient
+    metadata_clients: ByBucket[MetadataClient]
     pinned: PinnedObjects
-    preparer: Preparer
-    publisher: Publisher
+    preparers: ByBucket[Preparer]
+    publisher: Publishers
     quarantine: Quarantine
     sibling_readahead: SiblingReadahead
     snapshots: OpenFileSnapshots
-    uploader: MultipartUploader
+    uploaders: ByBucket[MultipartUploader]
 
     def __init__(self, kernel: KernelListener) -> None:
         self.kernel = kernel
@@ -61,8 +62,12 @@ class _Events:
         self._targets = targets
 
 
-class MetadataEvents(_Events, MetadataListener):
-    """LIST and HEAD requests -> lookups that wait, uploads that back off."""
+class MetadataEvents(MetadataListener):
+    """LIST and HEAD requests to a bucket -> lookups that wait, uploads that back off."""
+
+    def __init__(self, targets: EventTargets, bucket: str) -> None:
+        self._targets = targets
+        self._bucket = bucket
 
     def on_unresponsive(self) -> None:
         """Lookups that wait are answered from older rows."""
@@ -70,8 +75,8 @@ class MetadataEvents(_Events, MetadataListener):
 
     def on_granted(self) -> None:
         """Uploads that failed for the refused keys are retried at once."""
-        self._targets.publisher.end_pauses()
-        self._targets.uploader.end_pauses()
+        self._targets.publisher.of(self._bucket).end_pauses()
+        self._targets.uploaders.of(self._bucket).end_pauses()
 
 
 class TreeEvents(_Events, TreeListener):
@@ -137,9 +142,9 @@ class PublishEvents(_Events, PublishListener):
         """If the version is pinned, its blocks need not stay."""
         self._targets.pinned.on_gone(key, etag)
 
-    def on_accepted(self) -> None:
-        """The keys are not refused, or no longer."""
-        self._targets.metadata_client.on_write_accepted()
+    def on_accepted(self, key: str) -> None:
+        """The bucket's access keys are not refused, or no longer."""
+        self._targets.metadata_clients.of(key).on_write_accepted()
 
 
 class NamespaceEvents(_Events, NamespaceListener):
@@ -175,7 +180,7 @@ class WriteEvents(_Events, WriteListener):
 
     def on_part_ready(self, version: FileVersion) -> None:
         """The part is uploaded."""
-        self._targets.uploader.on_growth(version)
+        self._targets.uploaders.of(version.record.key).on_growth(version)
 
     def on_sealed(self) -> None:
         """The publisher looks at the queue again."""
@@ -183,11 +188,11 @@ class WriteEvents(_Events, WriteListener):
 
     def on_upload_obsolete(self, version: FileVersion) -> None:
         """The upload is aborted, and the content is prepared again when it is due."""
-        self._targets.preparer.restart(version)
+        self._targets.preparers.of(version.record.key).restart(version)
 
     def on_dropped(self, version: FileVersion) -> None:
         """The upload is aborted, the staging file deleted, its space released."""
-        self._targets.preparer.dropped(version)
+        self._targets.preparers.of(version.record.key).dropped(version)
 
     def on_quarantined(self, record: FileRecord) -> None:
         """`recover` lists the content."""
@@ -199,8 +204,8 @@ class WriteEvents(_Events, WriteListener):
 
     def on_resolved(self, version: FileVersion) -> list[Change]:
         """Commit markers that were held for it are queued."""
-        return self._targets.publisher.commit_markers.on_resolved(version)
+        return self._targets.publisher.on_resolved(version)
 
     def on_returned(self, version: FileVersion) -> list[Change]:
         """It is queued, if it is a held commit marker that nothing blocks now."""
-        return self._targets.publisher.commit_markers.on_returned(version)
+        return self._targets.publisher.on_returned(version)

@@ -17,13 +17,13 @@ from fusecache.engine.assembly import Tasks, build_names, build_services, build_
 from fusecache.engine.durability.pending import Pending
 from fusecache.engine.durability.sync import Durability
 from fusecache.engine.events import EventTargets, KernelListener
-from fusecache.engine.namespace.cached_names import CachedNames
 from fusecache.engine.namespace.nodes import FileHandle, Node
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.recovery.journal_replay import ReplayResult, pause_garbage_collection, rebuild_tree
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
+from fusecache.model.error_text import code_of
 from fusecache.model.errors import RemoteError, StateError
 from fusecache.model.format_text import count_text, size_text
 from fusecache.model.latency import LatencyHistogram
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class FileSystem:
-    """One mounted bucket. Create it on the loop's thread; `running` is its lifetime."""
+    """The mounted buckets. Create it on the loop's thread; `running` is its lifetime."""
 
     def __init__(
         self,
@@ -84,13 +84,12 @@ class FileSystem:
                 self.replayed = await self._storage.offload.rows(self._services.replay.read)
                 self.cache.restore_staging(self.replayed.staged_bytes)
                 rebuild_tree(self.replayed, self.tree, self.queue, trio.current_time())
-            self.publisher.rejected += self.replayed.rejected
             self._write_back.write.states.adopt_local_only(self.replayed.local)
             self.quarantine.restore_rows(self.replayed)
             self._write_back.conflict_log.restore(self._storage.journal_rows.conflicts())
             self._check_publishable()
-            if not self.options.read_only:
-                self.publisher.on_start(self.journal.highest)
+            highest = None if self.options.read_only else self.journal.highest
+            self.publisher.on_start(self.replayed.rejected, highest)
             # Tasks that look names up end before the lookup itself: else their last requests would get no answer.
             async with trio.open_nursery() as services:
                 journal = self._tasks.supervisor.run_service
@@ -112,9 +111,10 @@ class FileSystem:
     def _start_clients(self) -> None:
         write_back, services = self._write_back, self._services
         self.hints.start()
-        write_back.preparer.start()
+        for preparer in write_back.preparers:
+            preparer.start()
         for key, upload_id in self.replayed.uploads:
-            write_back.uploader.abort(key, upload_id)
+            write_back.uploaders.of(key).abort(key, upload_id)
         write_back.publisher.start()
         services.pinned.start()
         self._tasks.clients.keep(
@@ -137,33 +137,37 @@ class FileSystem:
             f"{self.options.directory}`, or mount with another --cache-dir"
         )
 
-    async def start_without_bucket(self, error: RemoteError) -> None:
+    async def start_without_bucket(self, bucket: str, error: RemoteError) -> None:
         """Serve names from the disk cache and the journal until `on_bucket_answered`. error: why the bucket is away."""
         objects = await self.cache.cached_objects()
-        self.lookup.cached_names = CachedNames(objects, trio.current_time())
-        self._names.metadata_client.start_unanswered(error)
+        known = {key: row for key, row in objects.items() if key.startswith(self.options.prefixes[bucket])}
+        self.lookup.cached_names = self.lookup.cached_names.with_names(known, trio.current_time())
+        self._names.metadata_clients.of(bucket).start_unanswered(error)
 
-    @property
-    def is_answered(self) -> bool:
-        """Whether the last LIST or HEAD request was answered, and none is overdue."""
-        return not self._names.metadata_client.is_unresponsive
+    def is_answered(self, bucket: str = "") -> bool:
+        """Whether the last LIST or HEAD request to a bucket was answered, and none is overdue."""
+        return not self._names.metadata_clients.of(bucket).is_unresponsive
 
-    def on_bucket_answered(self) -> None:
-        """The bucket answers for the first time: from now on it alone says which names there are."""
-        self.lookup.cached_names = CachedNames({}, float("-inf"))
+    def pending_changes(self, bucket: str = "") -> int:
+        """Return how many changes of a bucket wait for upload."""
+        return len(self.queue.orders.of(bucket))
+
+    def on_bucket_answered(self, bucket: str = "") -> None:
+        """A bucket answers for the first time: from now on it alone says which names there are."""
+        self.lookup.cached_names = self.lookup.cached_names.without(self.options.prefixes[bucket])
         for node in self.tree.nodes.values():
             if node.object is not None and not node.object.modified and not node.local_refs:
                 node.verified = float("-inf")  # also of an immutable name: its time is unknown
 
-    async def ask_bucket(self) -> None:
-        """Send one request, to find out whether the bucket answers and accepts the keys."""
-        await self._names.metadata_client.try_credentials()
+    async def ask_bucket(self, bucket: str = "") -> None:
+        """Send one request, to find out whether a bucket answers and accepts the keys."""
+        await self._names.metadata_clients.of(bucket).try_credentials()
 
-    async def try_again(self) -> None:
-        """Test whether the bucket accepts the keys, which may be new, and retry everything that waits at once."""
-        await self.ask_bucket()
-        self._write_back.publisher.end_pauses()
-        self._write_back.uploader.end_pauses()
+    async def try_again(self, bucket: str = "") -> None:
+        """Test whether a bucket accepts the keys, which may be new, and retry everything that waits at once."""
+        await self.ask_bucket(bucket)
+        self.publisher.of(bucket).end_pauses()
+        self._write_back.uploaders.of(bucket).end_pauses()
 
     # ---- queries
 
@@ -204,7 +208,7 @@ class FileSystem:
         cache, calls = read.as_dict(), {"read": read.latency}
         calls |= {call: each.latency() for call, each in self.call_times.items()}
         cache["wait_seconds"]["metadata"] = self.lookup.waited_seconds
-        requests, client = self._storage.store.statistics(), self._names.metadata_client
+        requests = self._storage.store.statistics()
         return {
             "uptime_seconds": round(trio.current_time() - self._started, 1),
             **self.status.statistics(self.pending() if pending is None else pending),
@@ -218,6 +222,23 @@ class FileSystem:
             "warming": [job.as_dict() for job in self.warmup.jobs()],
             "hints": self.hints.statistics(),
             "closes_waiting": self._write_back.backpressure.facts(self.tree.path),
+            **self._answer_facts(""),
+        }
+
+    def bucket_facts(self, bucket: str) -> dict[str, Any]:
+        """Return how one bucket of several answers, and what waits for it, as plain values."""
+        failure = self.publisher.of(bucket).failure
+        return {
+            "pending_files": self.pending_changes(bucket),
+            "oldest_pending_seconds": round(max(0.0, self.publisher.of(bucket).failing_seconds), 1),
+            "waiting_for": str(failure or ""),
+            "waiting_code": "" if failure is None else code_of(failure),
+            **self._answer_facts(bucket),
+        }
+
+    def _answer_facts(self, bucket: str) -> dict[str, Any]:
+        client = self._names.metadata_clients.of(bucket)
+        return {
             "unanswered_seconds": round(client.unresponsive_seconds, 1),
             "refused_seconds": round(client.refused_seconds, 1),
         }

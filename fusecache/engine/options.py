@@ -1,6 +1,7 @@
 """The settings of the engine."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fusecache.engine.namespace.tree import Ownership
@@ -8,11 +9,24 @@ from fusecache.policy.symlink_targets import SymlinkRule
 
 
 @dataclass(frozen=True, slots=True)
+class BucketAccess:
+    """How a bucket may be used.
+
+    keys_from: where the writer's credentials come from, as for `model/error_text.renewal_text`. writes_by_other_keys:
+    the writer's credentials differ from the reader's.
+    """
+
+    read_only: bool = False
+    keys_from: str = ""
+    writes_by_other_keys: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EngineOptions:
     """Settings of the engine. prefix: of every key, empty or ending in '/'; sizes in bytes.
 
-    keys_from: where the writer's credentials come from, as for `model/error_text.renewal_text`. writes_by_other_keys:
-    the writer's credentials differ from the reader's. symlinks: the value of a SymlinkRule.
+    symlinks: the value of a SymlinkRule. read_only: the whole mount. buckets: by name of the folder that every key of
+    the bucket begins with; "" for the only bucket of a mount, which has no such folder.
     """
 
     directory: Path
@@ -35,5 +49,9 @@ class EngineOptions:
     symlinks: str = SymlinkRule.INSIDE.value
     read_only: bool = False
     drain_seconds: float = 300.0
-    keys_from: str = ""
-    writes_by_other_keys: bool = False
+    buckets: Mapping[str, BucketAccess] = field(default_factory=lambda: {"": BucketAccess()})
+
+    @property
+    def prefixes(self) -> dict[str, str]:
+        """What all keys of each bucket begin with."""
+        return {name: f"{name}/" if name else self.prefix for name in self.buckets}

@@ -29,6 +29,7 @@ from fusecache.fs.errno_table import errno_of
 from fusecache.fs.handlers import guarded, timed
 from fusecache.fs.open_directories import OpenDirectories
 from fusecache.model.errors import (
+    AcrossDevices,
     FusecacheError,
     InvalidName,
     NameTooLong,
@@ -138,6 +139,7 @@ class Operations(pyfuse3.Operations):
             return self._control.attributes(inode)
         self._check_writable(inode)
         node = self._node(inode)
+        self._fs.tree.check_change(node.parent or node)
         if fh is None:
             # Else the change would apply to a version that another client has replaced.
             await self._revalidate(node)
@@ -233,6 +235,9 @@ class Operations(pyfuse3.Operations):
         self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Hard links do not exist in a bucket: EPERM, as link(2) specifies for such file systems."""
+        node, parent = (self._fs.tree.nodes.get(each) for each in (inode, new_parent_inode))
+        if node is not None and parent is not None and self._fs.tree.top(node) != self._fs.tree.top(parent):
+            raise AcrossDevices("a hard link to another bucket; use a copy")
         raise NotPermitted("hard links are not supported: a bucket has none; use a symlink or a copy")
 
     @guarded
@@ -314,6 +319,7 @@ class Operations(pyfuse3.Operations):
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         if writable:
             self._check_writable(inode)
+            self._fs.tree.check_change(node.parent or node)
             await self._fs.file_io.check_space(lambda: self._fs.tree.path(node))
             await self._fs.file_io.wait_release(node)
         await self._revalidate(node)

@@ -164,7 +164,7 @@ class Interrupted(FusecacheError):
 
 
 class AcrossDevices(FusecacheError):
-    """One of the two names is local-only and the other is published."""
+    """One of the two names is local-only and the other is published, or they lie in two buckets."""
 
 
 class LinkNotFollowed(FusecacheError):

@@ -1,6 +1,6 @@
 """The verdict on a mount, from its status: OK, DEGRADED (it works, but something is wrong), ACTION (you must act)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fusecache.model.error_text import renewal_text
@@ -22,9 +22,17 @@ _RECENT_TEXTS = {
 
 def judge(status: Mapping[str, Any], recent: Mapping[str, int]) -> dict[str, Any]:
     """Return `verdict` and `reasons`, the gravest first. recent: growth of RECENT_COUNTS in RECENT_SECONDS."""
-    actions = list(_actions(status))
+    buckets = status.get("buckets", ())
+    # What a bucket of several waits for is in its row.
+    whole = {**status, "waiting_for": "", "waiting_code": ""} if buckets else status
+    actions = [*_actions(whole), *(text for each in buckets for text in _of_bucket(each, _actions))]
     endpoints = [text for each in status.get("endpoints", ()) for text in _endpoint_faults(each)]
-    faults = [*_faults(status), *endpoints, *_recent_faults(recent)]
+    faults = [
+        *_faults(whole),
+        *(text for each in buckets for text in _of_bucket(each, _faults)),
+        *endpoints,
+        *_recent_faults(recent),
+    ]
     verdict = ACTION if actions else DEGRADED if faults else OK
     return {"verdict": verdict, "reasons": [*actions, *faults]}
 
@@ -38,6 +46,12 @@ def verdict_line(status: Mapping[str, Any]) -> str:
         return str(status["verdict"])
     changes = changes_text(pending, status.get("pending_contents"), status["pending_bytes"])
     return f"{status['verdict']}, uploading {changes}"
+
+
+def _of_bucket(
+    bucket: Mapping[str, Any], judge_it: Callable[[Mapping[str, Any]], Iterator[str]]
+) -> Iterator[str]:
+    return (f"bucket {bucket['bucket']}: {text}" for text in judge_it(bucket))
 
 
 def _actions(status: Mapping[str, Any]) -> Iterator[str]:

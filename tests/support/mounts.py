@@ -93,18 +93,10 @@ class Mount:
         self._read_to = 0
 
     def command(self, *flags: str) -> list[str | Path]:
-        """Return the words of the command line that mounts it."""
-        return [
-            FUSECACHE,
-            "mount",
-            self.bucket.source,
-            self.path,
-            "--cache-dir",
-            self.cache,
-            "--endpoint-url",
-            self.bucket.service.endpoint_url,
-            *flags,
-        ]
+        """Return the words of the command line that mounts it. Without a source, the flags say what is mounted."""
+        source, url = self.bucket.source, self.bucket.service.endpoint_url
+        words = [FUSECACHE, "mount", *([source] if source else []), self.path, "--cache-dir", self.cache]
+        return [*words, *(["--endpoint-url", url] if source else []), *flags]
 
     def start(self, *flags: str, umask: int = -1) -> str:
         """Mount; returns when it answers, with what the command said."""

@@ -13,7 +13,8 @@ from fusecache.engine.namespace.list_page import PAGE_NAMES, file_row, with_meta
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.symlinks import Symlinks
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.runtime.metadata_client import MetadataClient
+from fusecache.engine.runtime.by_bucket import ByBucket
+from fusecache.engine.runtime.metadata_client import MetadataClient, clients_below
 from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import NotPermitted
 from fusecache.model.metadata import symlink_target
@@ -69,7 +70,7 @@ class Inspector:
     """Carries out `evict` and `check`. `resolve` finds the node of a path, or raises NotFound."""
 
     _tree: Tree
-    _metadata_client: MetadataClient
+    _clients: ByBucket[MetadataClient]
     _cache: BlockCache
     _symlinks: Symlinks
     _resolve: Callable[[str], Awaitable[Node]]
@@ -135,14 +136,15 @@ class Inspector:
                     progress.damaged = sorted(damaged)[:NAMED]
             if not progress.blocks:
                 await self._resolve(path)
-            await self._look_at_keys(key, progress)
+            for client, prefix in clients_below(self._clients, key):
+                await self._look_at_keys(client, prefix, progress)
         finally:
             self._checking = False
 
-    async def _look_at_keys(self, key: str, progress: ScrubProgress) -> None:
+    async def _look_at_keys(self, client: MetadataClient, key: str, progress: ScrubProgress) -> None:
         unusable = UnusableKeys()
         empty: list[ListedEntry] = []
-        async for listed in self._objects(key):
+        async for listed in _objects(client, key):
             progress.keys += 1
             relative_key = self._tree.relative(listed.key)
             for relative, why in unusable.see(relative_key):
@@ -153,28 +155,31 @@ class Inspector:
             if not listed.size and not listed.key.endswith("/") and not self._symlinks.follows_all:
                 empty.append(file_row(relative_key, listed))
             if len(empty) >= PAGE_NAMES:
-                await self._look_at_links(empty, progress)
+                await self._look_at_links(client, empty, progress)
                 empty = []
-        await self._look_at_links(empty, progress)
+        await self._look_at_links(client, empty, progress)
 
-    async def _look_at_links(self, empty: list[ListedEntry], progress: ScrubProgress) -> None:
+    async def _look_at_links(
+        self, client: MetadataClient, empty: list[ListedEntry], progress: ScrubProgress
+    ) -> None:
         """Report the symlinks among empty objects that are not followed. Rows are named by their path."""
         prefix = self._tree.key_of_path("")
-        for row in await with_metadata(self._metadata_client, prefix, empty, {}, of_all=False):
+        for row in await with_metadata(client, prefix, empty, {}, of_all=False):
             target = symlink_target(row.metadata)
             if target and not self._symlinks.follows(prefix + row.name, target):
                 progress.unfollowed_links += 1
                 if len(progress.unfollowed) < NAMED:
                     progress.unfollowed.append({"path": row.name, "target": target})
 
-    async def _objects(self, key: str) -> AsyncIterator[ObjectInfo]:
-        client, prefix = self._metadata_client, key
-        if key and not key.endswith("/"):
-            # Its own LIST: very many siblings may share the key as a prefix.
-            for info in (await client.call(client.store.list_page, key, limit=1)).objects:
-                if info.key == key:
-                    yield info
-            prefix = key + "/"
-        async with aclosing(client.list_all(prefix)) as listed:
-            async for info in listed:
+
+async def _objects(client: MetadataClient, key: str) -> AsyncIterator[ObjectInfo]:
+    prefix = key
+    if key and not key.endswith("/"):
+        # Its own LIST: very many siblings may share the key as a prefix.
+        for info in (await client.call(client.store.list_page, key, limit=1)).objects:
+            if info.key == key:
                 yield info
+        prefix = key + "/"
+    async with aclosing(client.list_all(prefix)) as listed:
+        async for info in listed:
+            yield info

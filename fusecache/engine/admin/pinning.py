@@ -10,6 +10,7 @@ from itertools import groupby
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
+from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.model.errors import FusecacheError
@@ -48,11 +49,11 @@ class PinnedObjects:
     """Forgets pinned versions that the bucket no longer shows."""
 
     def __init__(
-        self, cache: BlockCache, metadata_client: MetadataClient, pinned: PinnedKeys, tasks: TaskNursery
+        self, cache: BlockCache, clients: ByBucket[MetadataClient], pinned: PinnedKeys, tasks: TaskNursery
     ) -> None:
         self._tasks = tasks
         self._cache = cache
-        self._metadata_client = metadata_client
+        self._clients = clients
         self._pinned = pinned
         self._send, self._gone = trio.open_memory_channel[ObjectId](_QUEUE_VERSIONS)
 
@@ -102,12 +103,11 @@ class PinnedObjects:
     async def _shown(self, folder: str, keys: list[str]) -> dict[str, str]:
         """Return the ETags of those of `keys` (sorted) that the bucket shows; it may include others of their folder."""
         shown: dict[str, str] = {}
+        client = self._clients.of(folder)
         left = deque(keys)
         after = left[0][:-1]
         while left:
-            page = await self._metadata_client.call(
-                self._metadata_client.store.list_page, folder, start_after=after
-            )
+            page = await client.call(client.store.list_page, folder, start_after=after)
             shown.update((info.key, info.etag) for info in page.objects)
             if page.next_token is None or not page.objects:
                 break

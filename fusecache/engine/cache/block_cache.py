@@ -26,7 +26,7 @@ from fusecache.engine.cache.disk_space import DiskSpace
 from fusecache.engine.cache.disk_tier import DiskTier
 from fusecache.engine.cache.evictor import Evictor, Pins, ReadHints, WarmedFiles
 from fusecache.engine.cache.fetch_task import RangeReader
-from fusecache.engine.cache.fetcher import Fetcher
+from fusecache.engine.cache.fetchers import Fetchers
 from fusecache.engine.cache.maintenance import CacheMaintenance
 from fusecache.engine.cache.range_cache import RangeCache
 from fusecache.engine.cache.readahead import Readahead, ReadStream
@@ -35,7 +35,6 @@ from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor, TaskNursery
 from fusecache.index.cache_index import CacheIndex, ObjectRow, read_boot_id
 from fusecache.model.objects import GIB, GRANULE_BYTES, MIB, Extent, ObjectId
-from fusecache.policy.backoff import RequestLimit
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES, mask_between, mask_of_bytes, split_by_chunk
 from fusecache.policy.cache.readahead import Phase, demand_stop, grow, request_bytes, side_stream
@@ -58,6 +57,7 @@ class CacheOptions:
     connections: most GETs in flight. 16 to 32 saturate a node's link to a distant bucket at 80 MB/s each. Random reads
     of many threads use more: 64 threads read 1.4 times as much with 64 connections as with 32.
     free_space_floor_bytes: left free on the file system, even if the limit allows more.
+    buckets: the names of the folders with which keys begin; "" for the only bucket.
     write_reserve_bytes: part of the staging space, kept free for accepted writes that are still in the kernel.
     """
 
@@ -68,6 +68,7 @@ class CacheOptions:
     free_space_floor_bytes: int = FREE_SPACE_FLOOR_BYTES
     write_reserve_bytes: int = 0
     boot_id: str = field(default_factory=read_boot_id)
+    buckets: Sequence[str] = ("",)
 
     def __post_init__(self) -> None:
         if self.limit_bytes <= 0 or self.connections < 1 or self.free_space_floor_bytes < 0:
@@ -136,11 +137,18 @@ class BlockCache:
             offload, self._files, self._index, self._table, self._disk_space, self._counters
         )
         self._adoption = Adoption(offload, self._files, self._index, self._table, ledger)
-        self._buffer_pool = BufferPool(self._pool, self._table.drop_if_idle)
-        self._fetcher = Fetcher(
-            store, offload, self._buffer_pool, self._counters, tasks, connections=options.connections
+        self._buffer_pool = BufferPool(self._pool, self._table.drop_if_idle, shares=len(options.buckets))
+        self._fetcher = Fetchers(
+            store,
+            offload,
+            self._buffer_pool,
+            self._disk_tier,
+            self._counters,
+            tasks,
+            connections=options.connections,
+            buckets=options.buckets,
         )
-        self._fetcher.disk = self._disk_tier
+        self.limit_of, self.is_fetching = self._fetcher.limit_of, self._fetcher.is_fetching
         self.maintenance = CacheMaintenance(
             offload,
             self._files,
@@ -157,15 +165,6 @@ class BlockCache:
         self._readahead = Readahead(self._table, self._buffer_pool, self._fetcher, tasks)
         self.prefetch = self._readahead.prefetch
         self._staging_fell = trio.Event()
-
-    @property
-    def limit(self) -> RequestLimit:
-        """How many requests in flight the bucket accepts, learned from reads; other clients may share it."""
-        return self._fetcher.limit
-
-    def is_fetching(self) -> bool:
-        """Return whether GETs are in flight, or were within IDLE_GAP_SECONDS."""
-        return self._fetcher.is_fetching()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the cache's tasks until cancelled; then write the index's pending rows and its clean mark."""

@@ -3,7 +3,7 @@
 Used on the trio loop only. Nothing here awaits, so a reply that views a buffer stays valid until the next checkpoint.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from fusecache.disk.aligned_buffers import AlignedBuffers
@@ -17,7 +17,10 @@ ABANDONED_SECONDS = 2.0
 class BufferPool:
     """Gives out buffers: free ones first, then clean ones, the consumed before the unread."""
 
-    def __init__(self, pool: AlignedBuffers, on_recycled: Callable[[Chunk], None]) -> None:
+    def __init__(
+        self, pool: AlignedBuffers, on_recycled: Callable[[Chunk], None], *, shares: int = 1
+    ) -> None:
+        """shares: into how many equal parts the buffers are divided; the fetches of a bucket may use one of them."""
         self._free = {
             False: [Buffer(buffer, small=False) for buffer in pool.large],
             True: [Buffer(buffer, small=True) for buffer in pool.small],
@@ -30,14 +33,21 @@ class BufferPool:
         self.small_count = len(pool.small)
         # Hints and read-ahead leave these free buffers to demand.
         self._reserve = max(1, self.large_count // 16)
+        self._shares = shares
+        # With several shares: how many buffers threads use, by bucket and whether they are small.
+        self._busy: Counter[tuple[str, bool]] = Counter()
 
     @property
     def in_use(self) -> int:
         """How many buffers are not free."""
         return self.large_count + self.small_count - len(self._free[True]) - len(self._free[False])
 
-    def acquire(self, *, small: bool, cause: Cause, now: float) -> Buffer | None:
-        """Return an empty buffer, None if there is none that this cause may take."""
+    def acquire(self, *, small: bool, cause: Cause, now: float, bucket: str = "") -> Buffer | None:
+        """Return an empty buffer, None if there is none that this cause, or bucket, may take."""
+        if self._shares > 1:
+            count = self.small_count if small else self.large_count
+            if self._busy[bucket, small] >= max(1, count // self._shares):
+                return None
         free = self._free[small]
         if free and (cause is Cause.DEMAND or len(free) > self._reserve):
             return free.pop()
@@ -58,6 +68,8 @@ class BufferPool:
 
     def acquire_use(self, buffer: Buffer) -> None:
         """A thread is about to use the buffer."""
+        if self._shares > 1 and not buffer.busy:
+            self._busy[_bucket_of(buffer), buffer.small] += 1
         buffer.busy += 1
         self._unshelve(buffer)
 
@@ -66,6 +78,8 @@ class BufferPool:
         buffer.busy -= 1
         if buffer.busy:
             return
+        if self._shares > 1:
+            self._busy[_bucket_of(buffer), buffer.small] -= 1
         if not buffer.valid:
             # No bytes came. Otherwise readers that wait for retries could hold all buffers, and none could be filled.
             self.release(buffer)
@@ -106,3 +120,8 @@ class BufferPool:
     def _unshelve(self, buffer: Buffer) -> None:
         self._clean[buffer.small].pop(id(buffer), None)
         self._consumed[buffer.small].pop(id(buffer), None)
+
+
+def _bucket_of(buffer: Buffer) -> str:
+    assert buffer.chunk is not None
+    return buffer.chunk.owner.object_id.key.partition("/")[0]

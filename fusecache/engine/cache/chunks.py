@@ -318,3 +318,12 @@ class Buffer:
     def view_from(self, granule: int) -> memoryview:
         """Return the buffer from a granule on, to its end: page-aligned, with space for padding."""
         return self.memory[(granule - self.first) * GRANULE_BYTES :]
+
+
+class RangeTicket:
+    """A GET that fills no pool buffer, queued by cause and depth among the fetches that do."""
+
+    def __init__(self, depth: int) -> None:
+        self.cause = Cause.HINT
+        self.depth = depth
+        self.is_due = trio.Event()

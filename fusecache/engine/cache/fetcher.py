@@ -10,6 +10,7 @@ Invariants:
 3. A reader gets only the errors of fetches that a reader waits for.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,6 +27,7 @@ from fusecache.engine.cache.chunks import (
     FetchListener,
     FetchSource,
     FetchState,
+    RangeTicket,
 )
 from fusecache.engine.cache.disk_write_queue import MAX_QUEUE_SECONDS, DiskWriteQueue
 from fusecache.engine.cache.fetch_task import FetchTasks, RangeReader
@@ -68,35 +70,33 @@ class DiskTierProtocol(Protocol):
         ...
 
 
-class RangeTicket:
-    """A GET that fills no pool buffer, queued by cause and depth among the fetches that do."""
-
-    def __init__(self, depth: int) -> None:
-        self.cause = Cause.HINT
-        self.depth = depth
-        self.is_due = trio.Event()
-
-
 class Fetcher:
     """Owns the queues, the limits and the tasks of all fetches and loads."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # it reads the bucket and the disk
         self,
         store: RangeReader,
         offload: Offload,
         buffer_pool: BufferPool,
+        write_queue: DiskWriteQueue,
+        disk: DiskTierProtocol,
         counters: Counters,
         tasks: TaskNursery,
         *,
         connections: int,
+        bucket: str,
+        on_freed: Callable[[], None],
     ) -> None:
+        """bucket: the name of its folder. on_freed: called when a buffer is free that others may need."""
         self.tasks = tasks
         self._store = store
         self._offload = offload
         self._buffer_pool = buffer_pool
         self._counters = counters
         self.limit = RequestLimit(connections)
-        self._write_queue = DiskWriteQueue(buffer_pool.large_count)
+        self._write_queue = write_queue
+        self._bucket = bucket
+        self._on_freed = on_freed
         self._is_polling = False
         self._running = {FetchSource.NETWORK: 0, FetchSource.DISK: 0}
         self._gets = FetchTasks(store, offload, counters, self.limit, self._running, self)
@@ -118,7 +118,7 @@ class Fetcher:
             *self._buffered.values(),
             self._tickets,
         )
-        self.disk: DiskTierProtocol
+        self.disk = disk
 
     def request(
         self,
@@ -379,12 +379,14 @@ class Fetcher:
         chunk.readers += 1  # recycling must not take this chunk's own buffers
         try:
             if _is_small(fetch):
-                buffer = self._buffer_pool.acquire(small=True, cause=fetch.cause, now=now)
+                buffer = self._buffer_pool.acquire(
+                    small=True, cause=fetch.cause, now=now, bucket=self._bucket
+                )
                 if buffer is not None:
                     self._buffer_pool.give(buffer, chunk, fetch.first)
                     self._move_to_buffered(chunk, fetch)
                     return buffer
-            buffer = self._buffer_pool.acquire(small=False, cause=fetch.cause, now=now)
+            buffer = self._buffer_pool.acquire(small=False, cause=fetch.cause, now=now, bucket=self._bucket)
             if buffer is None:
                 return None
             self._buffer_pool.give(buffer, chunk, 0)
@@ -439,6 +441,7 @@ class Fetcher:
         finally:
             self._buffer_pool.release_use(buffer, trio.current_time())
         self.pump()
+        self._on_freed()
 
     def _drop_one_unwritten(self, fetch: Fetch) -> None:
         """A fetch found no buffer: drop one buffer from the disk write queue.
@@ -475,6 +478,7 @@ class Fetcher:
                     waiter.event.set()
         chunk.wake_readers()
         self.pump()
+        self._on_freed()
 
     async def _load(self, fetch: Fetch) -> None:
         """Load granules from the cache file. Damaged ones stay missing and are fetched from the bucket."""

@@ -21,7 +21,7 @@ from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import CachedObject, Chunk, FetchSource
 from fusecache.engine.cache.disk_space import DiskSpace
 from fusecache.engine.cache.evictor import WarmedFiles
-from fusecache.engine.cache.fetcher import Fetcher
+from fusecache.engine.cache.fetchers import Fetchers
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import CachedBlock, CacheIndex, ScanCursor
 from fusecache.model.errors import LocalDiskError, NoSpace
@@ -70,7 +70,7 @@ class CacheMaintenance:
     _index: CacheIndex
     _table: BlockTable
     _disk_space: DiskSpace
-    _fetcher: Fetcher
+    _fetcher: Fetchers
     _buffer_pool: BufferPool
     _warmed: WarmedFiles
 

@@ -12,7 +12,7 @@ import trio
 
 from fusecache.engine.durability.pending import Pending
 from fusecache.engine.durability.sync import Durability, Sync
-from fusecache.engine.publish.publisher import Publisher
+from fusecache.engine.publish.publishers import Publishers
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.engine.writeback.queue import WritebackQueue
@@ -30,7 +30,7 @@ class Drain:
     """
 
     _queue: WritebackQueue
-    _publisher: Publisher
+    _publisher: Publishers
     _sync: Sync
     _pending: Callable[[], Pending]
     _directory: Path

@@ -15,7 +15,8 @@ from fusecache.engine.durability.pending import NAMED, Pending, PendingCounter
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, QueuedChange, is_rename
 from fusecache.engine.namespace.symlinks import Symlinks
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.publish.publisher import Publisher
+from fusecache.engine.publish.publishers import Publishers
+from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.conflict_log import ConflictLog
 from fusecache.engine.writeback.queue import WritebackQueue
@@ -47,15 +48,15 @@ class QueueStatus:
         tree: Tree,
         queue: WritebackQueue,
         write: WriteParts,
-        publisher: Publisher,
+        publisher: Publishers,
         conflict_log: ConflictLog,
         store: Store,
         resolve: Callable[[str], Awaitable[Node]],
         symlinks: Symlinks,
         *,
-        keys_from: str = "",
+        keys_from: ByBucket[str],
     ) -> None:
-        """keys_from: where the write credentials are read from, as `error_text.renewal_text` takes it."""
+        """keys_from: where each bucket's write credentials are read from, as `error_text.renewal_text` takes it."""
         self._tree = tree
         self._keys_from = keys_from
         self._queue = queue
@@ -202,7 +203,7 @@ class QueueStatus:
         local = self._local_at(key)
         dirty = self._dirty(path)
         failed = [*self.rejected_at(key), *(item for item in dirty if item.error is not None)]
-        state = self._state_word(pending, dirty, failed, conflicts, is_local=bool(local))
+        state = self._state_word(key, pending, dirty, failed, conflicts, is_local=bool(local))
         if state == "clean" and node is None and not conflicts:
             state = "error:no-space"  # a write failed with ENOSPC, and nothing else has that name
         link: dict[str, Any] = {}
@@ -230,6 +231,7 @@ class QueueStatus:
 
     def _state_word(
         self,
+        key: str,
         pending: Pending,
         dirty: list[FileVersion],
         failed: list[QueuedChange],
@@ -241,7 +243,7 @@ class QueueStatus:
             return "conflict"
         errors = [item.error for item in (*failed, *pending.failing) if item.error is not None]
         code = next((code_of(error) for error in errors if code_of(error) in PERSONS), "")
-        blocking = self._publisher.blocking_error if pending.files > pending.deferred else None
+        blocking = self._publisher.of(key).blocking_error if pending.files > pending.deferred else None
         if not code and not failed and blocking is not None and code_of(blocking) in PERSONS:
             code = code_of(blocking)  # it blocks every change, also one that was not tried yet
         if code or failed:
@@ -275,7 +277,7 @@ class QueueStatus:
 
     def _error_details(self, item: QueuedChange) -> dict[str, str]:
         error = item.error
-        text = "" if error is None else remedy(error, self._keys_from)
+        text = "" if error is None else remedy(error, self._keys_from.of(item.changed_keys()[0]))
         return {"path": self._name_of(item), "cause": str(error or ""), "remedy": text}
 
     def _conflict_details(self, record: ConflictRecord) -> dict[str, str]:

@@ -12,7 +12,7 @@ import trio
 from fusecache.engine.durability.status import QueueStatus
 from fusecache.engine.namespace.nodes import FileVersion, QueuedChange
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.publish.publisher import Publisher
+from fusecache.engine.publish.publishers import Publishers
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.format_text import count_text
 from fusecache.model.records import ConflictRecord
@@ -67,7 +67,7 @@ class Durability:
 class Sync:
     """Carries out `sync`: waits for what is at or below a path, and reports what it does not cover."""
 
-    def __init__(self, tree: Tree, queue: WritebackQueue, publisher: Publisher, status: QueueStatus) -> None:
+    def __init__(self, tree: Tree, queue: WritebackQueue, publisher: Publishers, status: QueueStatus) -> None:
         self._tree = tree
         self._queue = queue
         self._publisher = publisher

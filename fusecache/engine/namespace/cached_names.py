@@ -27,6 +27,15 @@ class CachedNames:
     def __contains__(self, key: str) -> bool:
         return key in self._objects or key in self._directories
 
+    def without(self, prefix: str) -> "CachedNames":
+        """Return the same without the keys that begin with a prefix."""
+        left = {key: row for key, row in self._objects.items() if not key.startswith(prefix)}
+        return CachedNames(left, self.seen if left else float("-inf"))
+
+    def with_names(self, objects: Mapping[str, ObjectRow], seen: float) -> "CachedNames":
+        """Return the same with more objects."""
+        return CachedNames({**self._objects, **objects}, seen)
+
     def rows(self, key: str, name: str) -> list[ListedEntry]:
         """Return the rows of a key: a file, a directory, both or none. The cache does not know when a file changed."""
         rows = []

@@ -22,6 +22,7 @@ from fusecache.engine.namespace.list_page import ListPageRows, fetch_page, lacks
 from fusecache.engine.namespace.listing_state import INODE_RANGE, LAST_NAME, LISTED_NUMBERS, PageTimes
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.metadata_client import MetadataClient, SharedRequest
 from fusecache.engine.runtime.supervisor import TaskNursery
@@ -89,7 +90,7 @@ class Lister:
 
     _tree: Tree
     _listings: Listings
-    _metadata_client: MetadataClient
+    _clients: ByBucket[MetadataClient]
     _tasks: TaskNursery
     ahead_seconds: float = field(kw_only=True)
     has_metadata: bool = field(kw_only=True)
@@ -109,7 +110,7 @@ class Lister:
         while True:
             while self._garbage:
                 directory, epoch = self._garbage[0]
-                if not await self._metadata_client.rows(self._listings.drop, directory, epoch):
+                if not await self._clients.of("").rows(self._listings.drop, directory, epoch):
                     self._garbage.popleft()
             self._has_garbage = trio.Event()
             await self._has_garbage.wait()
@@ -136,7 +137,7 @@ class Lister:
 
     def must_serve_stale(self, directory: Node) -> bool:
         """Whether to serve the old listing: there is one, and the bucket does not answer. Training then continues."""
-        return self._metadata_client.is_unresponsive and directory.is_listed
+        return directory.is_listed and self._clients.of(self._tree.top(directory)).is_unresponsive
 
     def rows_after(self, directory: Node, sort_name: str, limit: int) -> list[ListedEntry]:
         """Return rows after a sort name from any listing, however old. Sends no request."""
@@ -240,9 +241,8 @@ class Lister:
         with self._tree.keep(directory):
             try:
                 prefix = self._tree.key(directory)
-                page = await self._metadata_client.call(
-                    fetch_page, self._metadata_client.store, prefix, None, refresh.asked, refresh.start
-                )
+                client = self._clients.of(prefix)
+                page = await client.call(fetch_page, client.store, prefix, None, refresh.asked, refresh.start)
                 await self._replace_page(directory, prefix, refresh, page)
             except FusecacheError as exc:
                 refresh.failure = exc
@@ -388,12 +388,11 @@ class Lister:
         self, prefix: str, run: ListingRun, send: "trio.MemorySendChannel[ListPageRows]"
     ) -> None:
         token: str | None = None
+        client = self._clients.of(prefix)
         async with send:
             while True:
                 asked = trio.current_time()
-                page = await self._metadata_client.call(
-                    fetch_page, self._metadata_client.store, prefix, token, asked
-                )
+                page = await client.call(fetch_page, client.store, prefix, token, asked)
                 token = page.token
                 if token is not None and not run.is_wanted:
                     run.is_abandoned = True
@@ -409,7 +408,7 @@ class Lister:
         if rows:
             inode_range = self._new_inode_range(directory, rows[0].sort_name, rows[-1].sort_name)
             run.inode_ranges.add(inode_range)
-            numbers = await self._metadata_client.rows(
+            numbers = await self._clients.of("").rows(
                 self._listings.put_page,
                 number, run.epoch, rows, directory.listing.epoch, inode_range * INODE_RANGE,
             )  # fmt: skip
@@ -446,7 +445,7 @@ class Lister:
                     if lacks_metadata(row, of_all=self.has_metadata)
                 }
         return await with_metadata(
-            self._metadata_client, prefix, rows, known, of_all=self.has_metadata, on_answer=asked.announce
+            self._clients.of(prefix), prefix, rows, known, of_all=self.has_metadata, on_answer=asked.announce
         )
 
     def _put(self, directory: Node, run: ListingRun, row: ListedEntry) -> None:

@@ -18,6 +18,7 @@ from fusecache.engine.namespace.listing_state import AccessHeat
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace.ttl import AttributeTtl
+from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.policy.listing_refresh import (
@@ -46,7 +47,7 @@ class ListingRefresher:
 
     _tree: Tree
     _lister: Lister
-    _metadata_client: MetadataClient
+    _clients: ByBucket[MetadataClient]
     _ttl: AttributeTtl
     _tasks: TaskNursery
     waited_seconds: float = field(init=False, default=0.0)
@@ -136,7 +137,7 @@ class ListingRefresher:
         return (
             directory.is_listed
             and self._tree.is_linked(directory)
-            and not self._metadata_client.is_unresponsive
+            and not self._clients.of(self._tree.top(directory)).is_unresponsive
         )
 
     async def _relist(self, directory: Node, start: str) -> bool:

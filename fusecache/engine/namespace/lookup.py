@@ -21,6 +21,7 @@ from fusecache.engine.namespace.readdir import DirectoryReader
 from fusecache.engine.namespace.reconciler import Reconciler
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace.ttl import AttributeTtl, is_within
+from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import UNREACHABLE_SECONDS, MetadataClient, SharedRequest
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.index.journal import Journal
@@ -57,7 +58,7 @@ class Lookup:
         self,
         tree: Tree,
         listings: Listings,
-        metadata_client: MetadataClient,
+        clients: ByBucket[MetadataClient],
         journal: Journal,
         tasks: TaskNursery,
         *,
@@ -69,21 +70,19 @@ class Lookup:
         self.posix_metadata = posix_metadata
         self._tree = tree
         self._listings = listings
-        self._metadata_client = metadata_client
+        self._clients = clients
         self.ttl = freshness = AttributeTtl(tree, fresh_seconds)
         self._lister = lister = Lister(
             tree,
             listings,
-            metadata_client,
+            clients,
             tasks,
             ahead_seconds=max(10.0, fresh_seconds),
             has_metadata=posix_metadata,
         )
-        self._refresher = refresher = ListingRefresher(tree, lister, metadata_client, freshness, tasks)
+        self._refresher = refresher = ListingRefresher(tree, lister, clients, freshness, tasks)
         self._reconciler = reconciler = Reconciler(tree, lister, listings, journal)
-        self.reader = DirectoryReader(
-            tree, lister, listings, metadata_client, reconciler, refresher, freshness
-        )
+        self.reader = DirectoryReader(tree, lister, listings, clients, reconciler, refresher, freshness)
         self.cached_names = CachedNames({}, float("-inf"))
         self._probes: dict[tuple[int, str], NameProbe] = {}
 
@@ -193,7 +192,7 @@ class Lookup:
     ) -> None:
         """Wait until the request ends, `is_enough`, or stale data must be served. Raises the request's failure."""
         while not asked.done and not is_enough():
-            await self._metadata_client.wait_for(asked)
+            await self._client(parent).wait_for(asked)
             if self._must_serve_stale(parent, name):
                 return
         if asked.failure is not None:
@@ -232,7 +231,10 @@ class Lookup:
         child = parent.children.get(name)
         is_known = child is not None and child.verified > float("-inf")
         is_known |= len(self.cached_names) > 0 and self._tree.child_key(parent, name) in self.cached_names
-        return self._lister.must_serve_stale(parent) or (is_known and self._metadata_client.is_unresponsive)
+        return self._lister.must_serve_stale(parent) or (is_known and self._client(parent).is_unresponsive)
+
+    def _client(self, directory: Node) -> MetadataClient:
+        return self._clients.of(self._tree.top(directory))
 
     def on_listing_lost(self, directory: Node) -> None:
         """The node of a listed directory was dropped: discard the rows of its listing."""
@@ -257,7 +259,7 @@ class Lookup:
         while not probe.done:
             if not must_answer and self._must_serve_stale(parent, name):
                 return self._last_rows(parent, name)
-            await self._metadata_client.wait_for(probe)
+            await self._client(parent).wait_for(probe)
             if probe.done and probe.is_superseded and probe.failure is None and again:
                 probe, again = self._start_probe(parent, name), again - 1
         if probe.failure is not None:
@@ -281,7 +283,7 @@ class Lookup:
         with in_use(parent):
             try:
                 known = self._known_version(parent, key, name)
-                await _probe_name(self._metadata_client, key, name, probe, known, of_all=self.posix_metadata)
+                await _probe_name(self._client(parent), key, name, probe, known, of_all=self.posix_metadata)
                 if probe.failure is None and not probe.is_superseded:
                     with _expire_on_disk_error(parent):
                         self._correct(parent, name, probe)
@@ -349,11 +351,12 @@ class Lookup:
 
     async def look_into(self, directory: Node) -> None:
         """Find out what a directory holds, and whether it has a marker, unless the bucket does not answer."""
-        if directory.is_listed or directory.has_marker or self._metadata_client.is_unresponsive:
+        client = self._client(directory)
+        if directory.is_listed or directory.has_marker or client.is_unresponsive:
             return
         run = self._lister.start(directory)
-        while not run.done and not run.has_more and not self._metadata_client.is_unresponsive:
-            await self._metadata_client.wait_for(run)
+        while not run.done and not run.has_more and not client.is_unresponsive:
+            await client.wait_for(run)
 
     def is_empty_as_known(self, directory: Node) -> bool:
         """Return whether nothing is known to be in the directory. Sends no request."""

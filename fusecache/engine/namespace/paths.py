@@ -3,6 +3,7 @@
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import SILENT_SECONDS, MetadataClient
 from fusecache.model.errors import AccessDenied, CredentialsMissing, NotFound, Unavailable
 from fusecache.model.names import unusable_name
@@ -14,10 +15,10 @@ _UNRESPONSIVE_WAIT_SECONDS = 2.0
 class Paths:
     """Resolves paths below the mountpoint, one lookup for each name."""
 
-    def __init__(self, tree: Tree, lookup: Lookup, metadata_client: MetadataClient) -> None:
+    def __init__(self, tree: Tree, lookup: Lookup, clients: ByBucket[MetadataClient]) -> None:
         self._tree = tree
         self._lookup = lookup
-        self._metadata_client = metadata_client
+        self._clients = clients
 
     async def lookup_path(self, path: str) -> Node:
         """Return the node at a path for a query, which does not wait for an unresponsive bucket.
@@ -25,7 +26,7 @@ class Paths:
         Raises NotFound. If only the bucket could tell, raises Unavailable after SILENT_SECONDS, or the error with which
         it rejects the keys.
         """
-        timeout = _UNRESPONSIVE_WAIT_SECONDS if self._metadata_client.is_unresponsive else SILENT_SECONDS
+        timeout = _UNRESPONSIVE_WAIT_SECONDS if self._clients.of(path).is_unresponsive else SILENT_SECONDS
         try:
             return await self.resolve(path, timeout_seconds=timeout)
         except (Unavailable, AccessDenied, CredentialsMissing) as exc:
@@ -47,7 +48,7 @@ class Paths:
                 held.append(node)
                 if unusable_name(part) is not None:
                     raise NotFound(f"{path!r}: no such file or directory")
-                with self._metadata_client.deadline(timeout_seconds):
+                with self._clients.of(path).deadline(timeout_seconds):
                     node = await self._lookup.lookup(node, part)
         except NotFound as exc:
             raise NotFound(f"{path}: no such file or directory") from exc

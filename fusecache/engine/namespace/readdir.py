@@ -12,6 +12,7 @@ from fusecache.engine.namespace.nodes import DirectoryHandle, Kind, Node, Shown
 from fusecache.engine.namespace.reconciler import Reconciler
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace.ttl import AttributeTtl
+from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
@@ -31,7 +32,7 @@ class DirectoryReader:
     _tree: Tree
     _lister: Lister
     _listings: Listings
-    _metadata_client: MetadataClient
+    _clients: ByBucket[MetadataClient]
     _reconciler: Reconciler
     _refresher: ListingRefresher
     _ttl: AttributeTtl
@@ -81,6 +82,7 @@ class DirectoryReader:
     async def _next_remote(self, handle: DirectoryHandle, limit: int) -> list[Shown]:
         """Return the next names from rows; sets `local_names` when the rows are exhausted."""
         directory = handle.node
+        client = self._clients.of(self._tree.top(directory))
         while True:
             run = self._listing_of(handle)
             try:
@@ -90,7 +92,7 @@ class DirectoryReader:
                 shown = self._visible(handle, rows, run) if rows else []
             except ListingLost:
                 while run is not None and not run.done:
-                    await self._metadata_client.wait_for(run)  # it fails at its next page
+                    await client.wait_for(run)  # it fails at its next page
                 self._restart(handle)
                 continue
             if rows:
@@ -102,7 +104,7 @@ class DirectoryReader:
                 handle.local_names = sorted({*directory.children, *handle.unpublished})
                 return []
             else:
-                await self._metadata_client.wait_for(run)
+                await client.wait_for(run)
                 if isinstance(run.failure, ListingLost):
                     self._restart(handle)
                 elif run.failure is not None and not self._lister.must_serve_stale(directory):
@@ -219,10 +221,11 @@ class DirectoryReader:
             listing.reader = 0
             return
         listing.last_read = directory.name
+        client = self._clients.of(self._tree.top(parent))
         by_epoch = self._lister.page_times_by_epoch(parent)
         ahead = 0
         for row in self._lister.rows_after(parent, directory.name + "/", _ROWS_AHEAD):
-            if not row.is_directory or ahead == _DIRECTORIES_AHEAD or self._metadata_client.is_unresponsive:
+            if not row.is_directory or ahead == _DIRECTORIES_AHEAD or client.is_unresponsive:
                 continue
             ahead += 1
             try:

@@ -10,14 +10,14 @@ Invariants:
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import trio
 
 from fusecache.engine.namespace.nodes import Kind, Node, in_use
-from fusecache.model.errors import NotFound
+from fusecache.model.errors import NotFound, NotPermitted, ReadOnly
 from fusecache.model.names import check_key
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import PosixAttributes
@@ -60,8 +60,16 @@ class TreeListener:
 class Tree:
     """Nodes by inode number and by name."""
 
-    def __init__(self, prefix: str, ownership: Ownership, listener: TreeListener) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        ownership: Ownership,
+        listener: TreeListener,
+        buckets: Mapping[str, bool] = {"": False},
+    ) -> None:
+        """buckets: whether each is read-only, by the name of its folder; "" for the only bucket, without a folder."""
         self._prefix = prefix
+        self._buckets = {name: is_read_only for name, is_read_only in buckets.items() if name}
         self.ownership = ownership
         self._next = FIRST_FREE
         self._tombstones: dict[str, _Tombstone] = {}
@@ -136,6 +144,29 @@ class Tree:
                 return None
             node = child
         return node
+
+    def top(self, node: Node) -> str:
+        """Return the name of the bucket's folder that a node is or lies in; "" for the root, or with one bucket."""
+        name = ""
+        while self._buckets and node.parent is not None:
+            name, node = node.name, node.parent
+        return name
+
+    def is_top(self, directory: Node) -> bool:
+        """Return whether a directory is the root of the mount or of one of its buckets."""
+        return directory is self.root or (bool(self._buckets) and directory.parent is self.root)
+
+    def check_change(self, directory: Node) -> None:
+        """Raise ReadOnly or NotPermitted if nothing may change in a directory of a mount of several buckets."""
+        if self._buckets and directory is self.root:
+            raise NotPermitted(
+                "the top folder of this mount has one folder for each bucket: make, rename and remove files in these; "
+                "a bucket is added by a [[bucket]] table"
+            )
+        if self._buckets.get(name := self.top(directory)):
+            raise ReadOnly(
+                f"{name}: this bucket is mounted read-only; remove read_only from its [[bucket]] table"
+            )
 
     def is_linked(self, node: Node) -> bool:
         """Return whether the node is reachable from the root."""

@@ -43,7 +43,7 @@ class DirectoryMarkers:
 
     def keep(self, directory: Node, changes: list[Change]) -> None:
         """Give a directory without a directory marker one when its last name goes, so that it goes on to exist."""
-        if directory is self._tree.root or directory.has_marker or not self._tree.is_linked(directory):
+        if self._tree.is_top(directory) or directory.has_marker or not self._tree.is_linked(directory):
             return
         if self._lookup.is_empty_as_known(directory):
             self.make(directory, self._tree.key(directory), changes)

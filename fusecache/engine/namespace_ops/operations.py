@@ -26,13 +26,21 @@ from fusecache.engine.namespace_ops.listener import NamespaceListener
 from fusecache.engine.namespace_ops.operation_queue import OperationQueue
 from fusecache.engine.namespace_ops.rename import Rename
 from fusecache.engine.namespace_ops.rename_directory import DirectoryRename, check_replaceable
+from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.engine.writeback.rotation import CheckpointRotation
 from fusecache.index.journal import Change, DropOperation
-from fusecache.model.errors import AlreadyExists, IsADirectory, NotADirectory, NotEmpty, NotFound
+from fusecache.model.errors import (
+    AcrossDevices,
+    AlreadyExists,
+    IsADirectory,
+    NotADirectory,
+    NotEmpty,
+    NotFound,
+)
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
 
@@ -47,7 +55,7 @@ class NamespaceOps:
         write: WriteParts,
         queue: WritebackQueue,
         journal: JournalWriter,
-        metadata_client: MetadataClient,
+        clients: ByBucket[MetadataClient],
         listener: NamespaceListener,
     ) -> None:
         self._tree = tree
@@ -64,13 +72,14 @@ class NamespaceOps:
         self._markers = markers = DirectoryMarkers(tree, lookup, queue, operations)
         self._rename = Rename(tree, write, queue, journal, operations, rotation, listener)
         self._directory_rename = DirectoryRename(
-            tree, lookup, write.local_only, queue, journal, metadata_client, markers, self._rename
+            tree, lookup, write.local_only, queue, journal, clients, markers, self._rename
         )
 
     # ---- making
 
     async def create(self, parent: Node, name: str, mode: int) -> Node:
         """Make an empty file; it is durable only once it was closed. Raises AlreadyExists, NoSpace."""
+        self._tree.check_change(parent)
         await self._file_io.check_space(lambda: self._tree.relative(self._tree.child_key(parent, name)))
         await self._check_free(parent, name)
         node = self._tree.make(parent, name, Kind.FILE)
@@ -80,6 +89,7 @@ class NamespaceOps:
 
     async def mkdir(self, parent: Node, name: str, mode: int) -> Node:
         """Make a directory. The bucket gets a directory marker, so that other nodes see it while it is empty."""
+        self._tree.check_change(parent)
         self._journal.check_writable()
         await self._check_free(parent, name)
         key = self._tree.child_key(parent, name, directory=True)
@@ -94,6 +104,7 @@ class NamespaceOps:
 
     async def symlink(self, parent: Node, name: str, target: str) -> Node:
         """Make a symlink: in the bucket a zero-byte object with the target in its metadata."""
+        self._tree.check_change(parent)
         self._journal.check_writable()
         await self._check_free(parent, name)
         key = self._tree.child_key(parent, name)
@@ -108,6 +119,7 @@ class NamespaceOps:
 
     async def unlink(self, parent: Node, name: str) -> None:
         """Remove a file or symlink; open handles keep working. Raises NotFound, IsADirectory."""
+        self._tree.check_change(parent)
         self._journal.check_writable()
         await self._lookup.look_into(parent)
         node = await self._lookup.lookup(parent, name)
@@ -123,6 +135,7 @@ class NamespaceOps:
 
     async def rmdir(self, parent: Node, name: str) -> None:
         """Remove an empty directory and its directory marker. Raises NotFound, NotADirectory, NotEmpty."""
+        self._tree.check_change(parent)
         self._journal.check_writable()
         await self._lookup.look_into(parent)
         node = await self._lookup.lookup(parent, name)
@@ -145,8 +158,12 @@ class NamespaceOps:
         """Rename a file, symlink or directory, atomically on this node.
 
         replace: whether an existing target is replaced. Raises NotFound, AlreadyExists, NotEmpty, IsADirectory,
-        NotADirectory.
+        NotADirectory, AcrossDevices.
         """
+        for parent in (old_parent, new_parent):
+            self._tree.check_change(parent)
+        if self._tree.top(old_parent) != self._tree.top(new_parent):
+            raise AcrossDevices(f"{old_name}: a rename to another bucket; copy the file, as `mv` does then")
         self._journal.check_writable()
         await self._lookup.look_into(old_parent)
         try:

@@ -16,6 +16,7 @@ from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.directory_markers import DirectoryMarkers
 from fusecache.engine.namespace_ops.rename import Rename
+from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.metadata_client import MetadataClient
@@ -46,13 +47,13 @@ class DirectoryRename:
     _local_only: LocalOnly
     _queue: WritebackQueue
     _journal: JournalWriter
-    _metadata_client: MetadataClient
+    _clients: ByBucket[MetadataClient]
     _markers: DirectoryMarkers
     _rename: Rename
 
     def __post_init__(self) -> None:
         # An endpoint that answers for the primary may lack some of the files.
-        self._store = primary_of(self._metadata_client.store)
+        self._store = primary_of(self._clients.of("").store)
 
     async def rename_directory(
         self, node: Node, target: Node | None, new_parent: Node, new_name: str, *, replace: bool
@@ -170,7 +171,7 @@ class DirectoryRename:
         found: list[ObjectInfo] = []
         token: str | None = None
         while True:
-            page = await self._metadata_client.call(self._store.list_page, prefix, token=token)
+            page = await self._clients.of(prefix).call(self._store.list_page, prefix, token=token)
             shown = {info.key: info for info in page.objects if not self._tree.is_hidden(info.key, began)}
             with unwrap_single_error():
                 async with trio.open_nursery() as nursery:
@@ -187,12 +188,12 @@ class DirectoryRename:
         """Ask for what only a HEAD tells of an object: an empty one may be a symlink."""
         listed = shown[key]
         try:
-            found = await self._metadata_client.call(self._store.head, key)
+            found = await self._clients.of(key).call(self._store.head, key)
         except ObjectMissing:
             del shown[key]  # removed since
             return
         except (AccessDenied, Refused):
-            if not listed.size or self._metadata_client.refused_seconds:
+            if not listed.size or self._clients.of(key).refused_seconds:
                 raise
             return
         # A HEAD has the time in whole seconds only: by that, the object could sort before what it was written after.

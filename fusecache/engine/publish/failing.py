@@ -9,9 +9,9 @@ import trio
 
 from fusecache.engine.namespace.nodes import QueuedChange
 from fusecache.engine.publish.schedule import Failures, PublishSchedule
-from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import FusecacheError, Throttled, Unavailable
 from fusecache.policy.backoff import Outage
+from fusecache.policy.writeback.publish_order import PublishOrder
 
 
 class FailingChanges:
@@ -20,8 +20,8 @@ class FailingChanges:
     outage: the circuit breaker of all publishing requests.
     """
 
-    def __init__(self, queue: WritebackQueue, schedule: PublishSchedule) -> None:
-        self._queue = queue
+    def __init__(self, order: PublishOrder, schedule: PublishSchedule) -> None:
+        self._order = order
         self._schedule = schedule
         self._errors: dict[QueuedChange, FusecacheError] = {}
         self.outage = Outage()
@@ -48,12 +48,18 @@ class FailingChanges:
         errors = (error for item, error in self._errors.items() if last < self._schedule.failing_since(item))
         return next((error for error in errors if not isinstance(error, Unavailable)), None)
 
+    @property
+    def seconds(self) -> float:
+        """How long the change that has failed for the longest time has done so; 0 if none fails."""
+        now = trio.current_time()
+        return max((now - self._schedule.failing_since(item) for item in self._errors), default=0.0)
+
     def add(self, item: QueuedChange, error: FusecacheError) -> Failures:
         """A request for a queued change failed. If others succeed since, it blocks fewer of them."""
         failures = self._schedule.on_failed(item, trio.current_time())
         self._errors[item] = item.error = error
         if self.outage.last_success > failures.first:
-            self._queue.order.on_failing(item.sequence)
+            self._order.on_failing(item.sequence)
         return failures
 
     def clear(self, item: QueuedChange) -> None:

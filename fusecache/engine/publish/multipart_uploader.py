@@ -34,7 +34,7 @@ from fusecache.index.journal import PutFile
 from fusecache.model.errors import TRANSIENT, Damaged, FusecacheError, InternalError, NotAsSent
 from fusecache.model.metadata import content_metadata
 from fusecache.model.records import without_upload
-from fusecache.policy.backoff import backoff_seconds
+from fusecache.policy.backoff import RequestLimit, backoff_seconds
 from fusecache.policy.writeback.digest_throttle import DigestThrottle
 from fusecache.policy.writeback.multipart import (
     DigestAttempt,
@@ -84,12 +84,13 @@ class MultipartUploader:
         journal: JournalWriter,
         offload: Offload,
         cache: BlockCache,
+        limit: RequestLimit,
         queue: WritebackQueue,
         temp_names: tuple[str, ...],
         listener: UploadListener,
         tasks: TaskNursery,
     ) -> None:
-        """cache: its reads come first, and share one request limit with the parts."""
+        """cache: its reads come first. limit: of the requests to the bucket, shared with the reads."""
         self._tasks = tasks
         self._store = store
         self._tree = tree
@@ -98,7 +99,7 @@ class MultipartUploader:
         self._cache = cache
         self._aborts = MultipartAborts(store, journal, offload)
         self._queue = queue
-        self._limit = cache.limit
+        self._limit = limit
         self._temp_names = temp_names
         self._listener = listener
         self._in_flight = 0

@@ -1,7 +1,7 @@
-"""The publisher sends queued changes to the bucket: many requests in flight, each when its order and time allow.
+"""The publisher of one bucket sends its queued changes: many requests in flight, each when order and time allow.
 
 It decides neither the order (`policy/writeback/publish_order.py`) nor the times (`schedule.py`). `results.py` and
-`rejections.py` apply the bucket's answers.
+`rejections.py` apply the bucket's answers. The rest of the engine talks to `Publishers`, of all buckets.
 
 Invariants:
 1. The journal says PUBLISHING before the request is sent, and STORED after the answer. Only then are local bytes freed.
@@ -28,12 +28,11 @@ from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChang
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import BucketWriter
 from fusecache.engine.publish.commit_markers import CommitMarkers
-from fusecache.engine.publish.events import PublishListener
 from fusecache.engine.publish.failing import FailingChanges
 from fusecache.engine.publish.in_flight import ChangesInFlight
 from fusecache.engine.publish.prepare_ahead import PrepareAhead
 from fusecache.engine.publish.preparer import Preparer
-from fusecache.engine.publish.rejections import Rejections
+from fusecache.engine.publish.rejections import PublishListener, Rejections
 from fusecache.engine.publish.results import PublishResults
 from fusecache.engine.publish.retirement import Retirement
 from fusecache.engine.publish.schedule import Failures, PublishSchedule, is_light
@@ -57,6 +56,7 @@ from fusecache.model.errors import (
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
 from fusecache.policy.backoff import RequestLimit, backoff_seconds
+from fusecache.policy.writeback.publish_order import PublishOrder
 from fusecache.remote.store import Sent
 
 log = logging.getLogger(__name__)
@@ -88,6 +88,7 @@ class Publisher:
         lookup: Lookup,
         write: WriteParts,
         queue: WritebackQueue,
+        order: PublishOrder,
         journal: JournalWriter,
         cache: BlockCache,
         preparer: Preparer,
@@ -102,13 +103,16 @@ class Publisher:
         last_wins: bool = False,
         listener: PublishListener,
     ) -> None:
-        """limit: shared with the reads, so that a bucket that throttles gets fewer requests of all kinds.
+        """order: of the bucket's changes.
+
+        limit: shared with the reads, so that a bucket that throttles gets fewer requests of all kinds.
 
         last_wins: replace a version that another client wrote concurrently.
         """
         self._tasks = tasks
         self._states = write.states
         self._queue = queue
+        self._order = order
         self._journal = journal
         self._preparer = preparer
         self._bucket_writer = bucket_writer
@@ -116,7 +120,7 @@ class Publisher:
         self._limit = limit
         self._settle_seconds = settle_seconds
         self._schedule = PublishSchedule(
-            queue, settle_seconds=settle_seconds, temp_names=temp_names, delete_delay=delete_delay
+            queue, order, settle_seconds=settle_seconds, temp_names=temp_names, delete_delay=delete_delay
         )
         self._ahead = PrepareAhead(preparer, self._schedule)
         self._retirement = Retirement(cache, journal, offload, tasks)
@@ -129,7 +133,7 @@ class Publisher:
         self._progress = trio.Event()
         self._in_flight = ChangesInFlight(limit)
         self._probe: QueuedChange | None = None
-        self._failing = FailingChanges(queue, self._schedule)
+        self._failing = FailingChanges(order, self._schedule)
         self._listener = listener
         self._last_wins = last_wins
 
@@ -167,6 +171,11 @@ class Publisher:
     def blocking_error(self) -> FusecacheError | None:
         """The error that seems to block all publishing: no request has succeeded since it was first seen."""
         return self._journal.failure or self._failing.blocking_error
+
+    @property
+    def failing_seconds(self) -> float:
+        """How long the change that has failed for the longest time has done so; 0 if none fails."""
+        return self._failing.seconds
 
     @property
     def last_success(self) -> float:
@@ -222,7 +231,7 @@ class Publisher:
         """For how long at most the change stays a deferred removal; 0: it is none."""
         if not isinstance(item, Operation):
             return 0.0
-        now, left = trio.current_time(), self._queue.order.left_below(item.sequence)
+        now, left = trio.current_time(), self._order.left_below(item.sequence)
         operations = (item, *(each for each in map(self._queue.get, left) if isinstance(each, Operation)))
         return max(self._schedule.deferred_seconds(each, now) for each in operations)
 
@@ -241,7 +250,7 @@ class Publisher:
         if item not in self._queue:
             return
         self._schedule.on_success(item)
-        self._queue.order.on_success(item.sequence)
+        self._order.on_success(item.sequence)
         self._failing.clear(item)
 
     # ---- the loop
@@ -282,7 +291,7 @@ class Publisher:
                     about=item.changed_keys()[-1],
                     on_failed=partial(self._on_failed, item),
                 )
-            if len(self._queue):
+            if len(self._order):
                 deadline = self._schedule.next_time()
                 if self._failing.outage.is_on:
                     deadline = max(deadline, self._failing.outage.quiet_until)
@@ -475,7 +484,7 @@ class Publisher:
         now = trio.current_time()
         self._schedule.on_written(item, now)
         self._limit.on_success(now)
-        self._listener.on_accepted()
+        self._listener.on_accepted(item.changed_keys()[-1])
         self._failing.clear(item)
         self._on_response(now)
         return answer

@@ -17,7 +17,6 @@ from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.base_etags import BaseEtags, row_of
 from fusecache.engine.publish.bucket_writer import REMOVES
 from fusecache.engine.publish.commit_markers import CommitMarkers
-from fusecache.engine.publish.events import PublishListener
 from fusecache.engine.publish.preparer import Preparer
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.parts import WriteParts
@@ -33,6 +32,28 @@ log = logging.getLogger(__name__)
 
 # Newest conflicts kept in memory; the journal has every one that no person has resolved yet.
 CONFLICTS_REMEMBERED = 1000
+
+
+class PublishListener:
+    """Hears what the bucket accepted and rejected. Each method does nothing unless overridden."""
+
+    def on_name_lost(self, parent: Node, name: str) -> None:
+        """The name no longer means the inode that the kernel knows."""
+
+    def on_conflict(self, key: str, kept_as: str, size: int, error: str, number: int) -> None:
+        """Another client changed the key first. kept_as: the key of our version, "" if the change was dropped.
+
+        number: the one in the copy's name, 0 if it has none.
+        """
+
+    def on_published(self, key: str) -> None:
+        """The bucket accepted a change of the key."""
+
+    def on_gone(self, key: str, etag: str | None) -> None:
+        """The bucket no longer shows this version."""
+
+    def on_accepted(self, key: str) -> None:
+        """The key's bucket accepted a publishing request."""
 
 
 class Rejections:

@@ -11,8 +11,7 @@ from fusecache.engine.namespace.nodes import FileVersion, Operation, attributes_
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.base_etags import rejected_before
 from fusecache.engine.publish.bucket_writer import REMOVES, PublishResult
-from fusecache.engine.publish.events import PublishListener
-from fusecache.engine.publish.rejections import Rejections
+from fusecache.engine.publish.rejections import PublishListener, Rejections
 from fusecache.engine.publish.retirement import Retirement
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.parts import WriteParts

@@ -20,6 +20,7 @@ from fusecache.model.objects import MIB
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
 from fusecache.policy.name_patterns import matches_any
+from fusecache.policy.writeback.publish_order import PublishOrder
 
 # Cloudflare R2 answers 429 above one write a second to a key.
 KEY_INTERVAL_SECONDS = 1.1
@@ -66,12 +67,15 @@ class PublishSchedule:
     def __init__(
         self,
         queue: WritebackQueue,
+        order: PublishOrder,
         *,
         settle_seconds: float,
         temp_names: tuple[str, ...],
         delete_delay: float,
     ) -> None:
+        """order: of the queue's changes that are scheduled here."""
         self._queue = queue
+        self._order = order
         self._settle_seconds = settle_seconds
         self._temp_names = temp_names
         self._delete_delay = delete_delay
@@ -168,13 +172,15 @@ class PublishSchedule:
 
     def rebuild(self, in_flight: Container[QueuedChange], now: float) -> None:
         """Hand out all changes again that are not in flight: after a failure, some may be in none of the sets."""
-        items = [item for item in self._queue.items() if item not in in_flight]
+        items = [
+            item for item in self._queue.items() if item.sequence in self._order and item not in in_flight
+        ]
         self._deferred = [(now, next(self._ties), item) for item in items]
         self._not_due.clear()
         for heap in self._ready.values():
             heap.clear()
         for item in items:
-            self._queue.order.give_back(item.sequence)
+            self._order.give_back(item.sequence)
 
     # ---- what is due
 
@@ -195,16 +201,14 @@ class PublishSchedule:
         """A change was handed out but not published, or was queued again: hand it out again later."""
         if item not in self._queue:
             return
-        if self._queue.order.is_free(item.sequence):
+        if self._order.is_free(item.sequence):
             heappush(self._not_due, (now + max(0.001, self._delay(item, now)), next(self._ties), item))
         else:
-            self._queue.order.give_back(item.sequence)
+            self._order.give_back(item.sequence)
 
     def may_go(self, item: QueuedChange, now: float) -> bool:
         """Return whether a change may be published at this moment."""
-        return (
-            item in self._queue and self._queue.order.is_free(item.sequence) and self._delay(item, now) <= 0
-        )
+        return item in self._queue and self._order.is_free(item.sequence) and self._delay(item, now) <= 0
 
     def next_time(self) -> float:
         """Return when to look again if nothing happens."""
@@ -269,9 +273,9 @@ class PublishSchedule:
             if until > now:
                 heappush(self._deferred, (until, tie, item))
             else:
-                self._queue.order.undefer(item.sequence)
+                self._order.undefer(item.sequence)
                 self._on_dependent_write(item, now, is_deferred=False)
-        while (sequence := self._queue.order.next_free()) is not None:
+        while (sequence := self._order.next_free()) is not None:
             free = self._queue.get(sequence)
             if free is not None:
                 self._enqueue(free, now)

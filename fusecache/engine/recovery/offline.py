@@ -39,7 +39,9 @@ class OfflineCache:
             self._state.__exit__(None, None, None)
             raise
         self._staging = StagingDirectory(directory)
-        self._prefix = self._state.identity.partition(" ")[2].partition("://")[2].partition("/")[2]
+        endpoint, _, source = self._state.identity.partition(" ")
+        # Of several buckets, keys are paths: `<folder>=<endpoint> <source>`.
+        self._prefix = "" if "=" in endpoint else source.partition("://")[2].partition("/")[2]
 
     def __enter__(self) -> Self:
         return self

@@ -25,7 +25,7 @@ from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import CloseState, FileVersion, Kind, Node, in_use
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.operations import NamespaceOps
-from fusecache.engine.publish.publisher import Publisher
+from fusecache.engine.publish.publishers import Publishers
 from fusecache.engine.recovery.journal_replay import ReplayResult
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
@@ -56,7 +56,7 @@ class Quarantine:
     _listener: WriteListener
     _queue: WritebackQueue
     _journal: JournalWriter
-    _publisher: Publisher
+    _publisher: Publishers
     _conflict_log: ConflictLog
     _staging: StagingDirectory
     _cache: BlockCache

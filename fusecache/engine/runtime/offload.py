@@ -8,12 +8,13 @@ Invariants:
 3. Every remote call ends by its own timeout.
 """
 
+import copy
 import logging
 import math
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -72,6 +73,24 @@ class Offload(Protocol):
         """Run `call` on the loop soon; the only method that other threads may use."""
         ...
 
+    def with_own_threads(self) -> "Offload":
+        """Return the same, with as many threads for requests to a bucket again: for another bucket."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Abandonable:
+    """Calls that may be abandoned at the end of the process. is_over: none may start any more."""
+
+    scopes: set[trio.CancelScope] = field(default_factory=set)
+    is_over: bool = False
+
+    def end(self) -> None:
+        """Abandon the calls that run, and start none."""
+        self.is_over = True
+        for scope in self.scopes:
+            scope.cancel()
+
 
 class ThreadOffload:
     """The production Offload: trio's worker threads, with one limiter per kind of work."""
@@ -79,9 +98,8 @@ class ThreadOffload:
     def __init__(
         self, supervisor: Supervisor, *, network_threads: int, upload_threads: int, publish_threads: int = 4
     ) -> None:
-        self._network = trio.CapacityLimiter(network_threads)
-        self._upload = trio.CapacityLimiter(upload_threads)
-        self._publish = trio.CapacityLimiter(publish_threads)
+        self._threads = network_threads, upload_threads, publish_threads
+        self._network, self._upload, self._publish = map(trio.CapacityLimiter, self._threads)
         # 8 direct I/O calls in flight saturate a local disk (1.6 GB/s); more only wait in the kernel.
         self._disk = trio.CapacityLimiter(16)
         # LMDB has one writer at a time; the other threads read.
@@ -89,31 +107,35 @@ class ThreadOffload:
         # No limit here: MetadataClient has its own slots.
         self._metadata = trio.CapacityLimiter(math.inf)
         self._token = trio.lowlevel.current_trio_token()
-        self._reads: set[trio.CancelScope] = set()
-        self._writes: set[trio.CancelScope] = set()
-        self._reads_end = self._writes_end = False
+        self._reads, self._writes = _Abandonable(), _Abandonable()
         self._direct = _DirectReader(supervisor)
 
     async def network(self, call: Callable[..., T], *args: object) -> T:
         """Run a request that reads bytes from the bucket."""
-        if self._reads_end:
-            await trio.sleep_forever()
         return await self._run(self._network, self._reads, call, *args)
+
+    def with_own_threads(self) -> "ThreadOffload":
+        """Return the same, with as many threads for requests to a bucket again."""
+        other = copy.copy(self)
+        other._network, other._upload, other._publish = map(trio.CapacityLimiter, self._threads)
+        return other
 
     async def _run(
         self,
         limiter: trio.CapacityLimiter,
-        scopes: set[trio.CancelScope],
+        calls: _Abandonable,
         call: Callable[..., T],
         *args: object,
     ) -> T:
         """Run a call that may be abandoned at the end of the process, and not before."""
+        if calls.is_over:
+            await trio.sleep_forever()
         with trio.CancelScope(shield=True) as scope:
-            scopes.add(scope)
+            calls.scopes.add(scope)
             try:
                 return await trio.to_thread.run_sync(call, *args, limiter=limiter, abandon_on_cancel=True)
             finally:
-                scopes.discard(scope)
+                calls.scopes.discard(scope)
         await trio.sleep_forever()  # abandoned: the caller's own cancellation follows
 
     async def metadata(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
@@ -138,31 +160,22 @@ class ThreadOffload:
 
         Read-aheads and hedged GETs still run at that time: they are cancelled only when the mount is gone.
         """
-        self._reads_end = True
-        for scope in self._reads:
-            scope.cancel()
+        self._reads.end()
 
     def abandon_writes(self) -> None:
         """At the end of the process: abandon requests that change the bucket, too, and start none.
 
         Each of them has a row in the journal, or is idempotent.
         """
-        self._writes_end = True
-        for scope in self._writes:
-            scope.cancel()
+        self._writes.end()
 
     async def upload(self, call: Callable[..., T], *args: object) -> T:
         """Run a request that changes the bucket."""
-        return await self._write(self._upload, call, *args)
+        return await self._run(self._upload, self._writes, call, *args)
 
     async def publish(self, call: Callable[..., T], *args: object) -> T:
         """Run a request that makes something visible and sends few bytes."""
-        return await self._write(self._publish, call, *args)
-
-    async def _write(self, limiter: trio.CapacityLimiter, call: Callable[..., T], *args: object) -> T:
-        if self._writes_end:
-            await trio.sleep_forever()
-        return await self._run(limiter, self._writes, call, *args)
+        return await self._run(self._publish, self._writes, call, *args)
 
     async def disk(self, call: Callable[..., T], *args: object) -> T:
         """Run file I/O on the node's disk."""

@@ -77,13 +77,15 @@ class Backpressure:
         - The mount ends, or the writer is being killed.
         - `_WAITERS_MAX` other closes wait already.
         """
-        if not self._is_high() or len(self._waiting) >= _WAITERS_MAX:
+        version = handle.node.version
+        key = "" if version is None else version.record.key
+        if not self._is_high(key) or len(self._waiting) >= _WAITERS_MAX:
             return
         timeout = ProgressTimeout(trio.current_time())
         waiter = _Waiter(handle, trio.current_time())
         self._waiting.append(waiter)
         try:
-            while self._is_high():
+            while self._is_high(key):
                 now = trio.current_time()
                 timeout.on_progress(self._store.statistics().bytes_written, now)
                 if timeout.is_over(now):
@@ -98,6 +100,7 @@ class Backpressure:
         finally:
             self._waiting.remove(waiter)
 
-    def _is_high(self) -> bool:
+    def _is_high(self, key: str) -> bool:
         # With no file queued for the bucket, waiting frees no space.
-        return self._cache.is_staging_high and self._queue.contents > 0 and not self._is_ending
+        is_of_use = bool(self._queue.contents.of(key)) and not self._is_ending
+        return is_of_use and self._cache.is_staging_high

@@ -14,11 +14,13 @@ Invariants:
 """
 
 from bisect import insort
+from collections.abc import Mapping
 from dataclasses import replace
 
 import trio
 
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
+from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.model.names import parent_path
 from fusecache.model.records import OperationKind
 from fusecache.policy.name_patterns import matches_any
@@ -57,10 +59,15 @@ class QueueListener:
 class WritebackQueue:
     """The queue of unpublished items. Only `items` and `unordered` cost more the more items there are."""
 
-    def __init__(self, listener: QueueListener, prefix: str = "", order_last: tuple[str, ...] = ()) -> None:
-        """prefix: of all keys. order_last: name patterns of commit markers."""
-        self.order = PublishOrder(prefix)
-        self.rotation = Rotation()
+    def __init__(
+        self,
+        listener: QueueListener,
+        prefixes: Mapping[str, str] = {"": ""},
+        order_last: tuple[str, ...] = (),
+    ) -> None:
+        """prefixes: of all keys of each bucket. order_last: name patterns of commit markers."""
+        self.orders = ByBucket(prefixes, lambda name: PublishOrder(prefixes[name]))
+        self.rotations = ByBucket(prefixes, lambda name: Rotation())
         self._listener = listener
         self._order_last = order_last
         self._changed = trio.Event()
@@ -76,10 +83,10 @@ class WritebackQueue:
         self._deferred_deletes: dict[str, Operation] = {}
         # The same, by the key under which something must be published first.
         self._deferred_by_target: dict[str, dict[Operation, None]] = {}
-        # Holds negated sequences: its `lowest` is that of the newest item.
-        self._newest = SequenceBarrier()
-        # How many items are file versions.
-        self.contents = 0
+        # They hold negated sequences: the `lowest` is that of the bucket's newest item.
+        self._newest = ByBucket(prefixes, lambda name: SequenceBarrier())
+        # The items that are file versions.
+        self.contents = ByBucket(prefixes, lambda name: set[FileVersion]())
 
     def __len__(self) -> int:
         return len(self._items)
@@ -108,10 +115,11 @@ class WritebackQueue:
     def add(self, item: QueuedChange) -> None:
         """Queue an item under its sequence and keys."""
         change = self._change_of(item)
-        self.order.add(change, deferred=self.is_deferred(item))
+        self.orders.of(change.keys[0]).add(change, deferred=self.is_deferred(item))
         self._items[item.sequence] = item
-        self.contents += isinstance(item, FileVersion)
-        self._newest.add(-item.sequence)
+        if isinstance(item, FileVersion):
+            self.contents.of(item.record.key).add(item)
+        self._newest.of(change.keys[0]).add(-item.sequence)
         for key in item.changed_keys():
             same_key = self._by_key.setdefault(key, [])
             insort(same_key, item, key=_sequence)
@@ -119,10 +127,11 @@ class WritebackQueue:
                 self._rewritten.setdefault(parent_path(key), {})[key] = None
         if isinstance(item, Operation) and change.moved_to:
             self._deletes_by_target.setdefault(change.moved_to, []).append(item)
+        rotation = self.rotations.of(change.keys[0])
         if change.role is Role.REMOVAL and not change.moved_to:
-            self.rotation.add_removal(item.sequence)
+            rotation.add_removal(item.sequence)
         elif change.role in {Role.NEW, Role.ORDERED} and not change.keys[-1].endswith("/"):
-            self.rotation.add_write(item.sequence, change.keys[-1])
+            rotation.add_write(item.sequence, change.keys[-1])
         self._listener.on_added(item)
         self._notify()
 
@@ -132,9 +141,10 @@ class WritebackQueue:
         After a publication the publisher calls `rebase` with the new ETag instead.
         """
         del self._items[item.sequence]
-        self.contents -= isinstance(item, FileVersion)
-        self._newest.discard(-item.sequence)
-        self.order.remove(item.sequence)
+        if isinstance(item, FileVersion):
+            self.contents.of(item.record.key).discard(item)
+        self._newest.of(item.changed_keys()[0]).discard(-item.sequence)
+        self.orders.of(item.changed_keys()[0]).remove(item.sequence)
         for key in item.changed_keys():
             same_key = self._by_key[key]
             was_first = same_key[0] is item
@@ -150,7 +160,7 @@ class WritebackQueue:
                 self.rebase(key, base_of(item, key))
                 self._listener.on_rebased(same_key[0])
         self._forget_target(item)
-        self.rotation.remove(item.sequence, item.changed_keys()[-1])
+        self.rotations.of(item.changed_keys()[-1]).remove(item.sequence, item.changed_keys()[-1])
         self._listener.on_removed(item)
         self._notify()
 
@@ -189,8 +199,8 @@ class WritebackQueue:
         return settled
 
     def ends_with(self, item: QueuedChange) -> bool:
-        """Return whether the item is the last of the queue."""
-        return item in self and self._newest.lowest == -item.sequence
+        """Return whether the item is the last of the queue, among those of its bucket."""
+        return item in self and self._newest.of(item.changed_keys()[0]).lowest == -item.sequence
 
     def exists_after(self, key: str, base_etag: str | None) -> bool:
         """Return whether the bucket will show `key` once all is published. base_etag: what it shows there now."""

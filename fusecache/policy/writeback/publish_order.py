@@ -193,7 +193,7 @@ class _Entry:
 
 
 class PublishOrder:
-    """The queued changes of one mount. prefix: of all its keys, empty or ending in '/'."""
+    """The queued changes of one bucket. prefix: of all its keys, empty or ending in '/'."""
 
     def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix
@@ -210,6 +210,9 @@ class PublishOrder:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence in self._entries
 
     # ---- what happens
 

@@ -92,11 +92,12 @@ async def test_reads_wait_while_others_progress(tmp_path: Path, autojump_clock: 
         cache.close(handle)
 
     async with running_cache(bucket.watched, tmp_path, threads=False) as cache:
-        cache._fetcher._offload = cache._fetcher._gets._offload = SlowGets()
+        fetcher = cache._fetcher.of("")
+        fetcher._offload = fetcher._gets._offload = SlowGets()
         for _ in range(10):
-            cache.limit.on_throttled(trio.current_time())
+            cache.limit_of("").on_throttled(trio.current_time())
             await trio.sleep(2)
-        assert cache.limit.limit == 1
+        assert cache.limit_of("").limit == 1
         began = trio.current_time()
         with trio.fail_after(300):
             async with trio.open_nursery() as nursery:

@@ -6,6 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from fusecache.engine.options import BucketAccess
 from fusecache.engine.write.enospc_log import REMEMBERED_SECONDS
 from fusecache.model.errors import AccessDenied, NoSpace, NotFound, Unavailable
 from fusecache.model.objects import MIB
@@ -159,7 +160,9 @@ async def test_a_publication_ends_the_refusal_of_the_keys_at_once_unless_they_ar
 ) -> None:
     bucket.memory.put_bytes("run/file", b"1")
     store = FaultyStore(bucket)
-    async with running_node(store, cache, writes_by_other_keys=keys == "others") as user:
+    async with running_node(
+        store, cache, buckets={"": BucketAccess(writes_by_other_keys=keys == "others")}
+    ) as user:
         await refuse(user, store)
         store.heal()
         store.script(Fault(DENIED, "list_page", times=None))
@@ -172,7 +175,7 @@ async def test_what_was_not_tried_yet_waits_for_the_keys_like_all_that_was(
 ) -> None:
     bucket.memory.put_bytes("run/file", b"1")
     store = FaultyStore(bucket)
-    async with running_node(store, cache, keys_from="environment") as user:
+    async with running_node(store, cache, buckets={"": BucketAccess(keys_from="environment")}) as user:
         await refuse(user, store)
         await user.write("run/new", b"2")
         for path in ("run/new", "run/1", "run"):

@@ -162,6 +162,6 @@ def test_a_table_may_take_one_bucket_of_a_family(tmp_path: Path) -> None:
 
 def test_the_mounts_own_family_may_list_buckets() -> None:
     found = resolve_endpoints(
-        {"source": "s3://one", "credentials_from": "R2_D"}, None, {"R2_D_BUCKET_LIST": BUCKETS}, label=""
+        {"source": "s3://one", "credentials_from": ("R2_D",)}, None, {"R2_D_BUCKET_LIST": BUCKETS}, label=""
     )
     assert [each.bucket for each in found["endpoints"]] == ["one", "two"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.disk.state_directory import StateDirectory
+from fusecache.disk.state_directory import StateDirectory, recorded_identity
 from fusecache.model.errors import LocalDiskError, StateError
 
 
@@ -21,6 +21,17 @@ def test_a_second_daemon_is_refused_and_told_whose_it_is(tmp_path: Path) -> None
         StateDirectory(tmp_path, "id")
     with StateDirectory(tmp_path, "id"):
         pass
+
+
+def test_a_bucket_may_be_added_and_not_changed(tmp_path: Path) -> None:
+    with StateDirectory(tmp_path, "a=s3://one/"):
+        pass
+    with StateDirectory(tmp_path, "a=s3://one/\nb=s3://two/") as directory:
+        directory.add("c=s3://three/")
+    assert recorded_identity(tmp_path).split("\n") == ["a=s3://one/", "b=s3://two/", "c=s3://three/"]
+    for other in ("a=s3://one/\nb=s3://two/", "a=s3://one/\nb=s3://new/\nc=s3://three/", "s3://one/"):
+        with pytest.raises(StateError, match=r"belongs to a=s3://one/, b=s3://two/, c=s3://three/, not to"):
+            StateDirectory(tmp_path, other)
 
 
 def test_another_bucket_is_refused_and_the_directory_is_free_again(tmp_path: Path) -> None:

@@ -1,0 +1,171 @@
+"""One bucket of a running mount: its keys, its first answer, and its part of the status."""
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import trio
+
+from fusecache.config.options import MountOptions
+from fusecache.daemon.connect import (
+    StartConnection,
+    check_conditions,
+    keys_from,
+    refuse_without_writes,
+)
+from fusecache.daemon.credentials import CredentialRenewal
+from fusecache.daemon.first_contact import FirstContact
+from fusecache.engine.file_system import FileSystem
+from fusecache.engine.options import BucketAccess
+from fusecache.engine.runtime.supervisor import Supervisor
+from fusecache.remote.clouds.opening import cloud_keys_from
+from fusecache.remote.endpoints import Endpoint, StoreKind
+
+
+class BucketLink:
+    """The tasks and facts of one bucket. name: of its folder; "" for the only bucket of a mount."""
+
+    def __init__(
+        self,
+        name: str,
+        options: MountOptions,
+        connection: StartConnection,
+        filesystem: FileSystem,
+        reach: Callable[[], None],
+    ) -> None:
+        """reach: records that the bucket answered."""
+        self.name = name
+        self._options = options
+        self._connection = connection
+        self._remote = remote = connection.remote
+        self._filesystem = filesystem
+        self._reach = reach
+        self._renewal = CredentialRenewal(
+            remote,
+            has_pending_writes=lambda: filesystem.pending_changes(name) > 0,
+            try_again=partial(filesystem.try_again, name),
+        )
+        self._contact = FirstContact(
+            connection.failure,
+            reads=connection.write_refusal is not None,
+            is_answered=lambda: filesystem.is_answered(name) and not remote.writes_denied.is_on,
+            try_again=partial(filesystem.ask_bucket, name),
+            finish=self._finish_start,
+        )
+
+    async def start(self) -> None:
+        """Serve what is known here, if the bucket does not answer. Raises MountError if that is no use."""
+        failure, refusal = self._connection.failure, self._connection.write_refusal
+        if refusal is not None:  # reads are answered
+            if not self.name and not self._filesystem.pending_changes():
+                refuse_without_writes(self._options, refusal)
+        elif failure is not None:
+            await self._filesystem.start_without_bucket(self.name, failure)
+
+    def run_in(self, nursery: trio.Nursery, supervisor: Supervisor) -> None:
+        """Start the tasks that renew the keys, and that wait for the first answer."""
+        nursery.start_soon(supervisor.run, "contact", self._contact.run, name="contact")
+        nursery.start_soon(supervisor.run, "credentials", self._renewal.run, name="credentials")
+
+    async def _finish_start(self) -> None:
+        """The bucket answers for the first time: do what `connect` could not."""
+        self._filesystem.on_bucket_answered(self.name)
+        self._reach()
+        if not self._options.read_only:
+            await trio.to_thread.run_sync(check_conditions, self._options, self._remote)
+        await self._filesystem.try_again(self.name)
+
+    def text(self) -> str:
+        """Return what the user who mounts must know; "" if the bucket answered."""
+        text = self._contact.text(self._filesystem.pending_changes(self.name))
+        return f"bucket {self.name}: {text}" if text and self.name else text
+
+    def facts(self) -> dict[str, Any]:
+        """Return the status fields about keys, start and store."""
+        return {
+            **self._renewal.facts(),
+            **self._contact.facts(),
+            "conditional_writes": "" if self._options.read_only else self._remote.conditional_writes.value,
+        }
+
+    def row(self) -> dict[str, Any]:
+        """Return the bucket's row in the status of a mount of several."""
+        return {
+            "bucket": self.name,
+            "source": self._options.source,
+            "read_only": self._options.read_only,
+            **key_facts(self._options),
+            **self.facts(),
+            **self._filesystem.bucket_facts(self.name),
+        }
+
+
+def key_facts(options: MountOptions) -> dict[str, Any]:
+    """Return where the keys for reading and for writing come from."""
+    return {
+        "keys_from": _keys_from(options, options.profile),
+        "write_keys_from": _keys_from(options, options.write_profile or options.profile),
+    }
+
+
+def bucket_access(options: MountOptions) -> BucketAccess:
+    """Return how the engine may use a bucket."""
+    return BucketAccess(
+        read_only=options.read_only,
+        keys_from=_keys_from(options, options.write_profile or options.profile),
+        writes_by_other_keys=options.write_profile is not None
+        or any(each.write_keys is not None for each in options.requests.endpoints[:1]),
+    )
+
+
+def command_access(options: MountOptions, endpoint: Endpoint) -> dict[str, Any]:
+    """Return how the bucket is reached for writes, for commands that work on it themselves."""
+    file = options.credentials_file
+    family = next((each.credentials_from for each in options.requests.endpoints), None)
+    return {
+        "source": options.source,
+        "endpoint_url": endpoint.url,
+        "region": endpoint.region,
+        "profile": options.write_profile or options.profile,
+        "credentials_file": None if file is None else str(file),
+        "credentials_from": family,
+        "is_r2": endpoint.is_r2,
+    }
+
+
+def immutable_names(mounts: Mapping[str, MountOptions]) -> tuple[str, ...]:
+    """Return the patterns of names that never change, as paths in the mount of several buckets."""
+    found: list[str] = []
+    for name, options in mounts.items():
+        for pattern in options.immutable:
+            found.append(f"{name}/{pattern}" if name else pattern)
+            if name and "/" not in pattern:
+                found.append(f"{name}/*/{pattern}")
+    return tuple(found)
+
+
+def split_source(source: str) -> tuple[str, str]:
+    """Return the bucket and the prefix of a source; the prefix is empty or ends in '/'."""
+    bucket, _, prefix = source.partition("://")[2].rstrip("/").partition("/")
+    return bucket, f"{prefix}/" if prefix else ""
+
+
+def key_here(name: str, prefix: str, key: str) -> str:
+    """Return a key of a bucket as a mount of several has it, or "". A key with '/' at its end, or "", is all below it.
+
+    name: of the bucket's folder; prefix: of its source.
+    """
+    if key.startswith(prefix):
+        return f"{name}/{key[len(prefix) :]}"
+    is_above = not key or key.endswith("/")
+    return f"{name}/" if is_above and prefix.startswith(key) else ""
+
+
+def _keys_from(options: MountOptions, profile: str | None) -> str:
+    if options.kind is not StoreKind.S3:
+        return cloud_keys_from(options.kind, os.environ)
+    family = next((each.credentials_from for each in options.requests.endpoints), None)
+    if family is not None:
+        return f"environment ({family}_…)"
+    return keys_from(profile, os.environ, credentials_file=options.credentials_file)

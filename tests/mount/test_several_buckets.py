@@ -1,0 +1,529 @@
+"""Several buckets in one mount: contents, outages that stay in their bucket, crashes, moves between buckets."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loader import wait_for
+from tests.mount.conftest import FLAGS, ExpectedLog
+from tests.s3server import Account, Fault, FaultAction, ServerProcess
+from tests.support.mounts import FUSECACHE, Mount, pattern, run, wait_until
+from tests.support.s3_buckets import Bucket, Service
+
+pytestmark = pytest.mark.s3server_only
+
+MIB = 1 << 20
+FAMILIES = ("DATASET", "GRADIENTS")
+# What a daemon says while a bucket is away, or refuses the keys.
+AWAY = ("publish failed", "upload failed", "request failed call=", "credentials refused", "DEGRADED")
+
+
+class _NoSource(Bucket):
+    """What is mounted if the flags say so."""
+
+    @property
+    def source(self) -> str:
+        """Nothing."""
+        return ""
+
+
+@dataclass
+class Pair:
+    """Two servers, each with a bucket, and mounts of both buckets."""
+
+    dataset: ServerProcess
+    gradients: ServerProcess
+    mount: Callable[..., Mount]
+    folder: Path
+    expect_log: ExpectedLog
+
+    @property
+    def tables(self) -> str:
+        """The tables of both buckets, with their keys from the environment."""
+        return "".join(
+            f'[[bucket]]\nname = "{family.lower()}"\ncredentials_from = "{family}"\n' for family in FAMILIES
+        )
+
+    def config(self, text: str) -> Path:
+        """Write a configuration file; return its path."""
+        path = self.folder / "fusecache.toml"
+        path.write_text(text)
+        return path
+
+    def mounted(self, *flags: str, tables: str = "", **where: Path) -> Mount:
+        """Mount both buckets."""
+        service = Service("", "", "", "")
+        bucket = _NoSource(service, None, "")  # type: ignore[arg-type]  # no test here needs its client
+        path = self.config(tables or self.tables)
+        return self.mount("--config", str(path), *flags, of=bucket, **where)
+
+    def allow(self, made: Mount, *words: str) -> None:
+        """Accept lines of the log, if they came."""
+        self.expect_log.patterns += [word for word in words if word in made.log()]
+
+
+def row(made: Mount, name: str) -> dict[str, Any]:
+    """Return the status of one bucket."""
+    found: dict[str, Any] = next(each for each in made.status()["buckets"] if each["bucket"] == name)
+    return found
+
+
+@pytest.fixture
+def pair(
+    mount: Callable[..., Mount],
+    tmp_path: Path,
+    expect_log: ExpectedLog,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Pair]:
+    """Two servers with empty buckets, and the variables of a family for each."""
+    with ServerProcess() as first, ServerProcess() as second:
+        for family, server in zip(FAMILIES, (first, second), strict=True):
+            monkeypatch.setenv(f"{family}_ENDPOINT_URL", server.endpoint_url)
+            monkeypatch.setenv(f"{family}_BUCKET_NAME", server.bucket)
+            for role in ("READ", "WRITE"):
+                monkeypatch.setenv(f"{family}_{role}_ACCESS_KEY_ID", server.access_key)
+                monkeypatch.setenv(f"{family}_{role}_SECRET_ACCESS_KEY", server.secret_key)
+        yield Pair(first, second, mount, tmp_path, expect_log)
+        for server in (first, second):
+            assert server.control.offences() == []
+
+
+def test_each_bucket_is_a_folder(pair: Pair) -> None:
+    pair.dataset.control.put("train/shard", b"samples")
+    pair.gradients.control.put("peer-1", b"gradient")
+    made = pair.mounted()
+    assert sorted(os.listdir(made.path)) == ["dataset", "gradients"]
+    assert (made.path / "dataset/train/shard").read_bytes() == b"samples"
+    assert (made.path / "gradients/peer-1").read_bytes() == b"gradient"
+    (made.path / "dataset/new").write_bytes(b"to the data set")
+    (made.path / "gradients/big").write_bytes(pattern(70 * MIB))
+    made.sync()
+    assert pair.dataset.control.read("new") == b"to the data set"
+    assert pair.gradients.control.read("big") == pattern(70 * MIB)
+    assert sorted(pair.dataset.control.objects()) == ["new", "train/shard"]
+    assert sorted(pair.gradients.control.objects()) == ["big", "peer-1"]
+    (made.path / "gradients/peer-1").rename(made.path / "gradients/peer-2")
+    (made.path / "dataset/new").unlink()
+    made.sync()
+    assert sorted(pair.gradients.control.objects()) == ["big", "peer-2"]
+    assert sorted(pair.dataset.control.objects()) == ["train/shard"]
+
+
+def test_the_top_folder_costs_no_request(pair: Pair) -> None:
+    made = pair.mounted()
+    for server in (pair.dataset, pair.gradients):
+        server.control.clear_log()
+    for _ in range(3):
+        assert sorted(os.listdir(made.path)) == ["dataset", "gradients"]
+        assert not (made.path / "other").exists()
+        time.sleep(1.1)  # longer than names stay valid
+    assert pair.dataset.control.log() == pair.gradients.control.log() == []
+
+
+# ---- an outage of one bucket
+
+
+def _stop(server: ServerProcess) -> None:
+    os.kill(server.pid, signal.SIGSTOP)
+
+
+def _start_again(server: ServerProcess) -> None:
+    os.kill(server.pid, signal.SIGCONT)
+
+
+def _pause(server: ServerProcess) -> None:
+    server.control.pause("refuse")
+
+
+def _resume(server: ServerProcess) -> None:
+    server.control.resume()
+
+
+def _refuse(server: ServerProcess) -> None:
+    server.control.revoke(server.access_key)
+
+
+def _allow(server: ServerProcess) -> None:
+    server.control.add_account(Account(server.access_key, server.secret_key))
+
+
+def _throttle(server: ServerProcess) -> None:
+    server.control.faults(Fault(FaultAction.ANSWER, status=503, code="SlowDown"))
+
+
+def _clear(server: ServerProcess) -> None:
+    server.control.clear_faults()
+
+
+OUTAGES = [(_stop, _start_again), (_pause, _resume), (_refuse, _allow), (_throttle, _clear)]
+
+
+@pytest.mark.parametrize(("end", "heal"), OUTAGES, ids=["silent", "closed", "refused", "throttled"])
+def test_an_outage_stays_in_its_bucket(
+    pair: Pair, end: Callable[[ServerProcess], None], heal: Callable[[ServerProcess], None]
+) -> None:
+    """Readers, listings and uploads of one bucket hang; in the other each takes as long as ever."""
+    for server in (pair.dataset, pair.gradients):
+        for index in range(40):
+            server.control.add_synthetic(f"in/{index}", MIB, index)
+    made = pair.mounted()
+    good, bad = made.path / "dataset", made.path / "gradients"
+    assert len(os.listdir(good / "in")) == len(os.listdir(bad / "in")) == 40
+    end(pair.gradients)
+    reader = "import sys; [open(name, 'rb').read() for name in sys.argv[1:]]"
+    hung = [
+        subprocess.Popen(["python3", "-c", reader, bad / f"in/{index}"], stderr=subprocess.DEVNULL)
+        for index in range(40)
+    ]
+    try:
+        for index in range(70):
+            (bad / f"in/waits-{index}").write_bytes(b"x")
+        (bad / "in/waits-large").write_bytes(pattern(80 * MIB))
+        wait_until(lambda: row(made, "gradients")["pending_files"] == 71, "the pending files")
+        time.sleep(3)  # the publisher tries: what hangs, hangs by now
+        began = time.monotonic()
+        for index in range(40):
+            assert len((good / f"in/{index}").read_bytes()) == MIB
+            os.listdir(good)
+        (good / "new").write_bytes(b"published")
+        (good / "large").write_bytes(pattern(80 * MIB))
+        made.sync("dataset")
+        (good / "in/0").unlink()
+        (good / "large").rename(good / "moved")
+        made.sync("dataset")
+        seconds = time.monotonic() - began
+        assert pair.dataset.control.read("new") == b"published"
+        assert {"moved"} <= set(pair.dataset.control.objects())
+        assert "in/0" not in pair.dataset.control.objects()
+        assert seconds < 20, seconds
+        ill, well = row(made, "gradients"), row(made, "dataset")
+        assert (well["unanswered_seconds"], well["refused_seconds"], well["waiting_for"]) == (0, 0, "")
+        assert ill["pending_files"] == 71
+        state = made.status("dataset/new")
+        assert state["state"] == "clean"
+    finally:
+        heal(pair.gradients)
+        for each in hung:
+            each.kill()
+            each.wait()
+    run(FUSECACHE, "sync", made.path, "--timeout", "90s", seconds=100)
+    assert len(pair.gradients.control.objects()) == 40 + 71
+    made.unmount()
+    pair.allow(made, *AWAY)
+
+
+def test_status_names_the_bucket_that_is_degraded(pair: Pair) -> None:
+    made = pair.mounted()
+    assert {each["bucket"] for each in made.status()["buckets"]} == {"dataset", "gradients"}
+    text = run(FUSECACHE, "status", made.path).stdout
+    assert text.startswith("OK\n")
+    assert "dataset: ok, s3://bucket" in text
+    _refuse(pair.gradients)
+    with pytest.raises(PermissionError):
+        os.listdir(made.path / "gradients")
+    status = made.status()
+    assert status["verdict"] == "DEGRADED"
+    assert status["reasons"][0].startswith("bucket gradients: the bucket has refused the keys")
+    assert len(status["reasons"]) == 1
+    text = run(FUSECACHE, "status", made.path).stdout
+    assert "gradients: keys refused, s3://bucket" in text
+    assert "GRADIENTS_" in text
+    (made.path / "dataset/file").write_bytes(b"x")
+    made.sync("dataset/file")
+    done = run(FUSECACHE, "status", made.path / "dataset/file").stdout
+    assert "refuse" not in done
+    _allow(pair.gradients)
+    wait_until(lambda: not os.listdir(made.path / "gradients"), "the healed bucket", seconds=40)
+    made.unmount()
+    pair.allow(made, *AWAY)
+
+
+@pytest.mark.parametrize("cause", ["refused", "closed", "missing"])
+def test_a_mount_starts_without_one_of_its_buckets(
+    pair: Pair, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.dataset.control.put("file", b"here")
+    if cause == "refused":
+        monkeypatch.setenv("GRADIENTS_READ_ACCESS_KEY_ID", "of-another-bucket")
+        monkeypatch.setenv("GRADIENTS_WRITE_ACCESS_KEY_ID", "of-another-bucket")
+    elif cause == "closed":
+        _pause(pair.gradients)
+    else:
+        monkeypatch.setenv("GRADIENTS_BUCKET_NAME", "none")
+    made = pair.mounted()
+    pair.expect_log("bucket gradients: DEGRADED: started without the bucket")
+    assert (made.path / "dataset/file").read_bytes() == b"here"
+    (made.path / "dataset/new").write_bytes(b"x")
+    made.sync("dataset")
+    reasons = made.status()["reasons"]
+    assert all(reason.startswith("bucket gradients: ") for reason in reasons), reasons
+    assert "started without the bucket" in reasons[0]
+    assert sorted(os.listdir(made.path)) == ["dataset", "gradients"]
+    if cause == "closed":
+        _resume(pair.gradients)
+        pair.gradients.control.put("late", b"healed")
+        wait_until(lambda: not made.status()["reasons"], "the healed bucket")
+        assert (made.path / "gradients/late").read_bytes() == b"healed"
+    made.unmount()
+    pair.allow(made, "request failed call=", "credentials refused")
+
+
+def test_a_mount_without_any_of_its_buckets_fails(pair: Pair, tmp_path: Path) -> None:
+    _pause(pair.dataset)
+    _pause(pair.gradients)
+    path = tmp_path / "mnt"
+    path.mkdir()
+    config = pair.config(pair.tables)
+    done = run(FUSECACHE, "mount", "--config", config, path, "--cache-dir", tmp_path / "c", check=False)
+    assert done.returncode == 1
+    assert "bucket dataset: " in done.stderr
+    assert "bucket gradients: " in done.stderr
+
+
+# ---- crashes, and another set of buckets
+
+
+def test_pending_files_of_both_buckets_outlive_a_kill(pair: Pair) -> None:
+    made = pair.mounted("--settle-seconds", "60s")
+    for name in ("dataset", "gradients"):
+        (made.path / name / "small").write_bytes(name.encode())
+        (made.path / name / "large").write_bytes(pattern(70 * MIB))
+        (made.path / name / "folder").mkdir()
+    assert made.status()["pending_files"] == 6
+    made.kill()
+    pair.expect_log("recovered files=4 changes=2")
+    made.start(*FLAGS, "--config", str(pair.config(pair.tables)))
+    made.sync()
+    for name, server in (("dataset", pair.dataset), ("gradients", pair.gradients)):
+        assert server.control.read("small") == name.encode()
+        assert server.control.read("large") == pattern(70 * MIB)
+        assert "folder/" in server.control.objects()
+        assert (made.path / name / "small").read_bytes() == name.encode()
+
+
+def test_a_bucket_may_be_added_and_not_taken_away(pair: Pair, tmp_path: Path) -> None:
+    one = '[[bucket]]\nname = "dataset"\ncredentials_from = "DATASET"\n'
+    made = pair.mounted(tables=one)
+    (made.path / "dataset/file").write_bytes(b"kept")
+    made.unmount()
+    again = pair.mounted(cache=made.cache, path=made.path)
+    assert (again.path / "dataset/file").read_bytes() == b"kept"
+    assert os.listdir(again.path / "gradients") == []
+    again.unmount()
+    config = pair.config(one)
+    done = run(FUSECACHE, "mount", "--config", config, made.path, "--cache-dir", made.cache, check=False)
+    assert done.returncode == 1
+    assert f"{made.cache} belongs to dataset=" in done.stderr
+
+
+# ---- what each bucket allows
+
+
+def _failure(call: Callable[..., object], *args: object, **options: object) -> int:
+    with pytest.raises(OSError, match=r".") as caught:
+        call(*args, **options)
+    return caught.value.errno or 0
+
+
+def test_moves_between_buckets_are_copies(pair: Pair) -> None:
+    made = pair.mounted()
+    one, other = made.path / "dataset", made.path / "gradients"
+    (one / "file").write_bytes(b"moved")
+    (one / "folder").mkdir()
+    assert _failure(os.rename, one / "file", other / "file") == errno.EXDEV
+    assert _failure(os.rename, one / "folder", other / "folder") == errno.EXDEV
+    assert _failure(os.link, one / "file", other / "file") == errno.EXDEV
+    assert _failure(os.link, one / "file", one / "link") == errno.EPERM
+    run("mv", one / "file", other / "file")
+    made.sync()
+    assert pair.gradients.control.read("file") == b"moved"
+    assert list(pair.dataset.control.objects()) == ["folder/"]
+
+
+def test_the_top_folder_cannot_be_changed(pair: Pair) -> None:
+    made = pair.mounted()
+    top = made.path
+    assert _failure((top / "new").write_bytes, b"x") == errno.EPERM
+    assert _failure((top / "new").mkdir) == errno.EPERM
+    assert _failure((top / "new").symlink_to, "dataset/x") == errno.EPERM
+    assert _failure((top / "dataset").rename, top / "other") == errno.EPERM
+    assert _failure((top / "dataset").rmdir) == errno.EPERM
+    assert _failure(os.rename, top / "dataset", top / "gradients/x") == errno.EPERM
+    assert _failure(os.chmod, top / "dataset", 0o700) == errno.EPERM
+    assert _failure(os.chmod, top, 0o700) == errno.EPERM
+    assert sorted(os.listdir(top)) == ["dataset", "gradients"]
+    # The last file of a bucket goes, and its folder stays without an object that stands for it.
+    (top / "dataset/only").write_bytes(b"x")
+    made.sync()
+    (top / "dataset/only").unlink()
+    made.sync()
+    assert pair.dataset.control.objects() == {}
+    assert os.listdir(top / "dataset") == []
+
+
+def test_a_bucket_may_be_read_only(pair: Pair) -> None:
+    pair.dataset.control.put("file", b"read")
+    made = pair.mounted(tables=pair.tables.replace('"DATASET"\n', '"DATASET"\nread_only = true\n'))
+    file = made.path / "dataset/file"
+    assert file.read_bytes() == b"read"
+    assert _failure(file.write_bytes, b"x") == errno.EROFS
+    assert _failure(file.unlink) == errno.EROFS
+    assert _failure(os.truncate, file, 0) == errno.EROFS
+    assert _failure((made.path / "dataset/new").write_bytes, b"x") == errno.EROFS
+    assert _failure((made.path / "dataset/new").mkdir) == errno.EROFS
+    (made.path / "gradients/new").write_bytes(b"x")
+    made.sync()
+    assert set(pair.dataset.control.counts()) <= {"ListObjectsV2", "GetObject", "HeadObject"}
+    assert row(made, "dataset")["read_only"]
+
+
+# ---- keys
+
+
+def test_flags_name_buckets_and_families(pair: Pair) -> None:
+    pair.dataset.control.put("train/file", b"below a prefix")
+    made = pair.mounted(
+        *("--bucket", "d=s3://bucket/train", "--credentials-from", "d=DATASET"),
+        *("--credentials-from", "g=GRADIENTS"),
+        tables="# none\n",
+    )
+    assert sorted(os.listdir(made.path)) == ["d", "g"]
+    assert (made.path / "d/file").read_bytes() == b"below a prefix"
+    (made.path / "d/new").write_bytes(b"x")
+    made.sync()
+    assert pair.dataset.control.read("train/new") == b"x"
+
+
+def test_one_family_is_a_mount_of_its_bucket(pair: Pair) -> None:
+    pair.dataset.control.put("file", b"alone")
+    made = pair.mounted("--credentials-from", "DATASET", tables="# none\n")
+    assert (made.path / "file").read_bytes() == b"alone"
+    (made.path / "new").write_bytes(b"x")
+    made.sync()
+    assert pair.dataset.control.read("new") == b"x"
+    status = made.status()
+    assert (status["source"], status["buckets"]) == ("s3://bucket", [])
+
+
+def test_a_missing_variable_is_named_by_bucket(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRADIENTS_WRITE_SECRET_ACCESS_KEY")
+    config = pair.config(pair.tables)
+    done = run(FUSECACHE, "mount", "--config", config, tmp_path / "mnt", check=False)
+    assert done.returncode == 1
+    assert "bucket gradients: " in done.stderr
+    assert "GRADIENTS_WRITE_SECRET_ACCESS_KEY" in done.stderr
+    assert "read_only = true" in done.stderr
+
+
+def test_a_bucket_may_have_several_endpoints(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list names the data set's endpoints; the gradients lie elsewhere, in the first server's second bucket."""
+    control = pair.dataset.control
+    control.add_bucket("more")
+    for index in range(60):
+        for server in (pair.dataset, pair.gradients):
+            server.control.add_synthetic(f"a/{index}", MIB // 4, index)
+    keys = {"access_key_id": pair.dataset.access_key, "secret_access_key": pair.dataset.secret_key}
+    buckets = [
+        {"endpoint_url": server.endpoint_url, "name": "bucket", "credentials": {"read": keys, "write": keys}}
+        for server in (pair.dataset, pair.gradients)
+    ]
+    monkeypatch.setenv("DATASET_BUCKET_LIST", json.dumps(buckets))
+    monkeypatch.setenv("GRADIENTS_ENDPOINT_URL", pair.dataset.endpoint_url)
+    monkeypatch.setenv("GRADIENTS_BUCKET_NAME", "more")
+    made = pair.mounted()
+    for index in range(60):
+        assert len((made.path / f"dataset/a/{index}").read_bytes()) == MIB // 4
+    assert min(len(server.control.log("GetObject")) for server in (pair.dataset, pair.gradients)) >= 8
+    (made.path / "gradients/new").write_bytes(b"x")
+    made.sync()
+    assert control.read("new", bucket="more") == b"x"
+    assert len(made.status()["endpoints"]) == 2
+
+
+# ---- commands
+
+
+def test_commands_take_paths_in_any_bucket(pair: Pair) -> None:
+    for server in (pair.dataset, pair.gradients):
+        server.control.put("run/old", b"1" * MIB)
+        server.control.put("run/new", b"2")
+    made = pair.mounted()
+    run(FUSECACHE, "warm", "--wait", made.path)
+    assert made.status()["cache"]["used_bytes"] > 2 * MIB
+    assert run(FUSECACHE, "check", made.path).returncode == 0
+    run(FUSECACHE, "evict", made.path / "dataset")
+    assert made.status()["cache"]["used_bytes"] < 2 * MIB
+    (made.path / "gradients/run/late").write_bytes(b"3")
+    run(FUSECACHE, "sync", made.path / "gradients")
+    assert run(FUSECACHE, "status", made.path / "gradients/run/late").stdout.startswith(
+        "gradients/run/late  clean"
+    )
+    assert "no unfinished" in (done := run(FUSECACHE, "uploads", made.path).stdout) or "0 unfinished" in done
+    assert wait_for(str(made.path / "gradients/run/l*"), timeout=10) == [
+        str(made.path / "gradients/run/late")
+    ]
+
+
+def test_clean_works_in_one_of_the_buckets(pair: Pair) -> None:
+    for server in (pair.dataset, pair.gradients):
+        server.control.put("run/old", b"1")
+    made = pair.mounted()
+    done = run(FUSECACHE, "clean", made.path, "--glob", "old", check=False)
+    assert done.returncode == 1
+    assert "name a directory in one of them" in done.stderr
+    with open(made.path / "gradients/run/old", "rb"):
+        kept = run(
+            FUSECACHE,
+            "clean",
+            made.path / "gradients/run",
+            "--glob",
+            "old",
+            "--delete",
+            "--even-recent",
+            check=False,
+        )
+        assert (kept.returncode, "is open on this node" in kept.stderr) == (1, True)
+    run(FUSECACHE, "clean", made.path / "gradients/run", "--glob", "old", "--delete", "--even-recent")
+    assert "run/old" in pair.dataset.control.objects()
+    assert pair.gradients.control.objects() == {}
+
+
+def test_access_tests_every_bucket_of_a_config(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = pair.dataset.control
+    for name in ("dataset", "gradients"):
+        control.add_bucket(name)
+        control.put("shard", b"an object", bucket=name)
+        for role in ("read", "write"):
+            key = f"{name}-{role}"
+            control.add_account(Account(key, "secret", buckets=(name,), writable=role == "write"))
+            monkeypatch.setenv(f"{name.upper()}_{role.upper()}_ACCESS_KEY_ID", key)
+            monkeypatch.setenv(f"{name.upper()}_{role.upper()}_SECRET_ACCESS_KEY", "secret")
+        monkeypatch.setenv(f"{name.upper()}_BUCKET_NAME", name)
+        monkeypatch.setenv(f"{name.upper()}_ENDPOINT_URL", pair.dataset.endpoint_url)
+    config = pair.config(pair.tables)
+    done = run(FUSECACHE, "access", "--json", "--config", config, check=False, seconds=120)
+    found = {(each["key"], each["bucket"]): each for each in json.loads(done.stdout)["keys"]}
+    assert done.returncode == 0, done.stdout
+    assert set(found) == {
+        (f"{name} {role}", bucket)
+        for name in ("dataset", "gradients")
+        for role in ("read", "write")
+        for bucket in ("dataset", "gradients")
+    }
+    control.add_account(Account("dataset-read", "secret", buckets=("dataset", "gradients"), writable=False))
+    done = run(FUSECACHE, "access", "--config", config, check=False, seconds=120)
+    assert done.returncode == 1
+    assert "wrong: dataset read: list, get in s3://gradients" in done.stdout

@@ -1,0 +1,168 @@
+"""The buckets of a mount of several, from tables, flags and families of variables."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fusecache.config.options import MountOptions, load_options
+from fusecache.model.errors import ConfigError
+from fusecache.remote.endpoints import Credentials
+
+D = {
+    "D_BUCKET_NAME": "data",
+    "D_ENDPOINT_URL": "https://one",
+    "D_READ_ACCESS_KEY_ID": "r",
+    "D_READ_SECRET_ACCESS_KEY": "rs",
+    "D_WRITE_ACCESS_KEY_ID": "w",
+    "D_WRITE_SECRET_ACCESS_KEY": "ws",
+}
+TWO = '[[bucket]]\nname = "a"\nsource = "s3://one"\n[[bucket]]\nname = "b"\nsource = "s3://two/p"\n'
+
+
+def load(
+    text: str, folder: Path, *, buckets: tuple[str, ...] = (), flags: object = None, **environment: str
+) -> MountOptions:
+    """Return the options of a file."""
+    path = folder / "fusecache.toml"
+    path.write_text(text)
+    given = {"mountpoint": "/m", **({} if flags is None else {"credentials_from": flags})}
+    return load_options(
+        given,
+        environment,
+        config_path=path,
+        buckets=buckets,
+        home=Path("/h"),
+        user_id=1,
+        free_bytes=lambda _: 2**40,
+    )
+
+
+def test_each_bucket_has_the_options_of_a_mount_of_its_own(tmp_path: Path) -> None:
+    text = f'profile = "p"\nendpoint_url = "https://all"\n{TWO}read_only = true\nprofile = "q"\nimmutable = ["x/"]'
+    options = load(text, tmp_path)
+    assert (options.source, options.prefix) == ("buckets:a,b", "")
+    one, two = options.bucket_mounts().values()
+    assert (one.source, one.prefix, one.profile, one.endpoint_url) == ("s3://one", "", "p", "https://all")
+    assert (one.read_only, one.immutable) == (False, ())
+    assert (two.source, two.prefix, two.profile, two.read_only) == ("s3://two/p", "p/", "q", True)
+    assert two.immutable == ("x/",)
+
+
+def test_a_mount_of_one_bucket_is_its_own_bucket(tmp_path: Path) -> None:
+    options = load('source = "s3://one/p"', tmp_path)
+    assert options.bucket_mounts() == {"": options}
+
+
+def test_a_read_only_mount_has_read_only_buckets(tmp_path: Path) -> None:
+    assert all(each.read_only for each in load(f"read_only = true\n{TWO}", tmp_path).bucket_mounts().values())
+
+
+def test_keys_of_a_table_replace_all_of_the_mounts(tmp_path: Path) -> None:
+    text = f'profile = "p"\nwrite_profile = "w"\nregion = "r"\n{TWO}profile = "q"\nendpoint_url = "https://x"'
+    one, two = load(text, tmp_path).bucket_mounts().values()
+    assert (one.profile, one.write_profile, one.region) == ("p", "w", "r")
+    assert (two.profile, two.write_profile, two.region) == ("q", None, None)
+
+
+def test_a_family_gives_bucket_endpoint_and_keys(tmp_path: Path) -> None:
+    options = load('[[bucket]]\nname = "a"\ncredentials_from = "D"', tmp_path, **D)
+    mount = options.bucket_mounts()["a"]
+    (endpoint,) = mount.requests.endpoints
+    assert (mount.source, mount.endpoint_url) == ("s3://data", "https://one")
+    assert (endpoint.read_keys, endpoint.write_keys) == (Credentials("r", "rs"), Credentials("w", "ws"))
+    assert endpoint.credentials_from == "D"
+    text = '[[bucket]]\nname = "a"\ncredentials_from = "D"\nsource = "s3://other/p"'
+    mount = load(text, tmp_path, **D).bucket_mounts()["a"]
+    assert (mount.source, mount.requests.endpoints[0].bucket) == ("s3://other/p", "other")
+
+
+def test_a_family_may_list_several_endpoints(tmp_path: Path) -> None:
+    keys = {"read": {"access_key_id": "r", "secret_access_key": "s"}}
+    listed = [{"endpoint_url": f"https://{each}", "name": each, "credentials": keys} for each in ("x", "y")]
+    text = '[[bucket]]\nname = "a"\ncredentials_from = "D"\nread_only = true'
+    mount = load(text, tmp_path, D_BUCKET_LIST=json.dumps(listed)).bucket_mounts()["a"]
+    assert [each.place for each in mount.requests.endpoints] == ["https://x s3://x/", "https://y s3://y/"]
+    assert (mount.source, mount.endpoint_url) == ("s3://x", "https://x")
+
+
+def test_flags_add_buckets_and_families(tmp_path: Path) -> None:
+    options = load("", tmp_path, buckets=("a=s3://one", "b=s3://other/p"), flags=("b=D", "c=D"), **D)
+    assert {name: each.source for name, each in options.bucket_mounts().items()} == {
+        "a": "s3://one",
+        "b": "s3://other/p",
+        "c": "s3://data",
+    }
+
+
+@pytest.mark.parametrize("source", ["", "s3://data/p"])
+def test_one_family_is_a_mount_of_its_bucket(tmp_path: Path, source: str) -> None:
+    text = f'credentials_from = "D"\n{f"source = {source!r}" if source else ""}'
+    options = load(text, tmp_path, **D)
+    (endpoint,) = options.requests.endpoints
+    assert (options.source, options.endpoint_url) == (source or "s3://data", "https://one")
+    assert endpoint.write_keys == Credentials("w", "ws")
+    assert options.bucket_mounts() == {"": options}
+
+
+def test_the_cache_directory_follows_the_mountpoint(tmp_path: Path) -> None:
+    one, more = load(TWO, tmp_path), load(f'{TWO}[[bucket]]\nname = "c"\nsource = "s3://three"', tmp_path)
+    assert one.cache_dir == more.cache_dir
+    assert one.cache_dir.name.startswith("buckets-")
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (TWO.replace('"b"', '"a"'), r"two buckets have the name 'a'; give one of them another name"),
+        (TWO.replace("s3://two/p", "s3://one/"), r"buckets a and b have the same source s3://one; remove"),
+        (TWO.replace("s3://two/p", "s3://one/p"), r"s3://one and s3://one/p lie one inside the other"),
+        (TWO.replace('"a"', '"x/y"'), r"1: name = 'x/y': allowed is the name of a folder: a name must not"),
+        (TWO.replace('"a"', '".."'), r"1: name = '..': allowed is the name of a folder"),
+        (TWO.replace('"a"', '".fusecache"'), r"reserved for the daemon"),
+        (TWO.replace('name = "a"', ""), r"1: name is missing; add name = "),
+        (TWO.replace("name", "nmae"), r"1: unknown key 'nmae': did you mean 'name'"),
+        ('[[bucket]]\nname = "a"', r"bucket a: source is missing; add source = .*, or credentials_from"),
+        ('[[bucket]]\nname = "a"\nsource = "http://b"', r"1: source = 'http://b': allowed is s3://"),
+        (f'source = "s3://c"\n{TWO}', r"source = s3://c: a mount has one source, or several buckets"),
+        (f'{TWO}[[endpoint]]\nurl = "https://x"', r"\[\[endpoint\]\] beside \[\[bucket\]\]: .*X_BUCKET_LIST"),
+        (f'{TWO}profile = "q"\n'.replace("s3://two/p", "gs://two"), r"bucket b: profile: only for s3://"),
+        ('bucket = "a"', r"allowed are tables \[\[bucket\]\]"),
+        ("[bucket]\nname = 'a'", r"allowed are tables \[\[bucket\]\]"),
+        (f'credentials_from = "D"\n{TWO}', r"credentials_from D: write NAME=D"),
+    ],
+)
+def test_bad_tables_are_named(tmp_path: Path, text: str, cause: str) -> None:
+    with pytest.raises(ConfigError, match=cause):
+        load(text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "cause"),
+    [
+        (("s3://b",), r"--bucket s3://b: write NAME=s3://b"),
+        (("a=b",), r"--bucket a=b: source = 'b': allowed is s3://"),
+        (("a/b=s3://c",), r"--bucket a/b=s3://c: name = 'a/b': allowed is the name of a folder"),
+    ],
+)
+def test_bad_flags_are_named(tmp_path: Path, flags: tuple[str, ...], cause: str) -> None:
+    with pytest.raises(ConfigError, match=cause):
+        load("", tmp_path, buckets=flags)
+
+
+@pytest.mark.parametrize("missing", [name for name in D if name != "D_ENDPOINT_URL"])
+def test_a_missing_variable_is_named_by_bucket(tmp_path: Path, missing: str) -> None:
+    environment = {name: value for name, value in D.items() if name != missing}
+    with pytest.raises(ConfigError, match=rf"bucket a: .*not set are.* {missing}"):
+        load('[[bucket]]\nname = "a"\ncredentials_from = "D"', tmp_path, **environment)
+
+
+def test_a_read_only_bucket_needs_no_write_keys(tmp_path: Path) -> None:
+    environment = {name: value for name, value in D.items() if "WRITE" not in name}
+    text = '[[bucket]]\nname = "a"\ncredentials_from = "D"\nread_only = true'
+    assert load(text, tmp_path, **environment).bucket_mounts()["a"].read_only
+
+
+def test_equal_names_at_two_endpoints_are_two_buckets(tmp_path: Path) -> None:
+    text = TWO.replace("s3://two/p", "s3://one") + 'endpoint_url = "https://elsewhere"'
+    assert len(load(text, tmp_path).bucket_mounts()) == 2
