@@ -227,6 +227,11 @@ def test_every_point_of_a_files_way_is_one_at_which_nodes_ended() -> None:
             id="the old name's delete stays where it was though newer content of the new name waits",
         ),
         pytest.param(
+            [("save", "b", 7), ("drain",), ("open", 3, "b", "keep"), ("unlink", "b"), ("drain",)],
+            [],
+            id="a sync while a removed file is still open",
+        ),
+        pytest.param(
             [("mkdir", "d"), ("save", "d/c.tmp", 7), ("drain",), ("save", "d/c.tmp", 100),
              ("rename", "d/c.tmp", "d/a"), ("open", 2, "d/a", "truncate")],
             [Moment(REQUEST, 3, "before")],
