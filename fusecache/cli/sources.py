@@ -60,7 +60,7 @@ def ask_mounts(bucket: str, request: Mapping[str, Any], *, is_needed: bool) -> I
             if row.get("result") != "ok":
                 raise MountError(f"{entry.point}: {row.get('message')}")
         except (FusecacheError, OSError) as exc:
-            if is_needed:
+            if is_needed and entry in our_entries():  # else it was unmounted in the meantime
                 raise MountError(
                     f"the mount at {entry.point} does not tell what it needs, so nothing is removed: {exc}; unmount "
                     f"it, or run this command as its user (uid {os.geteuid()} asks now)"

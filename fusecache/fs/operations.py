@@ -323,6 +323,9 @@ class Operations(pyfuse3.Operations):
             await self._fs.file_io.check_space(lambda: self._fs.tree.path(node))
             await self._fs.file_io.wait_release(node)
         await self._revalidate(node)
+        if node.parent is None and not node.handles:
+            # The kernel has not heard yet that the name lost this file, as of a writer that was killed.
+            raise ObjectChanged(f"{node.name}: this file lost its name")
         appends = writable and bool(flags & os.O_APPEND)
         handle = self._fs.file_io.open(node, writable=writable, pid=pid, appends=appends)
         if writable and flags & os.O_TRUNC:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import NoReturn, TypeVar
 
 from fusecache.model.errors import Unavailable
@@ -11,11 +11,19 @@ from fusecache.remote.store import Interruption
 T = TypeVar("T")
 
 
-def within(seconds: float | None, call: Callable[[], T], interruption: Interruption | None = None) -> T:
+def within(
+    seconds: float | None,
+    call: Callable[[], T],
+    interruption: Interruption | None = None,
+    *,
+    discard: Callable[[T], None] = lambda _: None,
+) -> T:
     """Return a blocking call's result. Raises its error.
 
-    Raises Unavailable if the call is not done in time, or when it is interrupted. Its thread then goes on.
+    Raises Unavailable if the call is not done in time, or when it is interrupted. Its thread then goes on, and passes
+    what it gets to `discard`.
     """
+    is_over = Lock()  # taken by the one that comes first: the call's end, or the end of the wait
     results: SimpleQueue[Callable[[], T]] = SimpleQueue()
 
     def run() -> None:
@@ -29,16 +37,25 @@ def within(seconds: float | None, call: Callable[[], T], interruption: Interrupt
 
             results.put(raise_failure)
         else:
-            results.put(lambda: value)
+            if is_over.acquire(blocking=False):
+                results.put(lambda: value)
+            else:
+                discard(value)
 
     # No thread of a pool: the interpreter does not wait for a daemon thread.
     Thread(target=run, name="limited request", daemon=True).start()
-    try:
-        with (interruption or Interruption()).by(lambda: results.put(_raise_interrupted)):
-            outcome = results.get(timeout=seconds)
-    except Empty:
-        raise Unavailable(f"the bucket has not answered for {seconds:g} s") from None
-    return outcome()
+
+    def interrupt() -> None:
+        if is_over.acquire(blocking=False):
+            results.put(_raise_interrupted)
+
+    with (interruption or Interruption()).by(interrupt):
+        try:
+            return results.get(timeout=seconds)()
+        except Empty:
+            if not is_over.acquire(blocking=False):
+                return results.get()()  # it came at the last moment
+            raise Unavailable(f"the bucket has not answered for {seconds:g} s") from None
 
 
 def _raise_interrupted() -> NoReturn:

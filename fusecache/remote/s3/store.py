@@ -380,7 +380,7 @@ class S3Store:
             return answer
 
         # In a thread of its own: botocore has no way to end a request that waits for its response.
-        answer = within(None, ask, get.interruption)
+        answer = within(None, ask, get.interruption, discard=lambda late: late["Body"].close())
         # The raw stream: botocore's wrapper only adds less precise error messages to readinto.
         stream: Any = answer["Body"]._raw_stream  # type: ignore[attr-defined]
         try:
