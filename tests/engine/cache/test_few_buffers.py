@@ -53,7 +53,7 @@ async def test_random_readers_with_fewer_buffers_than_readers_all_finish(tmp_pat
 
 
 async def test_read_without_buffer_ends_after_a_minute(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A disk that hangs may hold all buffers. Prefetching goes on waiting, as nobody waits for it."""
+    """A disk that hangs may hold all buffers. A prefetch stays in the queue, because no reader depends on it."""
     bucket = new_bucket()
     data = some_bytes(2 * CHUNK_BYTES)
     object_id = bucket.put("a", data)
