@@ -19,11 +19,11 @@ from typing import Any, NoReturn
 from fusecache import __version__
 from fusecache.cli import access, cache_commands, clean, doctor, metrics, run, uploads
 from fusecache.cli.extras import missing_package, require_mount_extras
-from fusecache.cli.health import health
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.sources import add_source_flags
-from fusecache.cli.status import status
+from fusecache.cli.views.health import health
+from fusecache.cli.views.status import status
 from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_options
 from fusecache.config.values import Duration, as_argument
 from fusecache.model.errors import FusecacheError, MountError

@@ -25,6 +25,7 @@ from fusecache.daemon.bucket_link import (
     command_access,
     immutable_names,
     key_facts,
+    request_prices,
 )
 from fusecache.daemon.connect import StartConnection, connect, connect_several, endpoint_of
 from fusecache.daemon.control_server import ControlServer
@@ -475,6 +476,7 @@ def _engine_options(
         local_only=options.writeback.local_only,
         pin=options.pin,
         symlinks=options.symlinks,
+        prices=request_prices(mounts.values()),
         buckets={name: bucket_access(each) for name, each in mounts.items()},
     )
 
