@@ -24,8 +24,9 @@ from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.sources import add_source_flags
 from fusecache.cli.views.health import health
 from fusecache.cli.views.status import status
+from fusecache.cli.views.top import top
 from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_options
-from fusecache.config.values import Duration, as_argument
+from fusecache.config.values import Duration, as_argument, as_count
 from fusecache.model.errors import FusecacheError, MountError
 from fusecache.model.format_text import nearest_text
 from fusecache.mount.control_client import ask
@@ -177,6 +178,22 @@ def make_parser() -> argparse.ArgumentParser:
     shows.add_argument("path", nargs="?", help="a path in a mount [the working directory, or the only mount]")
     shows.add_argument("--json", action="store_true", help="print all fields as JSON")
     shows.set_defaults(run=status, parser=shows)
+
+    live = _add(
+        commands,
+        "top",
+        "show live what the mounts of this node do: rates, jobs, files; q quits",
+        "0 success, 1 a mount does not answer (with -n), or an error",
+    )
+    live.add_argument("paths", nargs="*", metavar="PATH", help="paths in the mounts to show [all mounts]")
+    live.add_argument(
+        "-n", dest="times", type=as_argument(as_count), metavar="N", help="print it N times, for a log"
+    )
+    live.add_argument(
+        "-d", dest="interval", type=as_argument(Duration(0.2, 3600)), default=2.0, metavar="DURATION",
+        help="pause between two views [2s]",
+    )  # fmt: skip
+    live.set_defaults(run=top, parser=live)
 
     healthy = _add(
         commands,

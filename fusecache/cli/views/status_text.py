@@ -233,7 +233,8 @@ def _day_lines(requests: Mapping[str, Any]) -> Iterator[str]:
         f"{_VERBS.get(kind, kind)} {dollars:.2f}" for kind, dollars in kinds if dollars >= _CENT
     )
     yield (
-        f"about ${requests['dollars_per_day']:.2f}{f' ({parts})' if parts else ''} {words}; {requests['prices']}"
+        f"about ${requests['dollars_per_day']:.2f}{f' ({parts})' if parts else ''} {words}; "
+        f"{requests.get('prices', '')}"
     )
 
 
@@ -292,7 +293,7 @@ def _count_lines(requests: Mapping[str, Any], cache: Mapping[str, Any]) -> Itera
     made = [f"{verb} {requests[name]}" for name, verb in _VERBS.items() if requests.get(name)]
     if made:
         dollars = requests.get("dollars")
-        cost = "" if dollars is None else f": about ${dollars:.4f}; {requests['prices']}"
+        cost = "" if dollars is None else f": about ${dollars:.4f}; {requests.get('prices', '')}"
         yield f"{', '.join(made)}{cost}"
     if cache.get("first_byte_p50_seconds"):
         yield (
