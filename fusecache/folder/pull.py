@@ -109,7 +109,9 @@ class Pull:
             self._make_parent(name)
         late = [name for name in self.objects if matches_any(name.rpartition("/")[2], order_last)]
         late.sort(key=lambda name: -name.count("/"))
-        self.order = FetchOrder(self.objects.keys() - set(late), late)
+        self._awaited: set[str] = set()
+        self._asked = trio.Event()
+        self.order = FetchOrder([name for name in self.objects if name not in set(late)], late)
         self._active: deque[PulledObject] = deque()
 
     # ---- before the first request
@@ -188,6 +190,19 @@ class Pull:
 
     async def run(self, show: Callable[[PullReport], None]) -> None:
         """Fetch everything, commit markers when what they stand for is there. show: called after each step."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._fetch_awaited, show, name="pull-awaited")
+            await self._fetch_in_order(show)
+            nursery.cancel_scope.cancel()
+
+    async def _fetch_awaited(self, show: Callable[[PullReport], None]) -> None:
+        """Fetch what readers wait for at once, even if all workers have large pieces in flight."""
+        while True:
+            await self._asked.wait()
+            self._asked = trio.Event()
+            await self._work(show, only_awaited=True)
+
+    async def _fetch_in_order(self, show: Callable[[PullReport], None]) -> None:
         await self._fetch_all(show)
         failed = list(self.report.failed)
         for name in self.order.release_late():
@@ -210,19 +225,21 @@ class Pull:
         if name not in self._listing.objects:
             return "the bucket had no such object when the pull began"
         pulled = self.objects.get(name)
-        if pulled is not None:
+        if pulled is not None and not pulled.done.is_set():
             self.order.ask(name)
             if pulled in self._active:
                 self._active.remove(pulled)
                 self._active.appendleft(pulled)
+            self._awaited.add(name)
+            self._asked.set()
             await pulled.done.wait()
         return self.report.failed.get(name) or self.report.skipped.get(name, "")
 
-    async def _work(self, show: Callable[[PullReport], None]) -> None:
+    async def _work(self, show: Callable[[PullReport], None], *, only_awaited: bool = False) -> None:
         buffer = memoryview(bytearray(PIECE_BYTES))
         limiter = trio.CapacityLimiter(1)  # this worker's own: trio's default is shared with other work
         run = partial(trio.to_thread.run_sync, limiter=limiter)
-        while (pulled := self._next()) is not None:
+        while (pulled := self._next(only_awaited=only_awaited)) is not None:
             part = pulled.part
             assert part is not None
             try:
@@ -250,13 +267,17 @@ class Pull:
                 self._fail(pulled, part, exc)
             show(self.report)
 
-    def _next(self) -> PulledObject | None:
+    def _next(self, *, only_awaited: bool) -> PulledObject | None:
         """Return an object with a piece to fetch, or without any piece. The ones begun first come first."""
         if not self.order.is_asked:
             for pulled in self._active:
-                if pulled.part is not None and pulled.part.missing:
+                is_wanted = pulled.name in self._awaited or not only_awaited
+                if is_wanted and pulled.part is not None and pulled.part.missing:
                     return pulled
-        while (name := self.order.next()) is not None:
+        while self.order.is_asked or not only_awaited:
+            name = self.order.next()
+            if name is None:
+                return None
             pulled = self.objects[name]
             try:
                 pulled.part = PartFile(self._parts, pulled.info.object_id, pulled.info.size)

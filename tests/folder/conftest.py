@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.s3server import ServerProcess
+from tests.support import ROOT
 from tests.support.daemons import FUSECACHE
 
 
@@ -45,6 +46,7 @@ class Node:
 
     server: ServerProcess
     source: str
+    without_fuse: Path
     running: list["subprocess.Popen[str]"]
 
     def environment(self) -> dict[str, str]:
@@ -52,6 +54,7 @@ class Node:
         others = {name: value for name, value in os.environ.items() if not name.startswith("FUSECACHE_")}
         return {
             **others,
+            "PYTHONPATH": f"{self.without_fuse}:{ROOT}",
             "AWS_ACCESS_KEY_ID": self.server.access_key,
             "AWS_SECRET_ACCESS_KEY": self.server.secret_key,
             "AWS_EC2_METADATA_DISABLED": "true",
@@ -59,9 +62,13 @@ class Node:
         }
 
     def start(self, *words: str | Path) -> "subprocess.Popen[str]":
-        """Start a command; it ends with the test at the latest."""
+        """Start a command of fusecache; it ends with the test at the latest."""
+        return self.start_program(FUSECACHE, *words)
+
+    def start_program(self, *words: str | Path) -> "subprocess.Popen[str]":
+        """Start a program; it ends with the test at the latest."""
         child = subprocess.Popen(
-            [FUSECACHE, *words],
+            words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -93,8 +100,11 @@ class Node:
 
 
 @pytest.fixture
-def node(server: ServerProcess) -> Iterator[Node]:
-    made = Node(server, f"s3://{server.bucket}", [])
+def node(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A node on which whatever needs FUSE fails."""
+    without_fuse = tmp_path_factory.mktemp("without-fuse")
+    (without_fuse / "pyfuse3.py").write_text("raise ImportError('there is no FUSE here')\n")
+    made = Node(server, f"s3://{server.bucket}", without_fuse, [])
     yield made
     for child in made.running:
         if child.poll() is None:
