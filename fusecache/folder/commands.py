@@ -16,8 +16,8 @@ from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.folder.arguments import folder_options
 from fusecache.folder.follow import followed
 from fusecache.folder.listing import list_bucket
+from fusecache.folder.local_folder import LocalFolder, check_folder
 from fusecache.folder.patience import Patience
-from fusecache.folder.place import Place, check_folder
 from fusecache.folder.pull import WORKERS, Pull, PullReport
 from fusecache.model.errors import FusecacheError
 from fusecache.model.format_text import size_text
@@ -60,12 +60,12 @@ def pull(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 def _pull(arguments: argparse.Namespace, options: MountOptions, parent: Parent) -> PullReport:
     endpoint = endpoint_of(options)
     with (
-        Place(arguments.folder, identity_of("", options, endpoint), "pull", create=True) as place,
+        LocalFolder(arguments.folder, identity_of("", options, endpoint), "pull", create=True) as folder,
         closing(connect(options, endpoint, max_connections=WORKERS, was_used=False).remote) as remote,
     ):
         patience = Patience()
         one = Pull(
-            place,
+            folder,
             remote,
             list_bucket(remote, options.prefix, patience),
             patience,
@@ -84,7 +84,7 @@ def _pull(arguments: argparse.Namespace, options: MountOptions, parent: Parent) 
 
                 if not arguments.follow:
                     return await one.run(show)
-                async with followed(one, place.own):
+                async with followed(one, folder.own):
                     parent.report(
                         f"{READY} {size_text(total)} to fetch; files come in the order in which they are read"
                     )

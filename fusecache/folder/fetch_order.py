@@ -25,7 +25,7 @@ class FetchOrder:
         self._hinted: list[str] = []  # the next one last
 
     def release_late(self) -> list[str]:
-        """From now on the late objects are begun without a reason, too; return those that are left."""
+        """From now on the late objects are begun as the others are; return their names."""
         names, self._late = list(self._late), {}
         self._default = dict.fromkeys(names)
         return names

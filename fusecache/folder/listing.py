@@ -9,7 +9,7 @@ from fusecache.remote.store import ReadStore
 
 
 @dataclass(slots=True)
-class Listing:
+class BucketListing:
     """The objects below a prefix, by name: the key without the prefix.
 
     directories: names that end in "/", of directory markers. unusable: why a key has no file.
@@ -20,9 +20,9 @@ class Listing:
     unusable: dict[str, str] = field(default_factory=dict)
 
 
-def list_bucket(store: ReadStore, prefix: str, patience: Patience) -> Listing:
+def list_bucket(store: ReadStore, prefix: str, patience: Patience) -> BucketListing:
     """List everything below a prefix. Raises RemoteError."""
-    found, checker, token = Listing(), UnusableKeys(), None
+    found, checker, token = BucketListing(), UnusableKeys(), None
     while True:
         page = patience.call(lambda token=token: store.list_page(prefix, token=token))  # type: ignore[misc]
         for info in page.objects:

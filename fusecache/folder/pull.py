@@ -21,10 +21,10 @@ from functools import partial
 import trio
 
 from fusecache.folder.fetch_order import FetchOrder
-from fusecache.folder.listing import Listing
+from fusecache.folder.listing import BucketListing
+from fusecache.folder.local_folder import LocalFolder
 from fusecache.folder.part_files import PIECE_BYTES, PartFile, held_bytes, remove_stale
 from fusecache.folder.patience import Patience
-from fusecache.folder.place import Place
 from fusecache.folder.state import Row, Stamp
 from fusecache.model.errors import FolderError, FusecacheError, ObjectChanged, ObjectMissing
 from fusecache.model.format_text import count_text, size_text
@@ -80,9 +80,9 @@ class Pull:
 
     def __init__(
         self,
-        place: Place,
+        folder: LocalFolder,
         store: ReadStore,
-        listing: Listing,
+        listing: BucketListing,
         patience: Patience,
         *,
         order_last: tuple[str, ...] = (),
@@ -92,10 +92,10 @@ class Pull:
 
         is_forced: replace files that were changed here. Raises FolderError, also if the disk is too small.
         """
-        self._place = place
+        self._folder = folder
         self._store = store
         self._patience = patience
-        self._parts = place.own / "parts"
+        self._parts = folder.own / "parts"
         self._is_forced = is_forced
         self._listing = listing
         self.report = PullReport(skipped=dict(listing.unusable))
@@ -118,10 +118,10 @@ class Pull:
 
     def _compare(self, name: str, info: ObjectInfo) -> None:
         """Decide whether an object is fetched."""
-        report, row = self.report, self._place.state.rows.get(name)
+        report, row = self.report, self._folder.state.rows.get(name)
         report.files += 1
         report.bytes += info.size
-        found = self._place.stat(name)
+        found = self._folder.stat(name)
         stamp = None if found is None else Stamp.of(found)
         if found is not None and stat.S_ISDIR(found.st_mode):
             report.skipped[name] = "a folder here has this name: rename or remove it"
@@ -130,7 +130,7 @@ class Pull:
         elif row is not None and row.stamp == stamp:
             self._count_there(info)
         elif self._is_same(name, found, info):
-            self._place.state.have(name, Row(stamp, info.etag))
+            self._folder.state.have(name, Row(stamp, info.etag))
             self._count_there(info)
         elif self._is_forced:
             self.objects[name] = PulledObject(name, info, stamp)
@@ -147,14 +147,14 @@ class Pull:
         self.report.there_bytes += info.size
 
     def _is_same(self, name: str, found: os.stat_result | None, info: ObjectInfo) -> bool:
-        """Return whether a file that has no row, or another one, is the object all the same."""
+        """Return whether a file that has no row, or another one, has the object's content."""
         if found is None or not stat.S_ISREG(found.st_mode) or found.st_size != info.size:
             return False
         if abs(found.st_mtime_ns - _time_ns(info)) < _SAME_TIME_NS:
             return True  # as a pull leaves it
         if len(info.etag) != 32:
             return False
-        with open(self._place.path_of(name), "rb") as file:
+        with open(self._folder.path_of(name), "rb") as file:
             return (
                 hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
                 == info.etag
@@ -166,17 +166,17 @@ class Pull:
             max(0, each.info.size - held_bytes(self._parts, each.info.object_id))
             for each in self.objects.values()
         )
-        free = shutil.disk_usage(self._place.root).free
+        free = shutil.disk_usage(self._folder.root).free
         if needed and needed + _RESERVE_BYTES > free:
             raise FolderError(
-                f"{self._place.root}: {size_text(needed)} are to be fetched, and the disk has {size_text(free)} free; "
+                f"{self._folder.root}: {size_text(needed)} are to be fetched, and the disk has {size_text(free)} free; "
                 f"free {size_text(needed + _RESERVE_BYTES - free)} there, choose a folder on another disk, or pull a "
                 "part of the bucket: s3://BUCKET/PREFIX"
             )
 
     def _make_parent(self, name: str) -> None:
         try:
-            self._place.make_parent(name)
+            self._folder.make_parent(name)
         except FolderError as exc:
             self.report.skipped[name] = str(exc)
             self.objects.pop(name, None)
@@ -297,12 +297,12 @@ class Pull:
 
     def _finish(self, pulled: PulledObject, part: PartFile) -> None:
         """Give a complete object its name (blocking). Raises FolderError, OSError, RemoteError."""
-        name, info, path = pulled.name, pulled.info, self._place.path_of(pulled.name)
+        name, info, path = pulled.name, pulled.info, self._folder.path_of(pulled.name)
         target = ""
         if not info.size:  # a symlink is an object without bytes, whose metadata a LIST does not show
             target = symlink_target(self._patience.call(lambda: self._store.head(info.key)).metadata)
         stamp = Stamp(info.size, part.finish(_time_ns(info)))
-        found = self._place.stat(name)
+        found = self._folder.stat(name)
         if (None if found is None else Stamp.of(found)) != pulled.before:
             raise FolderError("it was changed here during the pull: rename it, or replace it with --force")
         if target:
@@ -311,7 +311,7 @@ class Pull:
             part.path.unlink()
             os.symlink(target, part.path)
             stamp = Stamp.of(os.lstat(part.path))
-        self._place.state.have(name, Row(stamp, info.etag))
+        self._folder.state.have(name, Row(stamp, info.etag))
         os.replace(part.path, path)
 
     async def _start_again(self, pulled: PulledObject, part: PartFile, cause: FusecacheError) -> None:
@@ -349,9 +349,9 @@ class Pull:
         if isinstance(exc, OSError):
             text = exc.strerror or text
             if exc.errno == errno.EXDEV:
-                text = f"its directory is on another disk than {self._place.own}: pull into that directory"
+                text = f"its directory is on another disk than {self._folder.own}: pull into that directory"
             elif exc.errno in (errno.ENOSPC, errno.EDQUOT):
-                text = f"the disk of {self._place.root} is full: free space there, and pull again"
+                text = f"the disk of {self._folder.root} is full: free space there, and pull again"
         skipped = isinstance(exc, FolderError)
         (self.report.skipped if skipped else self.report.failed)[pulled.name] = text
         pulled.done.set()

@@ -16,7 +16,7 @@ from pathlib import Path
 from fusecache.model.errors import FolderError, StateError
 
 FORMAT_VERSION = 1
-# The log is written anew at the start if it has more lines than this for each row.
+# The log is rewritten at the start if it has more lines than this for each row.
 _LINES_PER_ROW = 3
 
 
@@ -42,7 +42,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentContent:
     """Content that was handed over for upload. uuid: in the metadata of the object that it becomes."""
 
     stamp: Stamp
@@ -55,7 +55,7 @@ class FolderState:
     def __init__(self, path: Path, identity: str) -> None:
         """identity: endpoint, bucket and prefix; a folder belongs to one."""
         self.rows: dict[str, Row] = {}
-        self.sent: dict[str, Sent] = {}
+        self.sent: dict[str, SentContent] = {}
         self._path = path
         self._lock = threading.Lock()
         lines = self._load(identity)
@@ -75,7 +75,7 @@ class FolderState:
             self.rows[name] = row
             self.sent.pop(name, None)
 
-    def send(self, name: str, sent: Sent) -> None:
+    def send(self, name: str, sent: SentContent) -> None:
         """Record that content was handed over for upload."""
         with self._lock:
             self._append(_sent_line(name, sent))
@@ -131,7 +131,7 @@ class FolderState:
                 self.rows[name] = Row(Stamp(size, mtime_ns), etag)
                 self.sent.pop(name, None)
             case ["sent", str(name), int(size), int(mtime_ns), str(uuid)]:
-                self.sent[name] = Sent(Stamp(size, mtime_ns), uuid)
+                self.sent[name] = SentContent(Stamp(size, mtime_ns), uuid)
             case ["gone", str(name)]:
                 self.rows.pop(name, None)
                 self.sent.pop(name, None)
@@ -154,7 +154,7 @@ def _have_line(name: str, row: Row) -> list[object]:
     return ["have", name, row.stamp.size, row.stamp.mtime_ns, row.etag]
 
 
-def _sent_line(name: str, sent: Sent) -> list[object]:
+def _sent_line(name: str, sent: SentContent) -> list[object]:
     return ["sent", name, sent.stamp.size, sent.stamp.mtime_ns, sent.uuid]
 
 

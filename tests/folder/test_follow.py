@@ -15,8 +15,8 @@ import trio
 from fusecache.folder.fetch_order import FetchOrder
 from fusecache.folder.follow import followed
 from fusecache.folder.listing import list_bucket
+from fusecache.folder.local_folder import LocalFolder
 from fusecache.folder.patience import Patience
-from fusecache.folder.place import Place
 from fusecache.folder.pull import WORKERS, Pull
 from fusecache.model.hints import HintError, encode_cursor, encode_plan
 from fusecache.model.objects import ObjectId
@@ -129,11 +129,11 @@ async def test_what_a_pull_fetches_after_the_hints_of_a_loader_comes_in_the_orde
         return name
 
     monkeypatch.setattr(FetchOrder, "next", recorded)
-    with Place(tmp_path / "folder", "memory", "pull", create=True) as place:
-        pull = Pull(place, store, list_bucket(store, "", Patience()), Patience(), order_last=("index.json",))
-        async with followed(pull, place.own), trio.open_nursery() as nursery:
+    with LocalFolder(tmp_path / "folder", "memory", "pull", create=True) as folder:
+        pull = Pull(folder, store, list_bucket(store, "", Patience()), Patience(), order_last=("index.json",))
+        async with followed(pull, folder.own), trio.open_nursery() as nursery:
             nursery.start_soon(pull.run, lambda _: None)
-            trainer = node.start_program(sys.executable, "-c", READ, place.root / "data")
+            trainer = node.start_program(sys.executable, "-c", READ, folder.root / "data")
             assert trainer.stdout is not None
             assert await trio.to_thread.run_sync(trainer.stdout.readline) == "planned\n"
             before = [name for name in begun if name in needed]

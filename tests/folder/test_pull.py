@@ -10,8 +10,8 @@ import pytest
 
 from fusecache.folder import pull as pulling
 from fusecache.folder.listing import list_bucket
+from fusecache.folder.local_folder import LocalFolder
 from fusecache.folder.patience import Patience
-from fusecache.folder.place import Place
 from fusecache.model.errors import FolderError
 from tests.folder.conftest import Node, bucket_of, files_of
 from tests.s3server import Fault, FaultAction, ServerProcess
@@ -258,10 +258,10 @@ def test_a_disk_that_is_too_small_is_refused_before_the_first_byte(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(100 * MIB, 0, 65 * MIB))
     patience = Patience()
     with (
-        Place(tmp_path / "folder", "memory", "pull", create=True) as place,
+        LocalFolder(tmp_path / "folder", "memory", "pull", create=True) as folder,
         pytest.raises(FolderError, match=r"free 1\.0 MiB there"),
     ):
-        pulling.Pull(place, store, list_bucket(store, "", patience), patience)
+        pulling.Pull(folder, store, list_bucket(store, "", patience), patience)
 
 
 def test_the_state_survives_a_line_that_a_kill_has_cut(

@@ -25,7 +25,7 @@ STATE_NAME = "state.jsonl"
 _LONGEST_LOCK_BYTES = 200
 
 
-class Place:
+class LocalFolder:
     """A locked folder; a context manager. root: without symlinks; own: its `.fusecache`."""
 
     def __init__(self, path: Path, identity: str, command: str, *, create: bool) -> None:
