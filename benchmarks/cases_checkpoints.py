@@ -1,6 +1,7 @@
 """The cases in which a trainer saves: torch.save, and DCP on two ranks, beside the same on the local disk."""
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -112,7 +113,7 @@ def _dcp_on_mount(bench: Bench, origin: Origin, cases: dict[str, str], name: str
     size = bench.sizes.saved_bytes
     mount.memory.take()
     cpu = mount.cpu_seconds()
-    sync = [find_program("fusecache"), "sync", str(mount.path)]
+    sync = [sys.executable, "-m", "fusecache", "sync", str(mount.path)]
     answer = save("dcp", root=str(mount.path), size=size, between=sync, seconds=SAVE_SECONDS)
     for folder in DCP_SAVES.values():
         wait_published(
