@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.bench import GIB, Bench, save
 from benchmarks.origins import Origin
-from benchmarks.peers import FUSECACHE, FUSECACHE_REMOTE, Mount, Peer, find_program, has_option
+from benchmarks.peers import FUSECACHE, FUSECACHE_REMOTE, Mount, Peer, has_option
 from benchmarks.processes import BenchmarkError, drop_pages
 from benchmarks.published import wait_published
 from benchmarks.report import NOT_AVAILABLE
