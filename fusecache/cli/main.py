@@ -27,6 +27,7 @@ from fusecache.cli.views.status import status
 from fusecache.cli.views.top import top
 from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_options
 from fusecache.config.values import Duration, as_argument, as_count
+from fusecache.folder import arguments as folder_arguments
 from fusecache.model.errors import FusecacheError, MountError
 from fusecache.model.format_text import nearest_text
 from fusecache.mount.control_client import ask
@@ -234,6 +235,15 @@ def make_parser() -> argparse.ArgumentParser:
             "access",
             "test what keys can do in buckets, beside what they should; leaves nothing behind",
             "0 as it should be, 1 a key has a right too many or too few, 2 not known, or an error",
+        )
+    )
+
+    folder_arguments.add_pull_arguments(
+        _add(
+            commands,
+            "pull",
+            "fetch a bucket into a plain folder, without FUSE; again only what is missing",
+            folder_arguments.PULL_STATUS,
         )
     )
 
