@@ -475,6 +475,7 @@ def _engine_options(
         local_only=options.writeback.local_only,
         pin=options.pin,
         symlinks=options.symlinks,
+        download_rate=options.requests.download_rate,
         prices=request_prices(mounts.values()),
         buckets={name: bucket_access(each) for name, each in mounts.items()},
     )
