@@ -443,12 +443,14 @@ def _identity(name: str, options: MountOptions, endpoint: Endpoint) -> str:
 def _ownership(options: MountOptions) -> Ownership:
     """Return who owns the files: the options, else the owner of the mountpoint."""
     owner = os.stat(options.mountpoint)
+    is_fixed = options.uid is not None or options.gid is not None
     return Ownership(
         owner.st_uid if options.uid is None else options.uid,
         owner.st_gid if options.gid is None else options.gid,
         options.umask,
         # Like tar: only root can give files to other users and still access them.
-        is_told=options.posix_metadata and os.geteuid() == 0 and options.uid is None and options.gid is None,
+        is_told=options.posix_metadata and os.geteuid() == 0 and not is_fixed,
+        is_fixed=is_fixed,
     )
 
 
