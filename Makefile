@@ -231,6 +231,10 @@ bench-write: setup $(VENV)/.bench ## writing, beside rclone, s3fs, boto3 and a l
 bench-loader: setup $(VENV)/.bench ## the loader, beside StreamingDataset and LitData; 25 minutes as root; BENCH_ARGS
 	@$(VENV)/bin/python -m benchmarks.loader $(BENCH_ARGS)
 
+.PHONY: bench-file-hints
+bench-file-hints: setup $(VENV)/.bench ## hints for single files and tars, with, without and by a recording; 10 minutes
+	@$(VENV)/bin/python -m benchmarks.file_hints $(BENCH_ARGS)
+
 .PHONY: bench-http
 bench-http: setup $(VENV)/.bench ## the HTTP client, beside boto3, awscrt and obstore; 15 minutes; BENCH_ARGS for parts
 	@$(VENV)/bin/python -m benchmarks.http_clients $(BENCH_ARGS)

@@ -1,0 +1,49 @@
+"""Hints for plain files: `python -m benchmarks.file_hints`, or `make bench-file-hints`. README.md says what and how.
+
+Prints a table and writes it with all rounds' figures to results/file_hints.json and results/file_hints.png. Exit
+status 1 if a bar was missed or could not be measured, 2 if the run was interrupted.
+"""
+
+import sys
+from collections.abc import Mapping
+
+from benchmarks import cases_files
+from benchmarks.bars import US, Bar, Judge, bars_of, ratio
+from benchmarks.bench import GIB
+from benchmarks.chart import Panels
+from benchmarks.driver import Benchmark, Case, run
+from benchmarks.results import Results
+
+CASES = (
+    Case("images-epoch", cases_files.images, "B", 100, 160),
+    Case("tars-epoch", cases_files.tars, "B", 80, 120),
+)
+PANELS: Panels = (
+    (("seconds waited for batches of an epoch (log scale)", ("images-epoch B", "tars-epoch B")),),
+)
+MOST_WITH_HINTS, MOST_WITH_A_RECORDING = 0.10, 0.15
+
+
+def _waited(results: Results, case: str, origin: str) -> list[Bar]:
+    bare = results.median(case, cases_files.BARE, "waited_seconds")
+
+    def bar(competitor: str, what: str, limit: float) -> Bar:
+        share = ratio(results.median(case, competitor, "waited_seconds"), bare)
+        return Bar(case, f"seconds waited {what} / without hints", share, limit, at_least=False)
+
+    return [
+        bar(US, "with hints", MOST_WITH_HINTS),
+        bar(cases_files.REPLAY, "with a recording", MOST_WITH_A_RECORDING),
+    ]
+
+
+JUDGES: Mapping[str, Judge] = {"images-epoch": _waited, "tars-epoch": _waited}
+
+
+def file_hint_bars(results: Results) -> list[Bar]:
+    """Return every bar of the cases that were measured."""
+    return bars_of(results, JUDGES)
+
+
+if __name__ == "__main__":
+    sys.exit(run(Benchmark("file_hints", CASES, file_hint_bars, PANELS, GIB * 2), __doc__))
