@@ -232,8 +232,14 @@ bench-loader: setup $(VENV)/.bench ## the loader, beside StreamingDataset and Li
 	@$(VENV)/bin/python -m benchmarks.loader $(BENCH_ARGS)
 
 .PHONY: bench-file-hints
-bench-file-hints: setup $(VENV)/.bench ## hints for single files and tars, with, without and by a recording; 10 minutes
+bench-file-hints: setup $(VENV)/.bench ## single files and tars, with hints and without; 6 minutes as root
 	@$(VENV)/bin/python -m benchmarks.file_hints $(BENCH_ARGS)
+
+AGAINST ?= HEAD
+
+.PHONY: bench-pairs
+bench-pairs: setup $(VENV)/.bench ## this tree beside an older commit, in turns; AGAINST=commit, BENCH_ARGS for parts
+	@$(VENV)/bin/python -m benchmarks.pairs --against $(AGAINST) $(BENCH_ARGS)
 
 .PHONY: bench-http
 bench-http: setup $(VENV)/.bench ## the HTTP client, beside boto3, awscrt and obstore; 15 minutes; BENCH_ARGS for parts

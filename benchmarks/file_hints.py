@@ -21,20 +21,13 @@ CASES = (
 PANELS: Panels = (
     (("seconds waited for batches of an epoch (log scale)", ("images-epoch B", "tars-epoch B")),),
 )
-MOST_WITH_HINTS, MOST_WITH_A_RECORDING = 0.10, 0.15
+MOST_WAITED = 0.10
 
 
 def _waited(results: Results, case: str, origin: str) -> list[Bar]:
-    bare = results.median(case, cases_files.BARE, "waited_seconds")
-
-    def bar(competitor: str, what: str, limit: float) -> Bar:
-        share = ratio(results.median(case, competitor, "waited_seconds"), bare)
-        return Bar(case, f"seconds waited {what} / without hints", share, limit, at_least=False)
-
-    return [
-        bar(US, "with hints", MOST_WITH_HINTS),
-        bar(cases_files.REPLAY, "with a recording", MOST_WITH_A_RECORDING),
-    ]
+    waited = results.median(case, US, "waited_seconds")
+    share = ratio(waited, results.median(case, cases_files.BARE, "waited_seconds"))
+    return [Bar(case, "seconds waited with hints / without", share, MOST_WAITED, at_least=False)]
 
 
 JUDGES: Mapping[str, Judge] = {"images-epoch": _waited, "tars-epoch": _waited}

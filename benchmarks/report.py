@@ -105,7 +105,6 @@ ORDER = (
     "undisturbed",
     "fusecache-loader",
     "no-hints",
-    "replay",
     "whole",
     "streaming",
     "litdata",

@@ -300,7 +300,9 @@ class _Sender:
         endpoint.send(self._job + CURSOR, encode_cursor(0 if window == 0 else at, by_reads=True))
 
     def _position(self, endpoint: MountEndpoint) -> int | None:
-        """Return the step that the daemon assumes; None if it does not know the job."""
+        """Return the step that the daemon assumes; None if it does not know the job. A pull into a folder has none."""
+        if endpoint.is_folder:
+            return 0
         try:
             return int(
                 json.loads((endpoint.root / ".fusecache" / FOLDER / (self._job + CURSOR)).read_bytes())[
@@ -322,6 +324,8 @@ class _Sender:
                 continue
             if is_silent:
                 endpoint.send(self._job + CURSOR, encode_cursor(at, by_reads=True))
+            if endpoint.is_folder:
+                continue
             report = json.loads((endpoint.root / ".fusecache" / FOLDER / (self._job + PLAN)).read_bytes())
             if report.get("skipped"):
                 self._say(
