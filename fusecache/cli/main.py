@@ -44,7 +44,7 @@ from fusecache.mount.launch import (
     resolve_in_mount,
     start_daemon,
 )
-from fusecache.mount.leftover_text import left_texts
+from fusecache.mount.leftover_text import left_texts, missing_texts
 from fusecache.mount.progress import ProgressView, awaited_text, pending_text
 
 SYNC_EXIT = {"durable": 0, "ok": 0, "timeout": 1, "error": 2, "conflict": 3}
@@ -424,6 +424,8 @@ def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         if answer.result == "timeout" or not words:
             words.append(f"{awaited_text(answer.progress)} left")
         say_error(f"{arguments.path}: {answer.result}: {', '.join(words)}")
+        for line in missing_texts(answer):
+            say(line)
     elif answer.message:
         say(answer.message)
     return status

@@ -90,8 +90,7 @@ NO_BUCKET_FACTS = {
     "start_failure": "",
     "conditional_writes": "",
 }
-# Interval of the status line for systemd.
-STATUS_SECONDS = 5.0
+STATUS_SECONDS = 5.0  # interval of the status line for systemd
 
 
 def run(options: MountOptions, ready: Callable[[str], None]) -> int:
@@ -442,13 +441,14 @@ def _is_away(connection: StartConnection) -> bool:
 
 def _ownership(options: MountOptions) -> Ownership:
     """Return who owns the files: the options, else the owner of the mountpoint."""
-    owner = os.stat(options.mountpoint)
+    owner, is_fixed = os.stat(options.mountpoint), (options.uid, options.gid) != (None, None)
     return Ownership(
         owner.st_uid if options.uid is None else options.uid,
         owner.st_gid if options.gid is None else options.gid,
         options.umask,
         # Like tar: only root can give files to other users and still access them.
-        is_told=options.posix_metadata and os.geteuid() == 0 and options.uid is None and options.gid is None,
+        is_told=options.posix_metadata and os.geteuid() == 0 and not is_fixed,
+        is_fixed=is_fixed,
     )
 
 
@@ -475,6 +475,7 @@ def _engine_options(
         local_only=options.writeback.local_only,
         pin=options.pin,
         symlinks=options.symlinks,
+        download_rate=options.requests.download_rate,
         prices=request_prices(mounts.values()),
         buckets={name: bucket_access(each) for name, each in mounts.items()},
     )

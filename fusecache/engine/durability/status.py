@@ -309,6 +309,16 @@ class QueueStatus:
             yield [item for item in batch if item.node in arriving and not _is_at(item, key, below)]
             await trio.lowlevel.checkpoint()
 
+    async def missing_at(self, path: str) -> list[dict[str, Any]]:
+        """Return `path` and `bytes` of changes at or below a path that the bucket lacks: NAMED at most, largest first.
+
+        bytes: None for a change of names. Deferred removals are left out.
+        """
+        items = [item for item in await self.items_at(path) if not self._publisher.is_deferred(item)]
+        sizes = [(item, item.size if isinstance(item, FileVersion) else None) for item in items]
+        sizes.sort(key=lambda pair: -1 if pair[1] is None else pair[1], reverse=True)
+        return [{"path": self._name_of(item), "bytes": size} for item, size in sizes[:NAMED]]
+
     def written_at(self, path: str) -> list[Node]:
         """Return the files at or below a path that are open for writing."""
         key = self._tree.key_of_path(path)
