@@ -24,6 +24,7 @@ you build the model. The daemon then fetches the first batches while the model l
 """
 
 import loader.base.required_packages  # noqa: F401  # before anything that needs them
+from fusecache import __version__
 from loader.errors import (
     DatasetError,
     EncodingError,
@@ -65,6 +66,7 @@ __all__ = [
     "TemplarDataset",
     "World",
     "WriterError",
+    "__version__",
     "merge",
     "wait_for",
     "write_parallel",

@@ -156,6 +156,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     # The loader talks to the daemon through files; all that both share is the format of the hints.
     "loader": (
+        "fusecache.__version__",
         "loader.base",
         "loader.mds",
         "loader.writing",
