@@ -48,8 +48,6 @@ METADATA_THREADS = 8
 # Files that are copied at a time: their closes share a commit of the journal.
 _TAKERS = 8
 _COPY_BYTES = 4 * MIB
-# A file that changes during its copy is copied again so often.
-_ATTEMPTS = 3
 
 
 @dataclass(slots=True)
@@ -104,14 +102,19 @@ class FolderPublisher:
         self._is_forced = is_forced
         self._taken: dict[str, _Taken] = {}
         self._removing: set[str] = set()
-        # What was left out, and at which stamp: tried again when the file changes.
+        # Conflicts and what the bucket refuses, at which stamp: tried again when the file changes.
         self._left_out: dict[str, Stamp] = {}
+        # What the present pass could not hand over: tried again by the next one.
+        self._missing: set[str] = set()
         self._parents = trio.Lock()
 
     # ---- what is to do
 
     def changed(self, found: FolderScan) -> list[LocalFile]:
         """Return the files that the bucket lacks, in the order of their changes, commit markers last."""
+        for reasons in (self._left_out, self.report.failed):
+            for name in reasons.keys() - found.files.keys() - found.unusable.keys():
+                del reasons[name]
         files = [each for each in found.files.values() if not self._is_known(each)]
         return sorted(files, key=lambda each: (*self._marker_rank(each.name), each.changed_ns))
 
@@ -126,6 +129,11 @@ class FolderPublisher:
         return is_marker, -name.count("/") if is_marker else 0
 
     @property
+    def has_moved(self) -> bool:
+        """Whether a file was changed between the present pass's scan and its turn."""
+        return not self._missing <= self.report.failed.keys()
+
+    @property
     def under_way(self) -> list[str]:
         """Names that were handed over, and that the bucket has not accepted yet."""
         return [*self._taken, *self._removing]
@@ -134,10 +142,7 @@ class FolderPublisher:
 
     async def restore(self) -> None:
         """Find out what became of content that an earlier process handed over. Raises RemoteError."""
-        quarantine = self._filesystem.quarantine
-        for row in (await quarantine.listing())["entries"]:
-            if row["kind"] != "conflict":  # the folder has the content, or newer one
-                await quarantine.delete(row["id"])
+        await self._drop_copies("orphan", "suspect", "refused")
         if not self._state.sent:
             return
         await self._filesystem.drain(until_empty=True)
@@ -154,11 +159,24 @@ class FolderPublisher:
             else:
                 self._state.forget(name)
 
+    async def drop_unfinished(self) -> None:
+        """Free the engine's copies of files that changed while they were copied."""
+        if self._filesystem.quarantine.statistics()["aside_bytes"]:
+            await self._drop_copies("orphan", "suspect")
+
+    async def _drop_copies(self, *kinds: str) -> None:
+        """Delete entries of `recover`: the folder has the content, or newer one."""
+        quarantine = self._filesystem.quarantine
+        for row in (await quarantine.listing())["entries"]:
+            if row["kind"] in kinds:
+                await quarantine.delete(row["id"])
+
     # ---- handing over
 
     async def take(self, files: Iterable[LocalFile]) -> None:
         """Hand files over to the engine, commit markers after the others."""
         limiter = trio.CapacityLimiter(_TAKERS)
+        self._missing = set()
         markers = []
 
         async def take_one(file: LocalFile) -> None:
@@ -173,22 +191,23 @@ class FolderPublisher:
                     nursery.start_soon(take_one, file)
         for file in markers:
             below = file.name[: file.name.rfind("/") + 1]
-            missing = next((name for name in self._left_out if name.startswith(below)), None)
+            left = (*self._left_out, *self._missing)
+            missing = next((name for name in left if name.startswith(below)), None)
             if missing is None:
                 await self._take(file)
             else:
-                self._leave_out(file, self.report.failed, f"held back: it may stand for {missing}")
+                self._fail(file.name, f"held back: it may stand for {missing}")
 
     async def _take(self, file: LocalFile) -> None:
         try:
-            self._left_out.pop(file.name, None)
-            self.report.conflicts.pop(file.name, None)
-            self.report.failed.pop(file.name, None)
+            for reasons in (self._left_out, self.report.conflicts, self.report.failed):
+                reasons.pop(file.name, None)
             node = await self._shown(file.name)
             conflict = await self._conflict(file, node)
             if conflict is not None:
                 if conflict:
-                    self._leave_out(file, self.report.conflicts, conflict)
+                    self._left_out[file.name] = file.stamp
+                    self.report.conflicts[file.name] = conflict
             elif file.target:
                 await self._take_link(file, node)
             else:
@@ -196,11 +215,11 @@ class FolderPublisher:
         except (FusecacheError, OSError) as exc:
             if isinstance(exc, FileNotFoundError):
                 return  # removed or renamed since the scan
-            self._leave_out(file, self.report.failed, exc.strerror if isinstance(exc, OSError) else str(exc))
+            self._fail(file.name, str(exc))
 
-    def _leave_out(self, file: LocalFile, reasons: dict[str, str], why: str | None) -> None:
-        self._left_out[file.name] = file.stamp
-        reasons[file.name] = why or "unknown error"
+    def _fail(self, name: str, why: str) -> None:
+        self._missing.add(name)
+        self.report.failed[name] = why
 
     async def _shown(self, name: str) -> Node | None:
         try:
@@ -273,7 +292,10 @@ class FolderPublisher:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             if not _is_as_scanned(descriptor, file):
-                return  # it was changed since: the next scan finds it
+                self._missing.add(file.name)  # the next scan finds what it is then
+                return
+            if not is_closed(descriptor):
+                return  # as on a mount, nothing waits for it
             parent, name = await self._parent(file.name), file.name.rpartition("/")[2]
             with in_use(parent):
                 if node is not None and node.kind is Kind.SYMLINK:
@@ -311,7 +333,7 @@ class FolderPublisher:
         while data := await trio.to_thread.run_sync(os.pread, descriptor, _COPY_BYTES, offset):
             await self._filesystem.file_io.write(handle, offset, data)  # type: ignore[arg-type]
             offset += len(data)
-        if offset != file.stamp.size or not _is_as_scanned(descriptor, file):
+        if offset != file.stamp.size or not _is_as_scanned(descriptor, file) or not is_closed(descriptor):
             raise FolderError("it changes while it is read: it is published once it is closed")
 
     # ---- removing
@@ -403,10 +425,10 @@ class FolderPublisher:
 
 
 def _is_as_scanned(descriptor: int, file: LocalFile) -> bool:
-    """Return whether an open file is closed by its writers, and still what the scan found."""
+    """Return whether an open file is still what the scan found."""
     found = os.fstat(descriptor)
     same = (Stamp.of(found), found.st_ctime_ns) == (file.stamp, file.changed_ns)
-    return same and stat.S_ISREG(found.st_mode) and is_closed(descriptor)
+    return same and stat.S_ISREG(found.st_mode)
 
 
 @asynccontextmanager

@@ -27,7 +27,7 @@ REST_SECONDS = 1.0
 _FUTURE_SECONDS = 60.0
 # As on a mount: such a file is published if no rename comes.
 _TEMPORARY_SECONDS = 60.0
-# Passes of a push, a second apart: what is still written then is named.
+# Passes of a push, a second apart: what still changes then is named.
 _PASSES = 4
 _PAUSE_SECONDS = 1.0
 # A watch lists the folder for at most this share of the time.
@@ -101,8 +101,8 @@ class FolderPasses:
                 stop.set()
                 scope.deadline = min(scope.deadline, trio.current_time() + seconds)
 
-    async def _pass(self) -> int:
-        """Hand over what is at rest; return how many changed files are not."""
+    async def _pass(self) -> bool:
+        """Hand over what is at rest; return whether there are files that were not, and will be soon."""
         found = await trio.to_thread.run_sync(self._scan)
         changed = self._publisher.changed(found)
         ready = [file for file in changed if self._is_at_rest(file, found)]
@@ -110,7 +110,7 @@ class FolderPasses:
         self._publisher.report.failed |= found.unusable
         if self._removes:
             await self._publisher.remove_missing(found)
-        return len(self._publisher.changed(found))
+        return len(ready) < len(changed) or self._publisher.has_moved
 
     def _is_at_rest(self, file: LocalFile, found: FolderScan) -> bool:
         age = (found.begun_ns - file.changed_ns) / 1e9
@@ -145,6 +145,7 @@ class FolderPasses:
         shown = -1
         while True:
             self._publisher.record()
+            await self._publisher.drop_unfinished()
             self._show(self._publisher.report, len(self._publisher.under_way))
             done = self._publisher.report.published_files
             if done != shown and not self._publisher.under_way:

@@ -3,9 +3,9 @@
 import os
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
+from subprocess import Popen
 
 from tests.folder.conftest import Node, bucket_of, files_of
 from tests.s3server import Fault, FaultAction
@@ -22,7 +22,7 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
         path.write_bytes(content)
 
 
-def watch(node: Node, folder: Path, *flags: str) -> "subprocess.Popen[str]":
+def watch(node: Node, folder: Path, *flags: str) -> Popen[str]:
     """Start a watch; return when it watches."""
     child = node.start("watch", folder, node.source, *flags)
     assert child.stderr is not None
