@@ -274,7 +274,8 @@ class ControlServer:
             else:
                 ended = await self._fs.wait_durable(path, seconds)
         result = "durable" if drains and ended.result == "conflict" else ended.result
-        await self._send(stream, {**await self._pending(path), **_done(result, ended.message)})
+        missing = {} if result == "durable" else {"missing": await self._fs.status.missing_at(path)}
+        await self._send(stream, {**await self._pending(path), **_done(result, ended.message), **missing})
 
     async def _warm(self, stream: trio.SocketStream, paths: list[str], *, waits: bool) -> None:
         """Start a warm-up. waits: report until its end; if the client disconnects before that, cancel the warm-up."""

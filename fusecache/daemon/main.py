@@ -25,6 +25,7 @@ from fusecache.daemon.bucket_link import (
     command_access,
     immutable_names,
     key_facts,
+    request_prices,
 )
 from fusecache.daemon.connect import (
     StartConnection,
@@ -441,13 +442,14 @@ def _is_away(connection: StartConnection) -> bool:
 
 def _ownership(options: MountOptions) -> Ownership:
     """Return who owns the files: the options, else the owner of the mountpoint."""
-    owner = os.stat(options.mountpoint)
+    owner, is_fixed = os.stat(options.mountpoint), (options.uid, options.gid) != (None, None)
     return Ownership(
         owner.st_uid if options.uid is None else options.uid,
         owner.st_gid if options.gid is None else options.gid,
         options.umask,
         # Like tar: only root can give files to other users and still access them.
-        is_told=options.posix_metadata and os.geteuid() == 0 and options.uid is None and options.gid is None,
+        is_told=options.posix_metadata and os.geteuid() == 0 and not is_fixed,
+        is_fixed=is_fixed,
     )
 
 
@@ -474,6 +476,7 @@ def _engine_options(
         local_only=options.writeback.local_only,
         pin=options.pin,
         symlinks=options.symlinks,
+        prices=request_prices(mounts.values()),
         buckets={name: bucket_access(each) for name, each in mounts.items()},
     )
 

@@ -172,7 +172,7 @@ class Operations(pyfuse3.Operations):
         bits = mode & ~ctx.umask & 0o7777
         return self._new(
             await self._fs.namespace_ops.mkdir(
-                self._directory(parent_inode), self._new_name(parent_inode, name), bits
+                self._directory(parent_inode), self._new_name(parent_inode, name), bits, (ctx.uid, ctx.gid)
             )
         )
 
@@ -296,7 +296,7 @@ class Operations(pyfuse3.Operations):
         self._check_writable(parent_inode)
         bits = mode & ~ctx.umask & 0o7777
         node = await self._fs.namespace_ops.create(
-            self._directory(parent_inode), self._new_name(parent_inode, name), bits
+            self._directory(parent_inode), self._new_name(parent_inode, name), bits, (ctx.uid, ctx.gid)
         )
         appends = bool(flags & os.O_APPEND)
         handle = self._fs.file_io.open(node, writable=True, pid=ctx.pid, appends=appends)
@@ -343,7 +343,10 @@ class Operations(pyfuse3.Operations):
             return self._control.read(fh, off, size)
         if self._control.hints.owns_handle(fh):
             return self._control.hints.read(fh, off, size)
-        return await self._fs.file_io.read(self._files[fh], off, size)
+        handle = self._files[fh]
+        data = await self._fs.file_io.read(handle, off, size)
+        self._fs.count_read(handle.node, len(data))
+        return data
 
     @guarded
     async def write(self, fh: int, off: int, buf: bytes) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fusecache.model.errors import MountError
+from fusecache.model.format_text import size_text
 from fusecache.mount.mount_table import TableEntry, our_entries, real_name, real_path, root_of
 from fusecache.mount.runtime_folder import check_socket_folder
 
@@ -68,13 +69,15 @@ class ServerProgress:
 class Answer:
     """The final answer to a command. result: `durable`, `ok`, `timeout`, `error` or `conflict`.
 
-    status: of the command `status` only, else empty.
+    status: of the command `status` only, else empty. missing: name and size of changes that the bucket lacks after
+    `sync` or `drain`, at most 50.
     """
 
     result: str
     message: str
     progress: ServerProgress
     status: dict[str, Any]
+    missing: tuple[str, ...] = ()
 
 
 def find_mount(
@@ -221,7 +224,11 @@ def ask(
         mount, request, on_report=None if on_progress is None else lambda row: on_progress(_progress(row))
     )
     return Answer(
-        str(row.get("result", "error")), str(row.get("message", "")), _progress(row), row.get("status") or {}
+        str(row.get("result", "error")),
+        str(row.get("message", "")),
+        _progress(row),
+        row.get("status") or {},
+        tuple(_missing_text(each) for each in row.get("missing") or ()),
     )
 
 
@@ -260,6 +267,11 @@ def _row(mount: Mount, line: bytes) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise MountError(f"{mount.root}: the daemon's answer is not a JSON object: {line[:80]!r}")
     return row
+
+
+def _missing_text(entry: Mapping[str, Any]) -> str:
+    nbytes = entry.get("bytes")
+    return f"{entry['path']}, {'a change of names' if nbytes is None else size_text(int(nbytes))}"
 
 
 def _progress(row: Mapping[str, Any]) -> ServerProgress:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from fusecache.model.errors import MountError
 from fusecache.mount.control_client import Answer, Mount, ServerProgress, ask, daemon_pid, find_mount
+from fusecache.mount.leftover_text import missing_texts
 from fusecache.mount.mount_table import TABLE, check_answers, mounted_types, our_mountpoints, root_of
 from fusecache.mount.progress import pending_text
 
@@ -263,11 +264,14 @@ def drain(
     mount, _ = find_mount(mountpoint, os.environ)
     answer = ask(mount, "drain", timeout_seconds=timeout_seconds, on_progress=on_progress)
     if answer.result not in ("ok", "durable"):
-        raise MountError(
+        error = MountError(
             f"{mountpoint} stays mounted: {pending_text(answer.progress)} not in the bucket yet: "
             f"{answer.message or answer.result}; "
             "wait longer, or use --force to leave the uploads to the next mount"
         )
+        for line in missing_texts(answer):
+            error.add_note(line)
+        raise error
 
 
 def log_tail(mountpoint: Path) -> Answer:

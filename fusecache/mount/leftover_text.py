@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fusecache.model.format_text import count_text, size_text
+from fusecache.mount.control_client import Answer
 
 
 def found_text(mountpoint: Path, *, changes: int, orphans: int, suspects: int) -> str:
@@ -42,6 +43,13 @@ def left_texts(status: Mapping[str, Any]) -> list[str]:
             f"{cache_dir}: the next mount with this cache directory shows {'it' if local == 1 else 'them'} again"
         )
     return lines
+
+
+def missing_texts(answer: Answer) -> list[str]:
+    """Return lines that name what the bucket lacks after `sync` or `drain`: the largest files first."""
+    names = [f"not in the bucket: {name}" for name in answer.missing]
+    more = answer.progress.pending_files - answer.progress.deferred_files - len(names)
+    return [*names, f"not in the bucket: {count_text(more, 'more change')}"] if names and more > 0 else names
 
 
 def _quarantined_text(orphans: int, suspects: int) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.s3server import Account
+from tests.s3server import Account, Fault, FaultAction
 from tests.support.mounts import (
     FUSECACHE,
     Mount,
@@ -23,6 +23,7 @@ from tests.support.mounts import (
     tree_of,
     wait_until,
 )
+from tests.support.other_user import NOBODY, as_nobody, needs_root
 from tests.support.s3_buckets import Bucket
 
 Refused = Callable[..., str]
@@ -257,6 +258,33 @@ os.mkdir(sys.argv[1] + "/dir")
     assert (one.path / "file").stat().st_uid == os.getuid()
 
 
+@needs_root
+def test_what_another_user_makes_is_that_users(mount):
+    """A shared mount: a directory is of use to the user who made it, and its files are."""
+
+    def make(point: Path) -> list[int]:
+        os.umask(0o022)
+        (point / "run").mkdir()
+        (point / "run" / "final.pt").write_bytes(b"1")
+        (point / "run" / "final.pt").write_bytes(b"12")
+        (point / "run").chmod(0o700)
+        return [os.stat(path).st_uid for path in (point / "run", point / "run" / "final.pt")]
+
+    shared: Mount = mount("--allow-other", "--umask", "000")
+    open_to_other_users(shared.path)
+    assert as_nobody(lambda: make(shared.path)) == [NOBODY, NOBODY]
+    (shared.path / "of_root").mkdir()
+    assert (shared.path / "of_root").stat().st_uid == shared.path.stat().st_uid
+
+
+@needs_root
+def test_option_uid_holds_for_files_of_all_users(mount):
+    one: Mount = mount("--allow-other", "--umask", "000", "--uid", "1234")
+    open_to_other_users(one.path)
+    as_nobody((one.path / "run").mkdir)
+    assert (one.path / "run").stat().st_uid == 1234
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 def test_other_users_see_the_mount_with_allow_other_only(mount, bucket):
     bucket.put("file", b"1")
@@ -304,6 +332,29 @@ def test_the_command_line_waits_and_tells(mount, bucket):
     run(FUSECACHE, "sync", one.path / "file")
     assert bucket.get("file") == b"y" * 1000
     assert "clean" in run(FUSECACHE, "status", one.path / "file").stdout
+
+
+@pytest.mark.s3server_only
+def test_waits_that_time_out_name_what_the_bucket_lacks(mount, bucket):
+    one: Mount = mount()
+    bucket.control.faults(Fault(FaultAction.HOLD, method="P*", key=f"{bucket.prefix}*"))
+    (one.path / "run").mkdir()
+    for number in range(52):
+        (one.path / "run" / f"{number:02}.pt").write_bytes(b"x" * (1000 + number))
+    (one.path / "other").write_bytes(b"x" * 9000)
+    largest = "fusecache: not in the bucket: run/51.pt, 1.0 KiB\n"
+    synced = run(FUSECACHE, "sync", one.path / "run", "--timeout", "0.2", check=False)
+    assert synced.returncode == 1
+    assert largest in synced.stderr
+    assert "other" not in synced.stderr
+    assert synced.stderr.endswith("not in the bucket: 3 more changes\n")  # 52 files and their directory
+    unmounted = run(FUSECACHE, "unmount", one.path, "--timeout", "0.2", check=False)
+    assert unmounted.returncode == 1
+    assert "stays mounted" in unmounted.stderr
+    assert "  not in the bucket: other, 8.8 KiB\n" in unmounted.stderr
+    bucket.control.clear_faults()
+    run(FUSECACHE, "sync", one.path)
+    assert "run/51.pt" in bucket.names()
 
 
 def test_a_mount_in_use_is_not_unmounted(mount, bucket):

@@ -75,7 +75,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "fusecache.policy.writeback",
     ),
     "fusecache.engine.namespace_ops": _engine("namespace", "writeback", "write", "runtime"),
-    "fusecache.engine.durability": _engine("namespace", "writeback", "write", "publish", "runtime"),
+    "fusecache.engine.durability": _engine("cache", "namespace", "writeback", "write", "publish", "runtime"),
     "fusecache.engine.recovery": _engine(
         "cache", "namespace", "writeback", "write", "publish", "namespace_ops", "runtime"
     ),
@@ -126,6 +126,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "fusecache.remote.clouds",
         "fusecache.model",
     ),
+    "fusecache.cli.views": ("fusecache.cli.say", "fusecache.mount", "fusecache.model"),
     "fusecache.folder": (
         "fusecache.cli.extras",
         "fusecache.cli.say",
@@ -145,6 +146,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "fusecache.cli": (
         "fusecache",
+        "fusecache.cli.views",
         "fusecache.config",
         "fusecache.daemon",
         "fusecache.folder.arguments",

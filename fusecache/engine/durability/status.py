@@ -278,7 +278,8 @@ class QueueStatus:
     def _error_details(self, item: QueuedChange) -> dict[str, str]:
         error = item.error
         text = "" if error is None else remedy(error, self._keys_from.of(item.changed_keys()[0]))
-        return {"path": self._name_of(item), "cause": str(error or ""), "remedy": text}
+        code = "" if error is None else code_of(error)
+        return {"path": self._name_of(item), "cause": str(error or ""), "code": code, "remedy": text}
 
     def _conflict_details(self, record: ConflictRecord) -> dict[str, str]:
         return {"path": self._tree.relative(record.key), "kept_as": self._tree.relative(record.kept_as)}
@@ -307,6 +308,16 @@ class QueueStatus:
             batch = items[start : start + _BATCH_CHANGES]
             yield [item for item in batch if item.node in arriving and not _is_at(item, key, below)]
             await trio.lowlevel.checkpoint()
+
+    async def missing_at(self, path: str) -> list[dict[str, Any]]:
+        """Return `path` and `bytes` of changes at or below a path that the bucket lacks: NAMED at most, largest first.
+
+        bytes: None for a change of names. Deferred removals are left out.
+        """
+        items = [item for item in await self.items_at(path) if not self._publisher.is_deferred(item)]
+        sizes = [(item, item.size if isinstance(item, FileVersion) else None) for item in items]
+        sizes.sort(key=lambda pair: -1 if pair[1] is None else pair[1], reverse=True)
+        return [{"path": self._name_of(item), "bytes": size} for item, size in sizes[:NAMED]]
 
     def written_at(self, path: str) -> list[Node]:
         """Return the files at or below a path that are open for writing."""

@@ -31,17 +31,23 @@ _TOMBSTONE_SECONDS = 600.0
 _TOMBSTONES_KEPT = 1000
 
 
+# User id and group id of a process.
+User = tuple[int, int]
+ROOT_USER: User = (0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Ownership:
     """Attributes for objects without metadata: owner, and the umask applied to 0666 and 0777.
 
-    is_told: whether uid and gid in an object's metadata are used.
+    is_told: whether uid and gid in an object's metadata are used. is_fixed: files of all makers have this owner.
     """
 
     uid: int
     gid: int
     umask: int
     is_told: bool = False
+    is_fixed: bool = False
 
 
 @dataclass(slots=True)
@@ -217,6 +223,14 @@ class Tree:
         bits = 0o666 if kind is Kind.FILE else 0o777
         owner = self.ownership
         return PosixAttributes(bits & ~owner.umask, owner.uid, owner.gid, int(modified * 1e9))
+
+    def give_to_maker(self, node: Node, maker: User) -> None:
+        """Let a new file or directory belong to the user who made it, who could not write into it otherwise.
+
+        Root's belong to the mount's owner, who could not read them otherwise.
+        """
+        if maker[0] and not self.ownership.is_fixed:
+            node.uid, node.gid = maker
 
     def attach(self, node: Node, parent: Node, name: str) -> None:
         """Link a node without a name under a parent."""

@@ -20,7 +20,7 @@ from fusecache.engine.namespace.nodes import (
     in_use,
     is_rename,
 )
-from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.namespace.tree import ROOT_USER, Tree, User
 from fusecache.engine.namespace_ops.directory_markers import DirectoryMarkers
 from fusecache.engine.namespace_ops.listener import NamespaceListener
 from fusecache.engine.namespace_ops.operation_queue import OperationQueue
@@ -77,17 +77,18 @@ class NamespaceOps:
 
     # ---- making
 
-    async def create(self, parent: Node, name: str, mode: int) -> Node:
+    async def create(self, parent: Node, name: str, mode: int, maker: User = ROOT_USER) -> Node:
         """Make an empty file; it is durable only once it was closed. Raises AlreadyExists, NoSpace."""
         self._tree.check_change(parent)
         await self._file_io.check_space(lambda: self._tree.relative(self._tree.child_key(parent, name)))
         await self._check_free(parent, name)
         node = self._tree.make(parent, name, Kind.FILE)
         node.mode = mode
+        self._tree.give_to_maker(node, maker)
         self._file_io.create(node)
         return node
 
-    async def mkdir(self, parent: Node, name: str, mode: int) -> Node:
+    async def mkdir(self, parent: Node, name: str, mode: int, maker: User = ROOT_USER) -> Node:
         """Make a directory. The bucket gets a directory marker, so that other nodes see it while it is empty."""
         self._tree.check_change(parent)
         self._journal.check_writable()
@@ -95,6 +96,7 @@ class NamespaceOps:
         key = self._tree.child_key(parent, name, directory=True)
         node = self._tree.make(parent, name, Kind.DIRECTORY)
         node.mode = mode
+        self._tree.give_to_maker(node, maker)
         self._lookup.on_created(node)
         changes: list[Change] = []
         self._markers.make(node, key, changes)
