@@ -165,7 +165,7 @@ class MountOptions:
         one_of("auto", "own", "pyfuse3"),
         "what answers the kernel's requests: own, in this package; pyfuse3, if the extra `pyfuse3` is installed; auto, "
         "own where it can mount, else pyfuse3",
-        default="auto",
+        default="pyfuse3",
         metavar="auto|own|pyfuse3",
     )
     writeback: WritebackOptions

@@ -26,7 +26,7 @@ from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.errno_table import errno_of
 from fusecache.fs.handlers import guarded, timed
 from fusecache.fs.open_directories import OpenDirectories
-from fusecache.fuse.handlers import Operations as RequestHandlers
+from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.values import (
     RENAME_NOREPLACE,
     ROOT_INODE,

@@ -1,8 +1,8 @@
 """A FUSE session in plain Python over trio, without libfuse; pyfuse3 behind the same interface. Usable alone.
 
-`handlers.Operations` is what a file system implements. `library.open_session` mounts it and returns a `FuseSession`:
+A file system implements `handlers.RequestHandlers`. `library.open_session` mounts it and returns a `FuseSession`:
 
-    class Hello(Operations):
+    class Hello(RequestHandlers):
         async def getattr(self, inode, ctx): ...
 
     session = open_session(Hello(), MountPlan(mountpoint="/mnt", source="hello", subtype="hello"))

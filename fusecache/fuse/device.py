@@ -29,7 +29,7 @@ _write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
 _write.restype = ctypes.c_ssize_t
 
 
-class Buffer:
+class RequestBuffer:
     """Memory for one request. view: all of it."""
 
     __slots__ = ("_memory", "address", "size", "view")
@@ -50,10 +50,10 @@ class Device:
         os.set_blocking(fd, False)
         self.fd = fd
 
-    def receive(self, buffer: Buffer, *, release: bool) -> int:
+    def receive(self, buffer: RequestBuffer, *, release: bool) -> int:
         """Read one request into a buffer; return its size, 0 if there is none now, -1 if the mount is gone.
 
-        release: let other threads run meanwhile, as a large request is expected. Raises OSError.
+        release: let other threads run during the call, as a large request is expected. Raises OSError.
         """
         while True:
             if release:
@@ -76,7 +76,7 @@ class Device:
                 raise OSError(number, os.strerror(number))
 
     def send(self, unique: int, payload: bytes | memoryview = b"", *, error: int = 0) -> None:
-        """Answer a request. error: an errno, 0 for success. Silent if nobody waits any more. Raises OSError."""
+        """Answer a request, unless it has been taken back. error: an errno, 0 for success. Raises OSError."""
         size = OUT_HEADER.size + len(payload)
         header = OUT_HEADER.pack(size, -error, unique)
         if size >= RELEASE_BYTES:

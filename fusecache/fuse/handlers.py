@@ -14,7 +14,7 @@ from fusecache.fuse.values import (
 )
 
 
-class Operations:
+class RequestHandlers:
     """Base of a file system: override what it can do.
 
     A handler fails by raising FUSEError. Any other exception is logged and answered with EIO; the session goes on.
@@ -120,7 +120,7 @@ class Operations:
         raise FUSEError(errno.ENOSYS)
 
     async def release(self, fh: int) -> None:
-        """Handle the close of the file's last descriptor. Nobody hears of an error."""
+        """Handle the close of the file's last descriptor. The program does not see an error."""
         raise FUSEError(errno.ENOSYS)
 
     async def fsync(self, fh: int, datasync: bool) -> None:  # noqa: FBT001  # called by position

@@ -4,7 +4,7 @@ import logging
 from importlib.util import find_spec
 from typing import Protocol
 
-from fusecache.fuse.handlers import Operations
+from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.session import OwnSession
 from fusecache.fuse.values import MountPlan, MountRefused
 
@@ -35,7 +35,7 @@ class FuseSession(Protocol):
         ...
 
 
-def open_session(operations: Operations, plan: MountPlan, library: str = "auto") -> FuseSession:
+def open_session(operations: RequestHandlers, plan: MountPlan, library: str = "auto") -> FuseSession:
     """Mount a file system; return its session. The log says once which library serves it.
 
     library: one of LIBRARIES. auto takes the own session, and pyfuse3 where that cannot mount or the kernel is too old.
@@ -59,7 +59,7 @@ def open_session(operations: Operations, plan: MountPlan, library: str = "auto")
     return session
 
 
-def _pyfuse3(operations: Operations, plan: MountPlan) -> FuseSession:
+def _pyfuse3(operations: RequestHandlers, plan: MountPlan) -> FuseSession:
     try:
         from fusecache.fuse.pyfuse3_session import Pyfuse3Session
     except ModuleNotFoundError as exc:

@@ -50,7 +50,7 @@ def mount(plan: MountPlan) -> int:
 
 
 def unmount(mountpoint: str) -> None:
-    """Take a mount away as soon as nobody uses it. Nothing may be mounted any more."""
+    """Take a mount away as soon as no process uses it. No error if it is gone."""
     if _libc.umount2(os.fsencode(mountpoint), _MNT_DETACH) == 0 or ctypes.get_errno() != errno.EPERM:
         return
     helper = shutil.which(_HELPER)

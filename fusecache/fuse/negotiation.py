@@ -5,8 +5,8 @@ import os
 import select
 from dataclasses import dataclass
 
-from fusecache.fuse.device import Buffer, Device
-from fusecache.fuse.handlers import Operations
+from fusecache.fuse.device import Device, RequestBuffer
+from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.protocol import FLAGS, IN_HEADER, INIT_IN, INIT_OUT, MAJOR, OLDEST_MINOR, Opcode
 from fusecache.fuse.values import MountRefused
 
@@ -39,9 +39,9 @@ class Negotiated:
         return self.max_write + 4096
 
 
-def negotiate(device: Device, operations: Operations) -> Negotiated:
+def negotiate(device: Device, operations: RequestHandlers) -> Negotiated:
     """Wait for FUSE_INIT, and answer it. Raises MountRefused if the kernel is too old or sends something else."""
-    buffer = Buffer(MAX_WRITE_BYTES + 4096)
+    buffer = RequestBuffer(MAX_WRITE_BYTES + 4096)
     size = 0
     while size == 0:
         poller = select.poll()
@@ -73,7 +73,7 @@ def negotiate(device: Device, operations: Operations) -> Negotiated:
     return Negotiated(minor, pages * page, frozenset(names))
 
 
-def _wanted(operations: Operations) -> list[str]:
+def _wanted(operations: RequestHandlers) -> list[str]:
     names = [*_WANTED]
     if operations.enable_writeback_cache:
         names.append("WRITEBACK_CACHE")

@@ -43,7 +43,7 @@ class Notifier:
         self._send(Notify.INVAL_INODE, NOTIFY_INVAL_INODE_OUT.pack(inode, 0, 0))
 
     def close(self) -> None:
-        """Send nothing any more. No call of `invalidate_inode` may be running."""
+        """Stop sending. No call of `invalidate_inode` may be running."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyfuse3
 
-from fusecache.fuse.handlers import Operations
+from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.values import (
     EntryAttributes,
     FileInfo,
@@ -35,7 +35,7 @@ class Pyfuse3Session:
 
     library = "pyfuse3"
 
-    def __init__(self, operations: Operations, plan: MountPlan) -> None:
+    def __init__(self, operations: RequestHandlers, plan: MountPlan) -> None:
         """Mount a file system. Raises MountRefused. A process can have one."""
         words = {f"fsname={_escaped(plan.source)}", f"subtype={plan.subtype}", "nosuid", "nodev"}
         words |= pyfuse3.default_options
@@ -71,7 +71,7 @@ class Pyfuse3Session:
 class _Adapter(pyfuse3.Operations):
     """Calls the handlers with pyfuse3's values, and returns and raises pyfuse3's."""
 
-    def __init__(self, operations: Operations) -> None:
+    def __init__(self, operations: RequestHandlers) -> None:
         super().__init__()
         self.operations = operations
         self.enable_writeback_cache = operations.enable_writeback_cache

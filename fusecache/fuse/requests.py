@@ -1,12 +1,13 @@
 """Each request of the kernel: its lengths are checked, its handler is called, its reply is packed."""
 
 import errno
+import os
 import time
 from collections.abc import Awaitable, Callable  # noqa: TC003
 from struct import Struct
 from typing import Any
 
-from fusecache.fuse.handlers import Operations
+from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.protocol import (
     ATTR_OUT,
     BATCH_FORGET_IN,
@@ -65,8 +66,8 @@ _LONGEST_TIMEOUT_SECONDS = 2**32
 _NAME_ALIGNMENT = 8
 # A readdir reply holds no more, whatever the kernel asks for.
 _READDIR_BYTES_MAX = 1024 * 1024
-# Requests that a signal may end: none of them changes anything.
-INTERRUPTIBLE = frozenset(
+# Requests that change nothing, so that a signal may end them.
+_READING = frozenset(
     {
         Opcode.LOOKUP, Opcode.GETATTR, Opcode.READLINK, Opcode.OPEN, Opcode.READ, Opcode.STATFS, Opcode.FSYNC,
         Opcode.OPENDIR, Opcode.READDIRPLUS, Opcode.FSYNCDIR,
@@ -83,7 +84,7 @@ class Malformed(FUSEError):
         super().__init__(errno.EINVAL)
 
 
-class Request:
+class KernelRequest:
     """One request. body: a view of what follows the header, valid until the handler waits (of a write: to its end)."""
 
     __slots__ = ("body", "gid", "nodeid", "opcode", "pid", "token", "uid", "unique")
@@ -98,6 +99,12 @@ class Request:
         # A length that is wrong leaves nothing that could be parsed.
         self.body = message[IN_HEADER.size :] if size == len(message) else message[:0]
         self.token: _DirectoryReply | None = None
+
+    def changes_nothing(self) -> bool:
+        """Return whether a signal may end it: not an open that truncates. Needs the body."""
+        if self.opcode == Opcode.OPEN:
+            return not self.fields(OPEN_IN)[0] & os.O_TRUNC
+        return self.opcode in _READING
 
     def context(self, umask: int = 0) -> RequestContext:
         """Return who called."""
@@ -205,9 +212,9 @@ class Requests:
     Each returns the payload of the reply, and raises FUSEError. It reads the request's body before it waits.
     """
 
-    def __init__(self, operations: Operations) -> None:
+    def __init__(self, operations: RequestHandlers) -> None:
         self._operations = operations
-        self.table: dict[int, Callable[[Request], Awaitable[Payload]]] = {
+        self.table: dict[int, Callable[[KernelRequest], Awaitable[Payload]]] = {
             Opcode.LOOKUP: self._lookup,
             Opcode.FORGET: self._forget,
             Opcode.BATCH_FORGET: self._forget_batch,
@@ -239,16 +246,16 @@ class Requests:
 
     # ---- names
 
-    async def _lookup(self, request: Request) -> Payload:
+    async def _lookup(self, request: KernelRequest) -> Payload:
         (name,) = request.names(1)
         return _entry(await self._operations.lookup(request.nodeid, name, request.context()))
 
-    async def _forget(self, request: Request) -> Payload:
+    async def _forget(self, request: KernelRequest) -> Payload:
         (count,) = request.fields(FORGET_IN)
         await self._operations.forget([(request.nodeid, count)])
         return b""
 
-    async def _forget_batch(self, request: Request) -> Payload:
+    async def _forget_batch(self, request: KernelRequest) -> Payload:
         count, _ = request.fields(BATCH_FORGET_IN)
         rows = bytes(request.body[BATCH_FORGET_IN.size : BATCH_FORGET_IN.size + count * FORGET_ONE.size])
         if len(rows) != count * FORGET_ONE.size:
@@ -256,58 +263,58 @@ class Requests:
         await self._operations.forget(list(FORGET_ONE.iter_unpack(rows)))
         return b""
 
-    async def _readlink(self, request: Request) -> Payload:
+    async def _readlink(self, request: KernelRequest) -> Payload:
         return await self._operations.readlink(request.nodeid, request.context())
 
-    async def _symlink(self, request: Request) -> Payload:
+    async def _symlink(self, request: KernelRequest) -> Payload:
         name, target = request.names(2)
         return _entry(await self._operations.symlink(request.nodeid, name, target, request.context()))
 
-    async def _mknod(self, request: Request) -> Payload:
+    async def _mknod(self, request: KernelRequest) -> Payload:
         mode, rdev, umask, _ = request.fields(MKNOD_IN)
         (name,) = request.names(1, MKNOD_IN)
         return _entry(await self._operations.mknod(request.nodeid, name, mode, rdev, request.context(umask)))
 
-    async def _mkdir(self, request: Request) -> Payload:
+    async def _mkdir(self, request: KernelRequest) -> Payload:
         mode, umask = request.fields(MKDIR_IN)
         (name,) = request.names(1, MKDIR_IN)
         # Without the type, as mkdir(2) has it; handlers see it with that, as libfuse has it.
         mode = (mode & 0o7777) | 0o040000
         return _entry(await self._operations.mkdir(request.nodeid, name, mode, request.context(umask)))
 
-    async def _unlink(self, request: Request) -> Payload:
+    async def _unlink(self, request: KernelRequest) -> Payload:
         (name,) = request.names(1)
         await self._operations.unlink(request.nodeid, name, request.context())
         return b""
 
-    async def _rmdir(self, request: Request) -> Payload:
+    async def _rmdir(self, request: KernelRequest) -> Payload:
         (name,) = request.names(1)
         await self._operations.rmdir(request.nodeid, name, request.context())
         return b""
 
-    async def _rename(self, request: Request) -> Payload:
+    async def _rename(self, request: KernelRequest) -> Payload:
         (directory,) = request.fields(RENAME_IN)
         old, new = request.names(2, RENAME_IN)
         await self._operations.rename(request.nodeid, old, directory, new, 0, request.context())
         return b""
 
-    async def _rename2(self, request: Request) -> Payload:
+    async def _rename2(self, request: KernelRequest) -> Payload:
         directory, flags, _ = request.fields(RENAME2_IN)
         old, new = request.names(2, RENAME2_IN)
         await self._operations.rename(request.nodeid, old, directory, new, flags, request.context())
         return b""
 
-    async def _link(self, request: Request) -> Payload:
+    async def _link(self, request: KernelRequest) -> Payload:
         (inode,) = request.fields(LINK_IN)
         (name,) = request.names(1, LINK_IN)
         return _entry(await self._operations.link(inode, request.nodeid, name, request.context()))
 
     # ---- attributes
 
-    async def _getattr(self, request: Request) -> Payload:
+    async def _getattr(self, request: KernelRequest) -> Payload:
         return _attr(await self._operations.getattr(request.nodeid, request.context()))
 
-    async def _setattr(self, request: Request) -> Payload:
+    async def _setattr(self, request: KernelRequest) -> Payload:
         (
             valid, _, fh, size, _, atime, mtime, ctime, atime_rest, mtime_rest, ctime_rest, mode, _, uid, gid, _,
         ) = request.fields(SETATTR_IN)  # fmt: skip
@@ -331,27 +338,27 @@ class Requests:
             await self._operations.setattr(request.nodeid, attributes, fields, handle, request.context())
         )
 
-    async def _statfs(self, request: Request) -> Payload:
+    async def _statfs(self, request: KernelRequest) -> Payload:
         return _statfs(await self._operations.statfs(request.context()))
 
     # ---- files
 
-    async def _open(self, request: Request) -> Payload:
+    async def _open(self, request: KernelRequest) -> Payload:
         flags, _ = request.fields(OPEN_IN)
         return _opened(await self._operations.open(request.nodeid, flags, request.context()))
 
-    async def _create(self, request: Request) -> Payload:
+    async def _create(self, request: KernelRequest) -> Payload:
         flags, mode, umask, _ = request.fields(CREATE_IN)
         (name,) = request.names(1, CREATE_IN)
         info, entry = await self._operations.create(request.nodeid, name, mode, flags, request.context(umask))
         return _entry(entry) + _opened(info)
 
-    async def _read(self, request: Request) -> Payload:
+    async def _read(self, request: KernelRequest) -> Payload:
         fh, offset, size, _, _, _, _ = request.fields(READ_IN)
         data = await self._operations.read(fh, offset, size)
         return data if len(data) <= size else data[:size]
 
-    async def _write(self, request: Request) -> Payload:
+    async def _write(self, request: KernelRequest) -> Payload:
         fh, offset, size, _, _, _, _ = request.fields(WRITE_IN)
         data = request.body[WRITE_IN.size :]
         if len(data) != size:
@@ -359,42 +366,42 @@ class Requests:
         # A view: no copy of up to a MiB.
         return WRITE_OUT.pack(await self._operations.write(fh, offset, data), 0)  # type: ignore[arg-type]
 
-    async def _flush(self, request: Request) -> Payload:
+    async def _flush(self, request: KernelRequest) -> Payload:
         fh, _, _, _ = request.fields(FLUSH_IN)
         await self._operations.flush(fh)
         return b""
 
-    async def _release(self, request: Request) -> Payload:
+    async def _release(self, request: KernelRequest) -> Payload:
         fh, _, _, _ = request.fields(RELEASE_IN)
         await self._operations.release(fh)
         return b""
 
-    async def _fsync(self, request: Request) -> Payload:
+    async def _fsync(self, request: KernelRequest) -> Payload:
         fh, flags, _ = request.fields(FSYNC_IN)
         await self._operations.fsync(fh, bool(flags & FSYNC_FDATASYNC))
         return b""
 
     # ---- directories
 
-    async def _opendir(self, request: Request) -> Payload:
+    async def _opendir(self, request: KernelRequest) -> Payload:
         request.fields(OPEN_IN)
         return OPEN_OUT.pack(await self._operations.opendir(request.nodeid, request.context()), 0, 0)
 
-    async def _readdirplus(self, request: Request) -> Payload:
+    async def _readdirplus(self, request: KernelRequest) -> Payload:
         fh, offset, size, _, _, _, _ = request.fields(READ_IN)
         token = request.token = _DirectoryReply(size)
         await self._operations.readdir(fh, offset, token)
         return token.payload()
 
-    async def _releasedir(self, request: Request) -> Payload:
+    async def _releasedir(self, request: KernelRequest) -> Payload:
         fh, _, _, _ = request.fields(RELEASE_IN)
         await self._operations.releasedir(fh)
         return b""
 
-    async def _fsyncdir(self, request: Request) -> Payload:
+    async def _fsyncdir(self, request: KernelRequest) -> Payload:
         fh, flags, _ = request.fields(FSYNC_IN)
         await self._operations.fsyncdir(fh, bool(flags & FSYNC_FDATASYNC))
         return b""
 
-    async def _destroy(self, request: Request) -> Payload:
+    async def _destroy(self, request: KernelRequest) -> Payload:
         return b""

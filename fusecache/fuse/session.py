@@ -6,7 +6,7 @@ wait, and cost no switch of tasks. When one does, another task takes the lead, a
 Invariants:
 1. A request is answered exactly once, or not at all if the mount ends.
 2. Whatever the kernel sends, and whatever a handler raises, the session goes on until the mount is gone.
-3. Only requests that change nothing are interrupted (`requests.INTERRUPTIBLE`).
+3. Only requests that change nothing are interrupted (`KernelRequest.changes_nothing`).
 """
 
 import errno
@@ -21,12 +21,12 @@ from typing import Any
 import trio
 
 from fusecache.fuse import mounting
-from fusecache.fuse.device import RELEASE_BYTES, Buffer, Device
-from fusecache.fuse.handlers import Operations
+from fusecache.fuse.device import RELEASE_BYTES, Device, RequestBuffer
+from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.negotiation import Negotiated, negotiate
 from fusecache.fuse.notifier import Notifier
 from fusecache.fuse.protocol import INTERRUPT_IN, Opcode
-from fusecache.fuse.requests import INTERRUPTIBLE, SILENT, Malformed, Payload, Request, Requests
+from fusecache.fuse.requests import SILENT, KernelRequest, Malformed, Payload, Requests
 from fusecache.fuse.signals import is_ending
 from fusecache.fuse.values import FUSEError, MountPlan
 
@@ -45,7 +45,7 @@ _LOOK_SECONDS = 0.25
 class _Waiting:
     """A request whose handler waits, and the scope that ends it. is_interrupted: by a signal."""
 
-    request: Request
+    request: KernelRequest
     scope: trio.CancelScope
     is_interrupted: bool = False
 
@@ -58,7 +58,7 @@ class OwnSession:
 
     library = "own"
 
-    def __init__(self, operations: Operations, fd: int, mountpoint: str = "") -> None:
+    def __init__(self, operations: RequestHandlers, fd: int, mountpoint: str = "") -> None:
         """Agree with the kernel on features. fd: of a fresh mount; close() closes it, and unmounts `mountpoint`.
 
         Raises MountRefused, and then leaves the descriptor and the mount to the caller.
@@ -67,8 +67,8 @@ class OwnSession:
         self.negotiated: Negotiated = negotiate(self._device, operations)
         self._notifier = Notifier(fd)
         self._mountpoint = mountpoint
-        self._table: dict[int, Callable[[Request], Awaitable[Payload]]] = Requests(operations).table
-        self._buffers: list[Buffer] = []
+        self._table: dict[int, Callable[[KernelRequest], Awaitable[Payload]]] = Requests(operations).table
+        self._buffers: list[RequestBuffer] = []
         self._waiting: dict[int, _Waiting] = {}
         self._followers = trio.lowlevel.ParkingLot()
         self._has_leader = False
@@ -79,7 +79,7 @@ class OwnSession:
         self._nursery: trio.Nursery | None = None
 
     @classmethod
-    def mount(cls, operations: Operations, plan: MountPlan) -> "OwnSession":
+    def mount(cls, operations: RequestHandlers, plan: MountPlan) -> "OwnSession":
         """Mount a file system. Raises MountRefused, and leaves nothing mounted then."""
         fd = mounting.mount(plan)
         try:
@@ -169,7 +169,7 @@ class OwnSession:
         device = self._device
         answered = 0
         while True:
-            buffer = self._buffers.pop() if self._buffers else Buffer(self.negotiated.buffer_bytes)
+            buffer = self._buffers.pop() if self._buffers else RequestBuffer(self.negotiated.buffer_bytes)
             count = device.receive(buffer, release=self._expects_large)
             if count <= 0:
                 self._buffers.append(buffer)
@@ -190,10 +190,10 @@ class OwnSession:
 
     # ---- one request
 
-    async def _serve_one(self, buffer: Buffer, count: int, scope: trio.CancelScope) -> bool:
+    async def _serve_one(self, buffer: RequestBuffer, count: int, scope: trio.CancelScope) -> bool:
         """Answer the request in a buffer, and give the buffer back; return whether another task leads now."""
         try:
-            request = Request(buffer.view[:count])
+            request = KernelRequest(buffer.view[:count])
         except Malformed:
             log.warning("a message of the kernel is too short bytes=%d", count)
             self._give_back(buffer)
@@ -209,7 +209,7 @@ class OwnSession:
         def on_wait() -> None:
             nonlocal has_waited
             has_waited = True
-            if request.opcode in INTERRUPTIBLE:
+            if request.changes_nothing():
                 self._waiting[request.unique] = _Waiting(request, scope)
             if not is_write:
                 self._give_back(buffer)
@@ -224,11 +224,11 @@ class OwnSession:
                 self._give_back(buffer)
         return has_waited
 
-    def _give_back(self, buffer: Buffer) -> None:
+    def _give_back(self, buffer: RequestBuffer) -> None:
         if len(self._buffers) < _IDLE_BUFFERS:
             self._buffers.append(buffer)
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: KernelRequest) -> None:
         payload: Payload = b""
         error = 0
         try:
@@ -251,7 +251,7 @@ class OwnSession:
         if request.opcode not in SILENT:
             self._reply(request, payload if not error else b"", error)
 
-    def _reply(self, request: Request, payload: Payload, error: int) -> None:
+    def _reply(self, request: KernelRequest, payload: Payload, error: int) -> None:
         try:
             self._device.send(request.unique, payload, error=error)
         except OSError as exc:
@@ -261,7 +261,7 @@ class OwnSession:
 
     # ---- interrupts
 
-    def _reply_to_interrupted(self, request: Request) -> None:
+    def _reply_to_interrupted(self, request: KernelRequest) -> None:
         """Answer a request whose handler was cancelled, if a signal did it: else the mount ends."""
         waiting = self._waiting.get(request.unique)
         if waiting is None or not waiting.is_interrupted:
@@ -270,7 +270,7 @@ class OwnSession:
         listed = request.token.payload() if request.token is not None else b""
         self._reply(request, listed, 0 if listed else errno.EINTR)
 
-    def _interrupt(self, message: Request) -> None:
+    def _interrupt(self, message: KernelRequest) -> None:
         try:
             (unique,) = message.fields(INTERRUPT_IN)
         except Malformed:
@@ -290,10 +290,8 @@ class OwnSession:
     def _ends(self, waiting: _Waiting) -> bool:
         """Cancel a request's handler if a signal ends it; return whether that is so."""
         request = waiting.request
-        # fsync(2) may fail with EINTR, and may take long. A read may be the page fault of a mapping.
-        is_ended = request.opcode == Opcode.FSYNC or is_ending(
-            request.pid, by_hand=request.opcode != Opcode.READ
-        )
+        # A read may be the page fault of a mapping: EINTR would end a program that handles Ctrl-C.
+        is_ended = is_ending(request.pid, by_hand=request.opcode != Opcode.READ)
         if is_ended:
             waiting.is_interrupted = True
             waiting.scope.cancel()

@@ -37,8 +37,13 @@ def is_ending(thread: int, *, by_hand: bool = False) -> bool:
         return False
     finally:
         os.close(fd)
+    return shows_end(text, by_hand=by_hand)
+
+
+def shows_end(status: str, *, by_hand: bool) -> bool:
+    """Return the same from the text of a thread's /proc/PID/status."""
     masks = dict.fromkeys(_FIELDS, 0)
-    for line in text.splitlines():
+    for line in status.splitlines():
         name, _, value = line.partition(":")
         if name in masks:
             masks[name] = int(value, 16)
