@@ -231,6 +231,12 @@ bench-write: setup $(VENV)/.bench ## writing, beside rclone, s3fs, boto3 and a l
 bench-loader: setup $(VENV)/.bench ## the loader, beside StreamingDataset and LitData; 25 minutes as root; BENCH_ARGS
 	@$(VENV)/bin/python -m benchmarks.loader $(BENCH_ARGS)
 
+AGAINST ?= HEAD
+
+.PHONY: bench-pairs
+bench-pairs: setup $(VENV)/.bench ## this tree beside an older commit, in turns; AGAINST=commit, BENCH_ARGS for parts
+	@$(VENV)/bin/python -m benchmarks.pairs --against $(AGAINST) $(BENCH_ARGS)
+
 .PHONY: bench-http
 bench-http: setup $(VENV)/.bench ## the HTTP client, beside boto3, awscrt and obstore; 15 minutes; BENCH_ARGS for parts
 	@$(VENV)/bin/python -m benchmarks.http_clients $(BENCH_ARGS)

@@ -17,6 +17,7 @@ MIB = 2**20
 GIB = 2**30
 LIMIT_SECONDS = 60.0
 Named = TypeVar("Named")
+OURS = ("fusecache", "fusecache-loader")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,10 @@ QUICK = Sizes(
 
 @dataclass
 class Bench:
-    """One run. directory: an empty folder on the disk under test; round: from 1; rounds_done: all their cases."""
+    """One run. directory: an empty folder on the disk under test; round: from 1; rounds_done: all their cases.
+
+    alone: without competitors.
+    """
 
     origins: Origins
     directory: Path
@@ -100,9 +104,12 @@ class Bench:
     results: Results = field(default_factory=Results)
     round: int = 1
     rounds_done: int = 0
+    alone: bool = False
 
     def turn(self, competitors: Sequence[Named]) -> list[Named]:
-        """Return the competitors in this round's order: everybody is first once."""
+        """Return the competitors in this round's order: everybody is first once. Alone: this project's only."""
+        if self.alone:
+            return [each for each in competitors if getattr(each, "name", each) in OURS]
         first = (self.round - 1) % max(1, len(competitors))
         return [*competitors[first:], *competitors[:first]]
 

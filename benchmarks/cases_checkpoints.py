@@ -1,6 +1,7 @@
 """The cases in which a trainer saves: torch.save, and DCP on two ranks, beside the same on the local disk."""
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any
 
 from benchmarks.bench import GIB, Bench, save
 from benchmarks.origins import Origin
-from benchmarks.peers import FUSECACHE, FUSECACHE_REMOTE, Mount, Peer, find_program, has_option
+from benchmarks.peers import FUSECACHE, FUSECACHE_REMOTE, Mount, Peer, has_option
 from benchmarks.processes import BenchmarkError, drop_pages
 from benchmarks.published import wait_published
 from benchmarks.report import NOT_AVAILABLE
@@ -112,7 +113,7 @@ def _dcp_on_mount(bench: Bench, origin: Origin, cases: dict[str, str], name: str
     size = bench.sizes.saved_bytes
     mount.memory.take()
     cpu = mount.cpu_seconds()
-    sync = [find_program("fusecache"), "sync", str(mount.path)]
+    sync = [sys.executable, "-m", "fusecache", "sync", str(mount.path)]
     answer = save("dcp", root=str(mount.path), size=size, between=sync, seconds=SAVE_SECONDS)
     for folder in DCP_SAVES.values():
         wait_published(

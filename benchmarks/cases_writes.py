@@ -13,7 +13,6 @@ from benchmarks.peers import FUSECACHE, WRITERS, Mount, Peer
 from benchmarks.processes import BenchmarkError, TooSlow, drop_pages
 from benchmarks.published import check_object, wait_published
 from benchmarks.writers import pieces
-from fusecache.config.options import FIELDS
 
 BUCKET = "writes"
 KEY = "object"
@@ -23,7 +22,8 @@ SMALL_FILES = 3
 # What the daemon makes of 1 GiB, and so what the raw client sends.
 PART_BYTES = 64 * MIB
 DURABLE_SECONDS = 60.0
-SETTLE_SECONDS = float(FIELDS["settle_seconds"].default)
+# The default of the option settle_seconds.
+SETTLE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,8 @@ def run(benchmark: Benchmark, description: str | None) -> int:
     interrupted = False
     try:
         with Origins(memory_bytes=benchmark.memory_bytes) as origins:
-            bench = Bench(origins, directory, QUICK if options.quick else Sizes())
+            sizes = QUICK if options.quick else Sizes()
+            bench = Bench(origins, directory, sizes, alone=options.alone)
             try:
                 _measure(bench, plan, rounds)
             except KeyboardInterrupt:
@@ -115,6 +116,9 @@ def _parser(benchmark: Benchmark, description: str | None) -> argparse.ArgumentP
     parser.add_argument("--rounds", type=int, default=None, help="default 3, with --quick 1")
     parser.add_argument(
         "--quick", action="store_true", help="small sizes, to try the harness: bars mean little"
+    )
+    parser.add_argument(
+        "--alone", action="store_true", help="without competitors; most bars are not measured"
     )
     parser.add_argument("--only", default="", metavar="CASE,…", help=", ".join(case.name for case in cases))
     parser.add_argument("--origin", default=letters, help="letters of the origins to measure on")

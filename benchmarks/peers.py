@@ -65,7 +65,8 @@ class Fusecache:
 
     def command(self, site: Site, path: Path, cache: Path) -> list[str]:
         """Return the words that mount it."""
-        words = [str(SCRIPTS / "fusecache"), "mount", f"s3://{site.bucket}", str(path), "--foreground"]
+        # As a module: the packages of the tree that the benchmark runs in.
+        words = [sys.executable, "-m", "fusecache", "mount", f"s3://{site.bucket}", str(path), "--foreground"]
         return [*words, "--cache-dir", str(cache), "--endpoint-url", site.endpoint_url, *self.flags]
 
     def environment(self, site: Site) -> dict[str, str]:
@@ -175,7 +176,7 @@ def find_program(name: str) -> str:
 
 def has_option(flag: str) -> bool:
     """Return whether this project's daemon knows an option."""
-    return flag in run_command([find_program("fusecache"), "mount", "--help"], seconds=READY_SECONDS)
+    return flag in run_command([sys.executable, "-m", "fusecache", "mount", "--help"], seconds=READY_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)

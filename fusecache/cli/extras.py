@@ -8,6 +8,7 @@ from fusecache.model.errors import ConfigError
 # Extra -> the modules that its packages bring and that this package imports.
 MODULES = {
     "mount": ("boto3", "botocore", "lmdb", "pyfuse3", "trio", "xxhash"),
+    "folder": ("boto3", "botocore", "lmdb", "trio", "xxhash"),
     "metrics": ("prometheus_client",),
 }
 

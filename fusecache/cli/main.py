@@ -19,13 +19,15 @@ from typing import Any, NoReturn
 from fusecache import __version__
 from fusecache.cli import access, cache_commands, clean, doctor, metrics, run, uploads
 from fusecache.cli.extras import missing_package, require_mount_extras
-from fusecache.cli.health import health
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.sources import add_source_flags
-from fusecache.cli.status import status
+from fusecache.cli.views.health import health
+from fusecache.cli.views.status import status
+from fusecache.cli.views.top import top
 from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_options
-from fusecache.config.values import Duration, as_argument
+from fusecache.config.values import Duration, as_argument, as_count
+from fusecache.folder import arguments as folder_arguments
 from fusecache.model.errors import FusecacheError, MountError
 from fusecache.model.format_text import nearest_text
 from fusecache.mount.control_client import ask
@@ -178,6 +180,22 @@ def make_parser() -> argparse.ArgumentParser:
     shows.add_argument("--json", action="store_true", help="print all fields as JSON")
     shows.set_defaults(run=status, parser=shows)
 
+    live = _add(
+        commands,
+        "top",
+        "show live what the mounts of this node do: rates, jobs, files; q quits",
+        "0 success, 1 a mount does not answer (with -n), or an error",
+    )
+    live.add_argument("paths", nargs="*", metavar="PATH", help="paths in the mounts to show [all mounts]")
+    live.add_argument(
+        "-n", dest="times", type=as_argument(as_count), metavar="N", help="print it N times, for a log"
+    )
+    live.add_argument(
+        "-d", dest="interval", type=as_argument(Duration(0.2, 3600)), default=2.0, metavar="DURATION",
+        help="pause between two views [2s]",
+    )  # fmt: skip
+    live.set_defaults(run=top, parser=live)
+
     healthy = _add(
         commands,
         "health",
@@ -217,6 +235,15 @@ def make_parser() -> argparse.ArgumentParser:
             "access",
             "test what keys can do in buckets, beside what they should; leaves nothing behind",
             "0 as it should be, 1 a key has a right too many or too few, 2 not known, or an error",
+        )
+    )
+
+    folder_arguments.add_pull_arguments(
+        _add(
+            commands,
+            "pull",
+            "fetch a bucket into a plain folder, without FUSE; again only what is missing",
+            folder_arguments.PULL_STATUS,
         )
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from fusecache.cli.extras import require_extra
-from fusecache.cli.status import status_of
+from fusecache.cli.views.status import status_of
 from fusecache.model.errors import ConfigError
 from fusecache.mount.launch import mount_of_this_node
 from fusecache.mount.metrics import metrics_text

@@ -13,7 +13,7 @@ import argparse
 import dataclasses
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -272,11 +272,12 @@ FLAG_VALUES_TEXT = (
 )
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for every option except source and mountpoint, which are positional."""
-    for name, item in FIELDS.items():
+def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = FIELDS) -> None:
+    """Add a flag for every option, or for some, except source and mountpoint, which are positional."""
+    for name in names:
         if name in ("source", "mountpoint"):
             continue
+        item = FIELDS[name]
         flag = "--" + name.replace("_", "-")
         facts = item.metadata
         text = f"{facts['help']} [{facts['default_text'] or _default_text(item)}]".replace("%", "%%")

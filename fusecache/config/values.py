@@ -191,6 +191,13 @@ def as_whole(value: object) -> int:
     return value
 
 
+def as_count(value: object) -> int:
+    """Return a whole number of at least 1."""
+    if not isinstance(value, str) or not value.isdecimal() or not int(value):
+        raise ValueError("a whole number from 1 on")
+    return int(value)
+
+
 def as_octal(value: object) -> int:
     """Return permission bits from octal digits."""
     # Numbers are refused: TOML's 22 and 0o26 are the same number, and users who type 22 mean 0o22.

@@ -1,9 +1,10 @@
 """One bucket of a running mount: its keys, its first answer, and its part of the status."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import trio
 
@@ -11,6 +12,7 @@ from fusecache.config.options import MountOptions
 from fusecache.daemon.connect import (
     StartConnection,
     check_conditions,
+    endpoint_of,
     keys_from,
     refuse_without_writes,
 )
@@ -19,6 +21,7 @@ from fusecache.daemon.first_contact import FirstContact
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.options import BucketAccess
 from fusecache.engine.runtime.supervisor import Supervisor
+from fusecache.model.prices import AWS_PRICES, R2_PRICES, Prices
 from fusecache.remote.clouds.opening import cloud_keys_from
 from fusecache.remote.endpoints import Endpoint, StoreKind
 
@@ -132,6 +135,20 @@ def command_access(options: MountOptions, endpoint: Endpoint) -> dict[str, Any]:
         "credentials_from": family,
         "is_r2": endpoint.is_r2,
     }
+
+
+def request_prices(mounts: Iterable[MountOptions]) -> Prices | None:
+    """Return what the requests to all buckets cost; None if that is unknown, or not the same."""
+    found = {_prices_of(endpoint_of(each)) for each in mounts}
+    return found.pop() if len(found) == 1 else None
+
+
+def _prices_of(endpoint: Endpoint) -> Prices | None:
+    if endpoint.is_r2:
+        return R2_PRICES
+    host = urlsplit(endpoint.url or "").hostname or ""
+    is_aws = endpoint.kind is StoreKind.S3 and (endpoint.url is None or host.endswith(".amazonaws.com"))
+    return AWS_PRICES if is_aws else None
 
 
 def immutable_names(mounts: Mapping[str, MountOptions]) -> tuple[str, ...]:

@@ -155,6 +155,12 @@ def endpoint_of(options: MountOptions) -> Endpoint:
     )
 
 
+def identity_of(name: str, options: MountOptions, endpoint: Endpoint) -> str:
+    """Return a bucket in one line, as the cache directory of a mount, or a folder, records it."""
+    place = f"{endpoint.url or 'AWS'} {options.kind.value}://{options.bucket}/{options.prefix}"
+    return f"{name}={place}" if name else place
+
+
 def open_remote(
     options: MountOptions, endpoints: Sequence[EndpointOptions], transport: Transport
 ) -> ReadWriteSplit:

@@ -24,8 +24,15 @@ from fusecache.daemon.bucket_link import (
     command_access,
     immutable_names,
     key_facts,
+    request_prices,
 )
-from fusecache.daemon.connect import StartConnection, connect, connect_several, endpoint_of
+from fusecache.daemon.connect import (
+    StartConnection,
+    connect,
+    connect_several,
+    endpoint_of,
+    identity_of,
+)
 from fusecache.daemon.control_server import ControlServer
 from fusecache.daemon.control_socket import ControlSocket
 from fusecache.daemon.disk_check import check_disk, shortage_text
@@ -57,7 +64,6 @@ from fusecache.model.verdict import verdict_line
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.leftover_text import found_text
 from fusecache.remote.bucket_router import BucketRouter, RoutedBucket
-from fusecache.remote.endpoints import Endpoint
 from fusecache.remote.statistics import RequestTimes
 from fusecache.remote.store import Store
 
@@ -111,7 +117,7 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
     mounts = options.bucket_mounts()
     endpoints = {name: endpoint_of(each) for name, each in mounts.items()}
     threads = NETWORK_THREADS + UPLOAD_THREADS + PUBLISH_THREADS
-    identities = {name: _identity(name, each, endpoints[name]) for name, each in mounts.items()}
+    identities = {name: identity_of(name, each, endpoints[name]) for name, each in mounts.items()}
     # The directory got its identity when a mount with it first reached the bucket: endpoint and names are right.
     recorded = recorded_identity(options.cache_dir).split("\n")
     used = [name for name, each in identities.items() if each in recorded]
@@ -435,12 +441,6 @@ def _is_away(connection: StartConnection) -> bool:
     return connection.failure is not None and connection.write_refusal is None
 
 
-def _identity(name: str, options: MountOptions, endpoint: Endpoint) -> str:
-    """Return a bucket in one line, as the cache directory records it."""
-    place = f"{endpoint.url or 'AWS'} {options.kind.value}://{options.bucket}/{options.prefix}"
-    return f"{name}={place}" if name else place
-
-
 def _ownership(options: MountOptions) -> Ownership:
     """Return who owns the files: the options, else the owner of the mountpoint."""
     owner = os.stat(options.mountpoint)
@@ -476,6 +476,7 @@ def _engine_options(
         local_only=options.writeback.local_only,
         pin=options.pin,
         symlinks=options.symlinks,
+        prices=request_prices(mounts.values()),
         buckets={name: bucket_access(each) for name, each in mounts.items()},
     )
 

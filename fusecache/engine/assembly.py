@@ -16,6 +16,7 @@ from fusecache.engine.admin.uploads import UploadAdmin
 from fusecache.engine.admin.warmup import WarmupRunner
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
 from fusecache.engine.durability.drain import Drain
+from fusecache.engine.durability.recent_rates import RecentRates
 from fusecache.engine.durability.remote_fsync import RemoteFsync
 from fusecache.engine.durability.request_costs import RequestCosts
 from fusecache.engine.durability.status import QueueStatus
@@ -128,6 +129,7 @@ class Services:
     pinned: PinnedObjects
     status: QueueStatus
     costs: RequestCosts
+    rates: RecentRates
     sync: Sync
     drain: Drain
     quarantine: Quarantine
@@ -354,7 +356,8 @@ def build_services(
         UploadAdmin(tree, clients, storage.journal_rows),
         pinned_objects,
         status,
-        RequestCosts(storage.store),
+        RequestCosts(storage.store, options.prices),
+        RecentRates(tree, cache, storage.store),
         sync,
         drain,
         quarantine,

@@ -122,6 +122,7 @@ class FileSystem:
                 "snapshots": write_back.snapshots.run,
                 "upload-rate": services.status.run,
                 "costs": services.costs.run,
+                "rates": services.rates.run,
             }
         )
 
@@ -195,6 +196,10 @@ class FileSystem:
         """Sync a file, as `RemoteFsync.fsync` does."""
         await self._write_back.remote_fsync.fsync(handle)
 
+    def count_read(self, node: Node, nbytes: int) -> None:
+        """A program has read bytes of a file."""
+        self._services.rates.files.count(node.number, nbytes)
+
     async def path_state(self, path: str) -> str:
         """Return the state of a file or directory as one word. Raises NotFound."""
         return await self.status.path_state(path)
@@ -221,6 +226,7 @@ class FileSystem:
             "requests": {**asdict(requests), **self._services.costs.statistics()},
             "warming": [job.as_dict() for job in self.warmup.jobs()],
             "hints": self.hints.statistics(),
+            **self._services.rates.statistics(),
             "closes_waiting": self._write_back.backpressure.facts(self.tree.path),
             **self._answer_facts(""),
         }

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fusecache.engine.namespace.tree import Ownership
+from fusecache.model.prices import Prices
 from fusecache.policy.symlink_targets import SymlinkRule
 
 
@@ -26,7 +27,7 @@ class EngineOptions:
     """Settings of the engine. prefix: of every key, empty or ending in '/'; sizes in bytes.
 
     symlinks: the value of a SymlinkRule. read_only: the whole mount. buckets: by name of the folder that every key of
-    the bucket begins with; "" for the only bucket of a mount, which has no such folder.
+    the bucket begins with; "" for the only bucket of a mount, which has no such folder. prices: None if unknown.
     """
 
     directory: Path
@@ -49,6 +50,7 @@ class EngineOptions:
     symlinks: str = SymlinkRule.INSIDE.value
     read_only: bool = False
     drain_seconds: float = 300.0
+    prices: Prices | None = None
     buckets: Mapping[str, BucketAccess] = field(default_factory=lambda: {"": BucketAccess()})
 
     @property

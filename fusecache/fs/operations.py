@@ -349,7 +349,10 @@ class Operations(RequestHandlers):
             return self._control.read(fh, off, size)
         if self._control.hints.owns_handle(fh):
             return self._control.hints.read(fh, off, size)
-        return await self._fs.file_io.read(self._files[fh], off, size)
+        handle = self._files[fh]
+        data = await self._fs.file_io.read(handle, off, size)
+        self._fs.count_read(handle.node, len(data))
+        return data
 
     @guarded
     async def write(self, fh: int, off: int, buf: bytes) -> int:

@@ -20,6 +20,10 @@ class StateError(FusecacheError):
     """The cache directory cannot be used: in use, of another bucket, of a newer format, or unreadable."""
 
 
+class FolderError(FusecacheError):
+    """A plain folder cannot take a bucket's objects, or one of its files cannot: it is left as it is."""
+
+
 class InternalError(FusecacheError):
     """A bug: a task of the daemon failed unexpectedly. The log has its traceback, and `status` counts it."""
 

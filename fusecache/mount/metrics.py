@@ -63,6 +63,13 @@ METRICS = (
     Metric(COUNTER, "cache_checksum_failures", "Cached blocks fetched again.", "cache.checksum_failures"),
     Metric(COUNTER, "cache_fetched_bytes", "Bytes fetched, by cause.", "cache.bytes_by_cause", "cause"),
     Metric(COUNTER, "cache_wait_seconds", "Time that readers waited.", "cache.wait_seconds", "cause"),
+    Metric(
+        COUNTER,
+        "cache_read_bytes",
+        "Bytes that programs read, by where they were.",
+        "cache.bytes_from",
+        "source",
+    ),
     Metric(COUNTER, "read_bytes", "Bytes that programs read.", "cache.bytes_read"),
     # Requests.
     Metric(COUNTER, "requests", "Requests to the bucket, by kind.", "requests", "kind"),

@@ -9,9 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from fusecache.model.latency import LatencyHistogram
-
-# Cloudflare R2's prices in dollars per million requests, before its free tier.
-CLASS_A_DOLLARS, CLASS_B_DOLLARS = 4.50, 0.36
+from fusecache.model.prices import Prices
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +37,21 @@ class StoreStatistics:
 
     @property
     def class_a(self) -> int:
-        """Requests that R2 bills as class A."""
+        """Requests that stores bill as class A."""
         return self.lists + self.puts + self.creates + self.parts + self.completes + self.copies
 
     @property
     def class_b(self) -> int:
-        """Requests that R2 bills as class B."""
+        """Requests that stores bill as class B."""
         return self.heads + self.gets
 
-    @property
-    def dollars(self) -> float:
-        """Their cost at R2's prices."""
-        return (self.class_a * CLASS_A_DOLLARS + self.class_b * CLASS_B_DOLLARS) / 1e6
-
-    @property
-    def dollars_by_kind(self) -> dict[str, float]:
-        """The same by kind of request: lists, writes (the rest of class A), heads, gets."""
+    def dollars_by_kind(self, prices: Prices) -> dict[str, float]:
+        """Return their cost by kind of request: lists, writes (the rest of class A), heads, gets."""
         return {
-            "lists": self.lists * CLASS_A_DOLLARS / 1e6,
-            "writes": (self.class_a - self.lists) * CLASS_A_DOLLARS / 1e6,
-            "heads": self.heads * CLASS_B_DOLLARS / 1e6,
-            "gets": self.gets * CLASS_B_DOLLARS / 1e6,
+            "lists": self.lists * prices.class_a / 1e6,
+            "writes": (self.class_a - self.lists) * prices.class_a / 1e6,
+            "heads": self.heads * prices.class_b / 1e6,
+            "gets": self.gets * prices.class_b / 1e6,
         }
 
     def __add__(self, other: "StoreStatistics") -> "StoreStatistics":

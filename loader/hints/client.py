@@ -131,6 +131,7 @@ class Hints:
                 endpoint.root / ".fusecache" / FOLDER / (self._job + PLAN), self._mount_map.raw_file
             )
             for endpoint in (self._endpoints if self.is_sending else ())
+            if not endpoint.is_folder  # what a pull wrote just now is in the page cache
         }
         if self.is_sending:
             self._ends: Ids = np.cumsum(self._index.samples)
@@ -196,7 +197,8 @@ class Hints:
             return False
         for endpoint in self._endpoints:
             endpoint.send(self._job + CURSOR, encode_cursor(max(0, at - READING_STEPS)))
-            self._warmers[endpoint].move(max(0, at - READING_STEPS))
+            if endpoint in self._warmers:
+                self._warmers[endpoint].move(max(0, at - READING_STEPS))
         return True
 
     def _begin(self, at: int) -> None:
@@ -305,7 +307,7 @@ class Hints:
         for part in parts:
             message = part.message(window=window, step=max(0, step - READING_STEPS), is_exact=is_exact)
             part.endpoint.send(self._job + PLAN, message)
-            if not is_exact:
+            if not is_exact and part.endpoint in self._warmers:
                 self._warmers[part.endpoint].plan(window, part.reads.shard, part.reads.last)
 
     def _withdraw(self, endpoint: MountEndpoint) -> None:

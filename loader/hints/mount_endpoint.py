@@ -1,4 +1,4 @@
-"""Finds the daemon of the mount that a directory lies on, and sends messages to it."""
+"""Finds the daemon of the mount that a directory lies on, or the pull that fills it, and sends messages to it."""
 
 import errno
 import json
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fusecache.model.hints import FOLDER
+from loader.base.pulled_files import pull_connection, pulled_folder
 
 _SOCKET_VARIABLE = "FUSECACHE_SOCKET"
 _ANSWER_SECONDS = 30.0
@@ -19,15 +20,22 @@ _FUSE_ROOT_ID = 1
 
 @dataclass(frozen=True, slots=True)
 class MountEndpoint:
-    """Where a mount accepts hints: files in its directory, or its daemon's socket on a read-only mount."""
+    """Where a mount accepts hints: files in its directory, or its daemon's socket on a read-only mount.
+
+    is_folder: no mount, but a folder that `fusecache pull --follow` fills; it has a socket only.
+    """
 
     root: Path
+    is_folder: bool = False
 
     def send(self, file: str, message: bytes) -> None:
         """Send a message for a hint file; b"" withdraws what the job has sent.
 
         Raises OSError: EINVAL if the daemon rejects it, EPERM if it rejects it until other jobs end.
         """
+        if self.is_folder:
+            with pull_connection(str(self.root)) as connection:
+                return _send(connection, file, message)
         path = self.root / ".fusecache" / FOLDER / file
         try:
             if message:
@@ -44,23 +52,29 @@ class MountEndpoint:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_ANSWER_SECONDS)
             connection.connect(address)
-            request = {"command": "hint", "file": file, "bytes": len(message)}
-            connection.sendall(json.dumps(request).encode() + b"\n" + message)
-            with connection.makefile("rb") as lines:
-                try:
-                    answer = json.loads(lines.readline())
-                except ValueError as problem:
-                    raise OSError(errno.EPROTO, f"the daemon's answer is not JSON: {problem}") from problem
-        if answer.get("result") != "ok":
-            reason = str(answer.get("message"))
-            known = (number for words, number in _REJECTIONS.items() if words in reason)
-            raise OSError(next(known, errno.EINVAL), reason)
+            _send(connection, file, message)
+
+
+def _send(connection: socket.socket, file: str, message: bytes) -> None:
+    connection.settimeout(_ANSWER_SECONDS)
+    request = {"command": "hint", "file": file, "bytes": len(message)}
+    connection.sendall(json.dumps(request).encode() + b"\n" + message)
+    with connection.makefile("rb") as lines:
+        try:
+            answer = json.loads(lines.readline())
+        except ValueError as problem:
+            raise OSError(errno.EPROTO, f"the daemon's answer is not JSON: {problem}") from problem
+    if answer.get("result") != "ok":
+        reason = str(answer.get("message"))
+        known = (number for words, number in _REJECTIONS.items() if words in reason)
+        raise OSError(next(known, errno.EINVAL), reason)
 
 
 def find_endpoint(directory: str | Path) -> tuple[MountEndpoint, str] | None:
     """Return the endpoint of the mount that a directory lies in, and its path there; None if it is in no mount.
 
-    The root must be a real mount point: the loader never writes hint files into a plain directory.
+    The root must be a real mount point: the loader never writes hint files into a plain directory. A folder that a pull
+    fills is an endpoint, too, by its socket.
     """
     path = Path(os.path.realpath(directory))
     for root in (path, *path.parents):
@@ -68,11 +82,22 @@ def find_endpoint(directory: str | Path) -> tuple[MountEndpoint, str] | None:
             try:
                 # A folder of a mount that is bound elsewhere: its `.fusecache` would come from the bucket.
                 if root.stat().st_ino != _FUSE_ROOT_ID:
-                    return None
+                    return _folder_endpoint(path)
                 if not (root / ".fusecache" / FOLDER).is_dir() or not (root / ".fusecache/socket").is_file():
-                    return None
+                    return _folder_endpoint(path)
             except OSError:  # another kind of mount, or its daemon is gone
                 return None
-            inner = path.relative_to(root).as_posix()
-            return MountEndpoint(root), "" if inner == "." else inner + "/"
+            return MountEndpoint(root), _inner(path, root)
     return None
+
+
+def _folder_endpoint(path: Path) -> tuple[MountEndpoint, str] | None:
+    folder = pulled_folder(str(path))
+    if folder is None:
+        return None
+    return MountEndpoint(Path(folder), is_folder=True), _inner(path, Path(folder))
+
+
+def _inner(path: Path, root: Path) -> str:
+    inner = path.relative_to(root).as_posix()
+    return "" if inner == "." else inner + "/"

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.base.paths import check_is_local, mount_advice
+from loader.base.pulled_files import open_pulled
 from loader.errors import DatasetError
 from loader.mds.index_parser import VERSION, IndexRows, Schema
 from loader.mds.packed_names import PackedNames
@@ -117,7 +118,7 @@ def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
     path = Path(directory) / INDEX_NAME
     rows = IndexRows(str(path), with_hashes)
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_pulled) as file:
             try:
                 _read_in_pieces(file, rows)
             except (ValueError, RecursionError):

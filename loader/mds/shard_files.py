@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from loader.base.compression import decompress
 from loader.base.hashing import mismatch
 from loader.base.paths import mount_advice
+from loader.base.pulled_files import open_pulled
 from loader.base.single_flight import SingleFlight
 from loader.errors import LoaderError, ShardError
 from loader.mds.decompressed_cache import DecompressedCache, ThrashingDetector
@@ -57,7 +58,7 @@ class OpenShardFile:
     def __init__(self, path: str) -> None:
         self.fd = -1
         # O_NONBLOCK: a FIFO in place of a shard is an error rather than a wait for its writer.
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self.fd = open_pulled(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         # Samples come in shuffled order. Otherwise two adjacent reads would trigger 1 MiB of read-ahead on a mount.
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
 

@@ -20,7 +20,10 @@ COMMAND_SECONDS = 60.0
 # What a line of the daemon's log looks like when a person should look; a traceback has no level.
 ALARM = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) |^Traceback")
 # Depends on the machine, not on the daemon.
-HARMLESS = re.compile(r"kernel settings refused|the cache directory \S+ is (in memory|on a network)")
+HARMLESS = re.compile(
+    r"kernel settings refused|the cache directory \S+ is (in memory|on a network)"
+    r"|cache disk is slower than the bucket"
+)
 _POLL_SECONDS = 0.02
 
 

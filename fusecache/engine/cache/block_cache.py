@@ -30,7 +30,7 @@ from fusecache.engine.cache.fetchers import Fetchers
 from fusecache.engine.cache.maintenance import CacheMaintenance
 from fusecache.engine.cache.range_cache import RangeCache
 from fusecache.engine.cache.readahead import Readahead, ReadStream
-from fusecache.engine.cache.statistics import CacheStatistics, Counters
+from fusecache.engine.cache.statistics import CacheStatistics, Counters, ReadSource
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor, TaskNursery
 from fusecache.index.cache_index import CacheIndex, ObjectRow, read_boot_id
@@ -220,40 +220,41 @@ class BlockCache:
             return b""
         began = trio.current_time()
         data: memoryview | bytes | None = None
-        has_missed = False
+        source = ReadSource.MEMORY
         if self.range_cache:
             data = await self.range_cache.read(handle.entry.object_id, offset, stop)
             self._counters.hits += data is not None
         if data is None:
-            data, has_missed = await self._read_cached(handle, offset, stop)
-        self._counters.bytes_read += len(data)
+            data, source = await self._read_cached(handle, offset, stop)
+        self._counters.bytes_from[source] += len(data)
         self._counters.latency.count(trio.current_time() - began)
         if self.hints is not None:
-            self.hints.on_read(handle.entry.object_id, offset, len(data), has_waited=has_missed)
+            has_waited = source is ReadSource.BUCKET
+            self.hints.on_read(handle.entry.object_id, offset, len(data), has_waited=has_waited)
         return data
 
     async def _read_cached(
         self, handle: ReadHandle, start: int, stop: int
-    ) -> tuple[memoryview | bytes, bool]:
-        """Read from buffers, disk or bucket, with read-ahead. Also return whether the bucket was needed."""
+    ) -> tuple[memoryview | bytes, ReadSource]:
+        """Read from buffers, disk or bucket, with read-ahead."""
         now = trio.current_time()
         if not handle.streams and self.hints is not None and self.hints.names(handle.object_id):
             # A job's plan names this file. So do not guess that a read at its start means a read of all, or that
             # neighbouring samples are a sequential read.
             handle.streams.append(ReadStream(handle.entry, side_stream(0, near_bytes=0)))
         stream = self._readahead.observe(handle.streams, handle.entry, start, stop, now)
-        data = self._read_nowait(stream, start, stop, now)
+        data, source = self._read_nowait(stream, start, stop, now), ReadSource.MEMORY
         if data is None and stream.pattern.phase is not Phase.SEQUENTIAL:
-            data = await self._read_disk(stream, start, stop)
+            data, source = await self._read_disk(stream, start, stop), ReadSource.DISK
         if data is None:
             data = await self._read_exactly(stream, start, stop)
             if data is None:
                 return await self._read_with_fetch(stream, start, stop)
             self._counters.misses += 1
-            return data, True
+            return data, ReadSource.BUCKET
         self._counters.hits += 1
         self._readahead.run(stream)
-        return data, False
+        return data, source
 
     async def _read_exactly(self, stream: ReadStream, start: int, stop: int) -> memoryview | None:
         """Read exactly these bytes if hints ask for that and none of them is cached or in flight; else None."""
@@ -401,14 +402,15 @@ class BlockCache:
 
     async def _read_with_fetch(
         self, stream: ReadStream, start: int, stop: int
-    ) -> tuple[memoryview | bytes, bool]:
-        """Request missing granules, read ahead, and wait. Also return whether the bucket was needed."""
+    ) -> tuple[memoryview | bytes, ReadSource]:
+        """Request missing granules, read ahead, and wait."""
         stream.pattern = grow(stream.pattern)
         pieces = split_by_chunk(Extent(start, stop))
-        from_network = False
+        source = ReadSource.MEMORY
         for index, first, last in pieces:
             chunk = await self._chunk(stream.entry, index)
-            from_network |= bool(mask_of_bytes(first, last) & ~chunk.in_memory() & ~chunk.present)
+            if missing := mask_of_bytes(first, last) & ~chunk.in_memory():
+                source = max(source, ReadSource.BUCKET if missing & ~chunk.present else ReadSource.DISK)
         # Request all pieces before waiting for the first.
         fetch_stop = demand_stop(stream.pattern, start, stop, stream.entry.size)
         for index, first, last in split_by_chunk(Extent(start, fetch_stop)):
@@ -422,16 +424,16 @@ class BlockCache:
             )
         self._readahead.run(stream)
         self._fetcher.pump()
-        self._counters.misses += from_network
-        self._counters.hits += not from_network
+        self._counters.misses += source is ReadSource.BUCKET
+        self._counters.hits += source is not ReadSource.BUCKET
         if len(pieces) == 1:
             index, first, last = pieces[0]
-            return await self._read_chunk_range(stream, index, first, last), from_network
+            return await self._read_chunk_range(stream, index, first, last), source
         # Hold one chunk at a time: readers that hold one and wait for another could block each other for ever.
         parts = bytearray()
         for index, first, last in pieces:
             parts += await self._read_chunk_range(stream, index, first, last)
-        return memoryview(parts), from_network
+        return memoryview(parts), source
 
     async def _read_chunk_range(self, stream: ReadStream, index: int, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of one chunk, waiting until they are in memory. Raises the fetch's error."""
@@ -444,9 +446,8 @@ class BlockCache:
                 self._fetcher.pump()
                 await self._wait_for(chunk, need)
             buffer = chunk.buffer_with(need)
-            now = trio.current_time()
             if buffer is not None:
-                self._on_read(stream, chunk, buffer, stop, now)
+                self._on_read(stream, chunk, buffer, stop, trio.current_time())
                 return buffer.view(start, stop)
             return memoryview(chunk.copy_bytes(start, stop))
         finally:

@@ -110,8 +110,8 @@ class Fetcher:
         self._buffered: dict[FetchSource, FetchQueue[Fetch]] = {
             source: FetchQueue() for source in FetchSource
         }
-        # When the last fetch of a queue started.
-        self._moved_at: dict[FetchQueue[Fetch], float] = {}
+        # When the last fetch of a queue, or of a source, started.
+        self._moved_at: dict[FetchQueue[Fetch] | FetchSource, float] = {}
         self._tickets: FetchQueue[RangeTicket] = FetchQueue()
         self._all_queues: tuple[Sized, ...] = (
             *self._queues.values(),
@@ -203,7 +203,9 @@ class Fetcher:
             for fetch in [each for each in chunk.fetches if each.mask & waiter.need]:
                 if fetch.queue is None or fetch not in fetch.queue:
                     continue
-                stands_since = max(began, self._moved_at.get(fetch.queue, began))
+                # Queues share the slots, so a queue without one waits its turn while others move.
+                line = fetch.queue if self._has_slot(fetch.source) else fetch.source
+                stands_since = max(began, self._moved_at.get(line, began))
                 if now >= stands_since + DEMAND_SECONDS:
                     self._give_up(fetch, waiter)
                     return
@@ -213,12 +215,9 @@ class Fetcher:
     def _give_up(self, fetch: Fetch, waiter: ChunkWaiter) -> None:
         """A reader stops waiting for a queued fetch. It leaves the queue unless others need it."""
         chunk = fetch.chunk
-        has_slot = self._running[fetch.source] < self._slots_of(fetch.source)
-        what = (
-            "buffer of the read path (is the cache disk slow?)"
-            if has_slot
-            else f"slot for {fetch.source.value}"
-        )
+        what = "buffer of the read path (is the cache disk slow?)"
+        if not self._has_slot(fetch.source):
+            what = f"slot for {fetch.source.value}"
         waiter.error = Unavailable(
             f"{chunk.owner.object_id.key}: no free {what} for {DEMAND_SECONDS:.0f} s; retry the read, "
             f"and see `fusecache status`"
@@ -237,15 +236,16 @@ class Fetcher:
         for source in FetchSource:
             buffered = self._buffered[source]
             queues = (buffered, self._queues[source, True], self._queues[source, False])
-            while self._running[source] < self._slots_of(source):
+            while self._has_slot(source):
                 if source is FetchSource.NETWORK and self._give_ticket([queue.peek() for queue in queues]):
                     continue
+                # The oldest of equals first: a stream of small reads must not starve a large one.
                 heads = [
-                    (head.cause, head.depth, rank, queue, head)
+                    (head.cause, head.depth, head.queued_at, rank, queue, head)
                     for rank, queue in enumerate(queues)
                     if (head := queue.peek()) is not None
                 ]
-                for _, _, _, queue, head in sorted(heads, key=lambda row: row[:3]):
+                for *_, queue, head in sorted(heads, key=lambda row: row[:4]):
                     if self._assign_buffer(head):
                         queue.pop()
                         self._start(head)
@@ -332,10 +332,10 @@ class Fetcher:
         ticket.is_due.set()
         return True
 
-    def _slots_of(self, source: FetchSource) -> int:
+    def _has_slot(self, source: FetchSource) -> bool:
         if source is FetchSource.DISK:
-            return DISK_LOADS
-        return 0 if trio.current_time() < self.limit.silent_until else self.limit.limit
+            return self._running[source] < DISK_LOADS
+        return trio.current_time() >= self.limit.silent_until and self._running[source] < self.limit.limit
 
     def _push(self, fetch: Fetch) -> None:
         chunk = fetch.chunk
@@ -411,6 +411,7 @@ class Fetcher:
         now = trio.current_time()
         if fetch.started_at is None:
             fetch.started_at = now
+        self._moved_at[fetch.source] = now
         if fetch.queue is not None:
             self._moved_at[fetch.queue] = now
         if fetch.cause is Cause.HINT and fetch.demanded_at is None:

@@ -1,5 +1,6 @@
 """Counters of the read path, updated on the trio loop and returned as one frozen value."""
 
+import enum
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -13,11 +14,20 @@ from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.space_ledger import SpaceLedger
 
 
+class ReadSource(enum.IntEnum):
+    """Where the bytes of a read were. Of several places the largest value counts."""
+
+    MEMORY = 0
+    DISK = 1
+    BUCKET = 2
+
+
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
     """The cache at one moment. Counts since the start; sizes in bytes, times in seconds.
 
-    hits: reads answered without waiting for the bucket. bytes_by_cause: fetched for demand, hint, readahead.
+    hits: reads answered without waiting for the bucket. bytes_read: by readers; bytes_from: of these, by ReadSource.
+    bytes_by_cause: fetched for demand, hint, readahead.
     wait_seconds: time that readers waited, summed over readers, by source or queue; read-ahead has no waiter.
     waiting_reads: reads that wait for the bucket now; longest_wait_seconds: of the longest of them.
     uncached: fetches that could not be stored on disk; not_admitted: not worth evicting other blocks.
@@ -30,6 +40,7 @@ class CacheStatistics:
     requests: int
     bytes_by_cause: dict[str, int]
     bytes_read: int
+    bytes_from: dict[str, int]
     wait_seconds: dict[str, float]
     waiting_reads: int
     longest_wait_seconds: float
@@ -66,7 +77,7 @@ class Counters:
     hits: int = 0
     misses: int = 0
     requests: int = 0
-    bytes_read: int = 0
+    bytes_from: Counter[ReadSource] = field(default_factory=Counter)
     evicted_blocks: int = 0
     evicted_bytes: int = 0
     errors: int = 0
@@ -108,7 +119,8 @@ class Counters:
             misses=self.misses,
             requests=self.requests,
             bytes_by_cause={cause.name.lower(): self.bytes_by_cause[cause.name.lower()] for cause in Cause},
-            bytes_read=self.bytes_read,
+            bytes_read=sum(self.bytes_from.values()),
+            bytes_from={source.name.lower(): self.bytes_from[source] for source in ReadSource},
             wait_seconds=dict(self.wait_seconds),
             waiting_reads=len(self.waiting),
             longest_wait_seconds=now - began if began is not None else 0.0,

@@ -278,7 +278,8 @@ class QueueStatus:
     def _error_details(self, item: QueuedChange) -> dict[str, str]:
         error = item.error
         text = "" if error is None else remedy(error, self._keys_from.of(item.changed_keys()[0]))
-        return {"path": self._name_of(item), "cause": str(error or ""), "remedy": text}
+        code = "" if error is None else code_of(error)
+        return {"path": self._name_of(item), "cause": str(error or ""), "code": code, "remedy": text}
 
     def _conflict_details(self, record: ConflictRecord) -> dict[str, str]:
         return {"path": self._tree.relative(record.key), "kept_as": self._tree.relative(record.kept_as)}

@@ -1,7 +1,8 @@
 """Many readers, few buffers: no reader waits for ever."""
 
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,29 +82,53 @@ async def test_read_without_buffer_ends_after_a_minute(tmp_path: Path, autojump_
 
 async def test_reads_wait_while_others_progress(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A slow bucket with many readers: each gets its turn, however long that takes."""
+    async with one_slow_slot(tmp_path) as read:
+        began = trio.current_time()
+        with trio.fail_after(300):
+            async with trio.open_nursery() as nursery:
+                for index in range(4):
+                    nursery.start_soon(read, index * CHUNK_BYTES)
+        assert trio.current_time() - began > 60
+
+
+async def test_oldest_read_goes_first_whatever_its_size(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """A read at the start of a file fetches more than a random one, from a queue of its own."""
+    served = []
+    async with one_slow_slot(tmp_path) as read:
+
+        async def note(offset: int) -> None:
+            await read(offset)
+            served.append(offset)
+
+        offsets = [CHUNK_BYTES, 0, 2 * CHUNK_BYTES, 3 * CHUNK_BYTES, 3 * CHUNK_BYTES + 6 * MIB]
+        async with trio.open_nursery() as nursery:
+            for offset in offsets:
+                nursery.start_soon(note, offset)
+                await trio.sleep(1)
+    assert served == offsets
+
+
+@asynccontextmanager
+async def one_slow_slot(directory: Path) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
+    """Give a function that reads at an offset; one GET of 30 s is in flight at a time."""
     bucket = new_bucket()
     data = some_bytes(4 * CHUNK_BYTES)
     object_id = bucket.put("a", data)
-
-    async def read(cache: BlockCache, index: int) -> None:
-        handle = cache.open(object_id, len(data))
-        offset = index * CHUNK_BYTES
-        assert await cache.read(handle, offset, 10) == data[offset : offset + 10]
-        cache.close(handle)
-
-    async with running_cache(bucket.watched, tmp_path, threads=False) as cache:
+    async with running_cache(bucket.watched, directory, threads=False) as cache:
         fetcher = cache._fetcher.of("")
         fetcher._offload = fetcher._gets._offload = SlowGets()
         for _ in range(10):
             cache.limit_of("").on_throttled(trio.current_time())
             await trio.sleep(2)
-        assert cache.limit_of("").limit == 1
-        began = trio.current_time()
-        with trio.fail_after(300):
-            async with trio.open_nursery() as nursery:
-                for index in range(4):
-                    nursery.start_soon(read, cache, index)
-        assert trio.current_time() - began > 60
+        fetcher.limit.on_success = lambda now: None  # type: ignore[method-assign]  # no second slot
+        assert fetcher.limit.limit == 1
+
+        async def read(offset: int) -> None:
+            handle = cache.open(object_id, len(data))
+            assert await cache.read(handle, offset, 10) == data[offset : offset + 10]
+            cache.close(handle)
+
+        yield read
 
 
 class SlowGets(InlineOffload):

@@ -7,6 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.engine.durability.request_costs import WINDOW_SECONDS
+from fusecache.model.prices import R2_PRICES
 from tests.support.node import Bucket, running_node
 
 DAY_SECONDS = 86_400
@@ -16,7 +17,7 @@ async def test_daily_cost_follows_the_last_minutes(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
     """A job that polls a name twice a second, then ends."""
-    async with running_node(bucket, cache) as user:
+    async with running_node(bucket, cache, prices=R2_PRICES) as user:
         await user.mkdir("run")
         await user.write("run/log", b"1")
         assert await user.drained() == "durable"

@@ -16,7 +16,7 @@ import pytest
 from fusecache import __version__
 from fusecache.cli.main import main, make_parser
 from fusecache.cli.recover import listing_text
-from fusecache.cli.status_text import status_view
+from fusecache.cli.views.status_text import status_view
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import seconds_text, size_text
 from fusecache.mount import control_client, launch
@@ -228,12 +228,24 @@ CACHE = {
     "first_byte_p99_seconds": 0.081,
 }
 COSTS: Row = {
+    "prices": "R2's prices",
     "dollars": 0.000013,
     "class_a_per_day": 172_800,
     "class_b_per_day": 1_000,
     "dollars_per_day": 0.77796,
     "dollars_per_day_by_kind": {"lists": 0.7, "writes": 0.0776, "heads": 0.0, "gets": 0.00036},
     "rate_seconds": 300.4,
+}
+RATES: Row = {
+    "seconds": 60.2,
+    "reads_per_second": 20.0,
+    "read_bytes_per_second": 12.0 * (1 << 20),
+    "memory_bytes_per_second": 8.0 * (1 << 20),
+    "disk_bytes_per_second": 0.0,
+    "bucket_bytes_per_second": 4.0 * (1 << 20),
+    "fetched_bytes_per_second": 5.0 * (1 << 20),
+    "sent_bytes_per_second": 512.0,
+    "requests_per_second": 0.2,
 }
 STATUS: Row = {
     "version": "1.0",
@@ -246,6 +258,7 @@ STATUS: Row = {
     "cache": CACHE,
     "requests": {"gets": 12, "lists": 2, "heads": 0, "class_a": 2, "class_b": 12, **COSTS},
     "warming": [],
+    "rates": RATES,
 }
 
 
@@ -260,26 +273,34 @@ def test_status_for_programs_is_the_daemon_s_json(
 
 def test_status_for_people_is_short_and_in_groups() -> None:
     assert status_view(STATUS).splitlines() == [
-        "mount       s3://bucket/data/ at /mnt, read-only",
-        "daemon      fusecache 1.0, pid 7, up for 1 min",
-        "cache       3.0 GiB of 4.0 GiB (75%)",
-        "reads       1 000 reads, 60.0 MiB, 1.0 MiB/s since the start; hits 99.0%; p50 120 µs, p99 41 ms",
-        "fetched     on demand 1.0 MiB, read-ahead 2.0 MiB",
-        "waited for  disk 2.2 s, network 1.5 s, metadata 12 ms",
-        "buffers     2 of 30 in use",
-        "requests    GET 12, LIST 2",
-        "            first byte of a GET: p50 40 ms, p99 81 ms",
-        "            class A 2, class B 12: about $0.0000 at R2's prices, before its free tier",
-        "            a day at the rate of the last 5 min: class A 172800, class B 1000: about $0.78 "
-        "(LIST 0.70, writes 0.08)",
-        "uploads     none pending",
+        "only here    nothing: the bucket has every closed file",
+        "last 60 s    read 12.0 MiB/s, from memory 8.0 MiB/s, from bucket 4.0 MiB/s",
+        "             downloads 5.0 MiB/s, uploads 512 B/s, 12 requests a minute",
+        "a day        about $0.78 (LIST 0.70, writes 0.08) at the rate of the last 5 min: class A 172800, "
+        "class B 1000; R2's prices",
+        "mount        s3://bucket/data/ at /mnt, read-only",
+        "daemon       fusecache 1.0, pid 7, up for 1 min",
+        "cache        3.0 GiB of 4.0 GiB (75%); 2 of 30 buffers in use",
+        "since start  1 000 reads, 60.0 MiB; hits 99.0%; p50 120 µs, p99 41 ms",
+        "             fetched on demand 1.0 MiB, read-ahead 2.0 MiB",
+        "             waited for disk 2.2 s, network 1.5 s, metadata 12 ms",
+        "             GET 12, LIST 2: about $0.0000; R2's prices",
+        "             first byte of a GET: p50 40 ms, p99 81 ms",
     ]
+
+
+def test_a_store_whose_prices_are_unknown_has_no_dollars() -> None:
+    kinds = dict.fromkeys(COSTS["dollars_per_day_by_kind"])
+    unknown = {"prices": "", "dollars": None, "dollars_per_day": None, "dollars_per_day_by_kind": kinds}
+    shown = status_view({**STATUS, "requests": {**STATUS["requests"], **unknown}})
+    assert "$" not in shown
+    assert "a day        at the rate of the last 5 min: class A 172800, class B 1000\n" in shown
 
 
 def test_status_shows_no_daily_cost_before_a_minute() -> None:
     requests = {**STATUS["requests"], "rate_seconds": 59.0}
-    assert "a day at the rate" in status_view(STATUS)
-    assert "a day at the rate" not in status_view({**STATUS, "requests": requests})
+    assert "\na day " in status_view(STATUS)
+    assert "\na day " not in status_view({**STATUS, "requests": requests})
 
 
 def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are_any() -> None:
@@ -301,6 +322,8 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
             "waiting": [{"path": "run/a", "cause": "no network", "remedy": "wait"}],
             "upload_bytes_per_second": 1 << 20,
             "seconds_left": 4.0,
+            "dirty_files": 1,
+            "dirty_bytes": 1 << 20,
             "exposed_bytes": 6 << 20,
             "conflicts": [{"path": "run/b", "kept_as": "run/b.conflict-host-3"}],
             "orphans": 1,
@@ -308,20 +331,26 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
             "kernel": {"applied": [], "refused": ["read_ahead_kb=1024 (Permission denied)"]},
         }
     ).splitlines()
-    assert [line.split("  ", 1)[1].strip() for line in shown[11:]] == [
-        "2 changes, 5.0 MiB not in the bucket yet, the oldest for 1 min",
-        "of these 2 files, 4.0 MiB in flight, the oldest request for 3.2 s",
-        "1.0 MiB/s, about 4.0 s left",
-        "run/a: 1.0 MiB of 4.0 MiB sent, 3.0 MiB in flight",
-        "6.0 MiB, including files being written, rejected, or local only",
-        "data: running, 3 of 10 files, 2.0 MiB of 8.0 MiB, 1 failed",
-        "run/a waits: no network: wait",
-        "run/b: another client changed it first; our version is run/b.conflict-host-3",
-        "1 unfinished file in quarantine: see `fusecache recover`",
-        "1 read request failed and was retried",
-        "2 read requests stalled and were repeated",
-        "the kernel refused read_ahead_kb=1024 (Permission denied): large reads are slower; the log has the "
-        "command for root",
+    assert [
+        (line[:13].strip(), line[13:]) for line in (*shown[:6], *shown[9:13], shown[16], *shown[-2:])
+    ] == [
+        ("only here", "6.0 MiB would be lost with this node"),
+        ("", "2 changes, 5.0 MiB not in the bucket yet, the oldest for 1 min"),
+        ("", "1 file, 1.0 MiB being written"),
+        ("", "of these 2 files, 4.0 MiB in flight, the oldest request for 3.2 s"),
+        ("", "1.0 MiB/s, about 4.0 s left"),
+        ("", "run/a: 1.0 MiB of 4.0 MiB sent, 3.0 MiB in flight"),
+        ("to do", "run/b: another client changed it first; our version is run/b.conflict-host-3"),
+        ("", "1 unfinished file in quarantine: see `fusecache recover`"),
+        ("problems", "run/a waits: no network: wait"),
+        (
+            "",
+            "the kernel refused read_ahead_kb=1024 (Permission denied): large reads are slower; the log has the "
+            "command for root",
+        ),
+        ("warm-up", "data: running, 3 of 10 files, 2.0 MiB of 8.0 MiB, 1 failed"),
+        ("", "1 read request failed and was retried"),
+        ("", "2 read requests stalled and were repeated"),
     ]
 
 
@@ -342,7 +371,7 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
 )
 def test_refused_keys_are_named_as_the_cause_and_where_to_renew_them(source: str, renewal: str) -> None:
     status = {**STATUS, "unanswered_seconds": 130.0, "refused_seconds": 120.0, "keys_from": source}
-    problem = next(line for line in status_view(status).splitlines() if line.startswith("problems"))
+    problem = next(line for line in status_view(status).splitlines() if line.startswith("to do"))
     assert "the bucket refuses the credentials, for 2 min now" in problem
     assert "has not answered" not in problem
     assert problem.endswith(renewal)
@@ -351,30 +380,28 @@ def test_refused_keys_are_named_as_the_cause_and_where_to_renew_them(source: str
 def test_options_that_are_no_defaults_are_one_line() -> None:
     changed = {"fsync": "remote", "delete_delay": 600.0, "local_only": ["tmp/", "*.bak"]}
     lines = status_view({**STATUS, "options": {}, "options_changed": changed}).splitlines()
-    assert lines[2] == "options     fsync=remote, delete_delay=600.0, local_only=[tmp/ *.bak]"
+    assert "options      fsync=remote, delete_delay=600.0, local_only=[tmp/ *.bak]" in lines
     assert not any(line.startswith("options") for line in status_view({**STATUS, "options_changed": {}}))
 
 
-def test_what_is_kept_aside_is_not_said_to_wait_for_its_upload() -> None:
-    def cache_line(staging_bytes: int, aside_bytes: int) -> str:
-        status = {**STATUS, "cache": {**CACHE, "staging_bytes": staging_bytes}, "aside_bytes": aside_bytes}
-        return next(line for line in status_view(status).splitlines() if line.startswith("cache"))
-
-    aside = "quarantined (see `fusecache recover`) 4.0 KiB"
-    assert cache_line(4096, 4096).endswith(f"(75%), {aside}")
-    assert cache_line(5 * 4096, 4096).endswith(f"(75%), not uploaded yet 16.0 KiB, {aside}")
-    assert cache_line(4096, 0).endswith("(75%), not uploaded yet 4.0 KiB")
+def test_what_is_kept_aside_would_be_lost_too_and_is_not_said_to_wait_for_its_upload() -> None:
+    lines = status_view({**STATUS, "exposed_bytes": 0, "aside_bytes": 4096}).splitlines()
+    assert lines[:2] == [
+        "only here    4.0 KiB would be lost with this node",
+        "             4.0 KiB quarantined: see `fusecache recover`",
+    ]
 
 
 def test_closes_that_wait_for_room_are_told_with_who_why_and_what_helps() -> None:
     named = [{"path": "run/a", "process": 12, "seconds": 90.0}, {"path": "b", "process": 13, "seconds": 1.0}]
     closes = {"files": 2, "named": named, "high_water_bytes": 42 << 30}
     status = {**STATUS, "cache": {**CACHE, "staging_bytes": 45 << 30}, "closes_waiting": closes}
-    assert status_view(status).splitlines()[-1] == (
-        "problems    2 closes wait for space in the cache, the longest for 1 min (run/a, process 12): pending files "
+    (line,) = [line for line in status_view(status).splitlines() if line.startswith("to do")]
+    assert line == (
+        "to do        2 closes wait for space in the cache, the longest for 1 min (run/a, process 12): pending files "
         "take 45.0 GiB, and above 42.0 GiB close waits for uploads; raise --cache-size to raise this limit"
     )
-    assert "problems" not in status_view({**status, "closes_waiting": {**closes, "files": 0, "named": []}})
+    assert "to do" not in status_view({**status, "closes_waiting": {**closes, "files": 0, "named": []}})
 
 
 def test_a_listing_never_offers_to_remove_what_waits_for_its_upload() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fusecache.cli.status_text import status_view
+from fusecache.cli.views.status_text import status_view
 from fusecache.model.error_text import remedy
 from fusecache.model.errors import AccessDenied
 from fusecache.mount.control_client import ServerProgress
@@ -69,17 +69,17 @@ def test_removals_that_are_put_off_do_not_look_like_an_upload_that_hangs() -> No
     )
     assert view(there)[0] == f"run    queued ({words})"
     lines = status_view({**MOUNT, **there, "uploading": []}).splitlines()
-    assert lines[-1] == f"uploads  {words}"
+    assert lines[0] == f"only here  {words}"
     lines = status_view({**MOUNT, **there, "pending_files": 3, "uploading": []}).splitlines()
-    assert lines[-2:] == [
-        "uploads  1 change of names not in the bucket yet, the oldest for 0 µs",
-        f"         {words}",
+    assert lines[:2] == [
+        "only here  1 change of names not in the bucket yet, the oldest for 0 µs",
+        f"           {words}",
     ]
 
 
 def test_a_time_left_of_nothing_and_a_pace_of_nothing_are_not_said() -> None:
     status = {**MOUNT, "upload_bytes_per_second": 5 * MIB, "seconds_left": 0.0, "uploading": []}
-    assert "         5.0 MiB/s" in status_view(status).splitlines()
+    assert "           5.0 MiB/s" in status_view(status).splitlines()
     assert "/s" not in status_view({**status, "upload_bytes_per_second": 0})
 
 

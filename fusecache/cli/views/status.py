@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fusecache.cli.status_text import status_view
+from fusecache.cli.views.status_text import status_view
 from fusecache.model.errors import MountError
 from fusecache.mount.control_client import Mount, ask
 from fusecache.mount.launch import mount_of_this_node, resolve_in_mount

@@ -1,0 +1,1 @@
+"""What commands show of running mounts: status, health, top."""

@@ -1,0 +1,1 @@
+"""Plain folders beside a bucket: pull, push and watch, as processes that can be killed."""
