@@ -15,6 +15,7 @@ from fusecache.config.values import (
     as_path,
     as_port,
     as_prefix,
+    as_rate,
     as_source,
     as_text,
     as_url,
@@ -231,6 +232,15 @@ class RequestOptions:
     )
     storage_class: str | None = option(
         as_header, "storage class of new objects", default=None, default_text="the bucket's default"
+    )
+    upload_rate: float | None = option(
+        as_rate, "most bytes a second of all uploads of this mount", default=None, default_text="no limit"
+    )
+    download_rate: float | None = option(
+        as_rate,
+        "most bytes a second of all reads from the bucket; reads of programs go before read-ahead",
+        default=None,
+        default_text="no limit",
     )
     endpoints: tuple[EndpointOptions, ...] = ()
     buckets: tuple[BucketOptions, ...] = ()

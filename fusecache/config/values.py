@@ -27,6 +27,8 @@ SIZE_UNITS = {
     "GIB": GIB,
     "TIB": TIB,
 }
+# A slower limit, shared by all uploads in flight, would be slower than the timeout of one body allows.
+SLOWEST_RATE = 1000**2
 TIME_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)")
 
@@ -135,6 +137,21 @@ def parse_size(value: object) -> int:
     if match is None or (match[3] == "IB" and not match[2]):
         raise ValueError("bytes, as a number or like 50GiB, 500G")
     return int(float(match[1]) * SIZE_UNITS[match[2] + ("IB" if match[3] == "IB" else "")])
+
+
+def as_rate(value: object) -> float:
+    """Return bytes a second from "200MB/s", "1.5 GiB/s" or a number."""
+    problem = ValueError(
+        f"bytes a second, {SLOWEST_RATE // 1000**2}MB/s or more, like 200MB/s or 1GiB/s; 1 Gbit/s is 125MB/s"
+    )
+    try:
+        rate = parse_size(value.strip().removesuffix("/s") if isinstance(value, str) else value)
+    except ValueError:
+        raise problem from None
+    # 200Mb/s are bits to some and bytes to others.
+    if rate < SLOWEST_RATE or "b" in str(value):
+        raise problem
+    return float(rate)
 
 
 def as_size_or_share(value: object) -> int | str:

@@ -45,6 +45,7 @@ from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.request_settings import CUSTOMER_KEY_BYTES, RequestSettings
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import ConditionalWrites, ReadStore
+from fusecache.remote.upload_pace import UploadPace
 from fusecache.remote.within import within
 
 log = logging.getLogger(__name__)
@@ -75,14 +76,15 @@ def connect(
     max_connections: int,
     was_used: bool,
     is_one_of_several: bool = False,
+    upload_pace: UploadPace | None = None,
 ) -> StartConnection:
     """Create the stores, and check with one LIST and one write probe that the credentials suffice for the mount.
 
     was_used: an earlier mount with this cache directory has reached the bucket, so that this one can start without it.
-    is_one_of_several: the mount starts whatever this bucket answers.
+    is_one_of_several: the mount starts whatever this bucket answers. upload_pace: shared with other buckets.
     Raises MountError or RemoteError if the mount must not start, ConfigError.
     """
-    remote = open_stores(options, endpoint, max_connections=max_connections)
+    remote = open_stores(options, endpoint, max_connections=max_connections, upload_pace=upload_pace)
     try:
         write_refusal = _first_answers(options, remote, is_optional=was_used or is_one_of_several)
     except RemoteError as exc:
@@ -105,9 +107,16 @@ def connect(
     return StartConnection(remote)
 
 
-def open_stores(options: MountOptions, endpoint: Endpoint, *, max_connections: int) -> ReadWriteSplit:
+def open_stores(
+    options: MountOptions,
+    endpoint: Endpoint,
+    *,
+    max_connections: int,
+    upload_pace: UploadPace | None = None,
+) -> ReadWriteSplit:
     """Create the stores of a mount. Makes no request. Raises ConfigError."""
-    transport = Transport(max_connections=max_connections)
+    pace = upload_pace or UploadPace(options.requests.upload_rate)
+    transport = Transport(max_connections=max_connections, upload_pace=pace)
     if endpoint.kind is StoreKind.S3:
         endpoints = options.requests.endpoints or (options.own_endpoint(endpoint.url),)
         return open_remote(options, endpoints, transport)
@@ -125,6 +134,7 @@ def connect_several(
     used: the names of the buckets that an earlier mount with this cache directory has reached.
     Raises MountError if no bucket answers, and none did before; ConfigError.
     """
+    upload_pace = UploadPace(next(iter(mounts.values())).requests.upload_rate)
 
     def connect_one(name: str) -> StartConnection:
         options = mounts[name]
@@ -134,6 +144,7 @@ def connect_several(
             max_connections=max_connections,
             was_used=name in used,
             is_one_of_several=True,
+            upload_pace=upload_pace,
         )
 
     with ThreadPoolExecutor(len(mounts)) as pool:

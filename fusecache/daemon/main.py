@@ -90,8 +90,7 @@ NO_BUCKET_FACTS = {
     "start_failure": "",
     "conditional_writes": "",
 }
-# Interval of the status line for systemd.
-STATUS_SECONDS = 5.0
+STATUS_SECONDS = 5.0  # interval of the status line for systemd
 
 
 def run(options: MountOptions, ready: Callable[[str], None]) -> int:
@@ -476,6 +475,7 @@ def _engine_options(
         local_only=options.writeback.local_only,
         pin=options.pin,
         symlinks=options.symlinks,
+        download_rate=options.requests.download_rate,
         prices=request_prices(mounts.values()),
         buckets={name: bucket_access(each) for name, each in mounts.items()},
     )

@@ -147,6 +147,7 @@ def open_storage(
             limit_bytes=options.cache_bytes,
             buffer_bytes=options.buffer_bytes,
             write_reserve_bytes=2 * dirty_limit_bytes(),
+            download_rate=options.download_rate,
             buckets=tuple(options.buckets),
         )
         cache = BlockCache(store, offload, cache_options, supervisor, pinned or None)

@@ -28,6 +28,7 @@ class EngineOptions:
 
     symlinks: the value of a SymlinkRule. read_only: the whole mount. buckets: by name of the folder that every key of
     the bucket begins with; "" for the only bucket of a mount, which has no such folder. prices: None if unknown.
+    download_rate: bytes a second of all reads; None: no limit.
     """
 
     directory: Path
@@ -51,6 +52,7 @@ class EngineOptions:
     read_only: bool = False
     drain_seconds: float = 300.0
     prices: Prices | None = None
+    download_rate: float | None = None
     buckets: Mapping[str, BucketAccess] = field(default_factory=lambda: {"": BucketAccess()})
 
     @property

@@ -1,5 +1,7 @@
 """How long to wait after a failure, and how many requests a struggling bucket still gets."""
 
+from fusecache.policy.pace import Pace
+
 FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 60.0
 # A storm of 429s answers many requests at once, so signals within this time count as one.
@@ -32,13 +34,20 @@ class RequestLimit:
     Invariants: 1 <= limit <= ceiling; silent_until is at most LONGEST_SECONDS after the last signal.
     """
 
-    def __init__(self, ceiling: int) -> None:
+    def __init__(self, ceiling: int, pace: Pace | None = None) -> None:
+        """pace: of the bytes that requests ask for; several limits may share it."""
         if ceiling < 1:
             raise ValueError(f"the request limit must be at least 1, not {ceiling}")
         self._ceiling = ceiling
         self._limit = float(ceiling)
         self._last_signal = float("-inf")
         self.silent_until = float("-inf")
+        self.pace = pace or Pace(None)
+
+    @property
+    def free_at(self) -> float:
+        """The moment from which a request for bytes may start."""
+        return max(self.silent_until, self.pace.free_at)
 
     @property
     def limit(self) -> int:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from fusecache.model.errors import ConfigError
 from fusecache.model.objects import GIB, MIB
+from fusecache.remote.upload_pace import UploadPace
 
 R2_HOST = "r2.cloudflarestorage.com"
 R2_JURISDICTIONS = ("eu", "fedramp")
@@ -83,6 +84,7 @@ class Transport:
     # 10 000 parts, the maximum, hold 5.6 TiB, and R2's largest object has 4.995 TiB.
     single_copy_bytes: int = 5 * GIB
     copy_part_bytes: int = 592 * MIB
+    upload_pace: UploadPace = field(default_factory=UploadPace)
 
 
 def choose_endpoint(

@@ -44,7 +44,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "fusecache.policy.writeback": ("fusecache.policy", "fusecache.model"),
     "fusecache.disk": ("fusecache.model",),
     "fusecache.index": ("fusecache.model",),
-    "fusecache.remote": ("fusecache.policy.endpoint_choice", "fusecache.model"),
+    "fusecache.remote": (
+        "fusecache.policy.endpoint_choice",
+        "fusecache.policy.pace",
+        "fusecache.model",
+    ),
     "fusecache.remote.protocol": ("fusecache.remote", "fusecache.model"),
     "fusecache.remote.http": ("fusecache.remote.protocol", "fusecache.remote", "fusecache.model"),
     "fusecache.remote.s3": (

@@ -65,6 +65,7 @@ class CacheOptions:
     limit_bytes: int
     buffer_bytes: int = 512 * MIB
     connections: int = 64
+    download_rate: float | None = None
     free_space_floor_bytes: int = FREE_SPACE_FLOOR_BYTES
     write_reserve_bytes: int = 0
     boot_id: str = field(default_factory=read_boot_id)
@@ -146,6 +147,7 @@ class BlockCache:
             self._counters,
             tasks,
             connections=options.connections,
+            download_rate=options.download_rate,
             buckets=options.buckets,
         )
         self.limit_of, self.is_fetching = self._fetcher.limit_of, self._fetcher.is_fetching
@@ -229,8 +231,7 @@ class BlockCache:
         self._counters.bytes_from[source] += len(data)
         self._counters.latency.count(trio.current_time() - began)
         if self.hints is not None:
-            has_waited = source is ReadSource.BUCKET
-            self.hints.on_read(handle.entry.object_id, offset, len(data), has_waited=has_waited)
+            self.hints.on_read(handle.object_id, offset, len(data), has_waited=source is ReadSource.BUCKET)
         return data
 
     async def _read_cached(
@@ -427,8 +428,7 @@ class BlockCache:
         self._counters.misses += source is ReadSource.BUCKET
         self._counters.hits += source is not ReadSource.BUCKET
         if len(pieces) == 1:
-            index, first, last = pieces[0]
-            return await self._read_chunk_range(stream, index, first, last), source
+            return await self._read_chunk_range(stream, *pieces[0]), source
         # Hold one chunk at a time: readers that hold one and wait for another could block each other for ever.
         parts = bytearray()
         for index, first, last in pieces:

@@ -321,9 +321,10 @@ class Buffer:
 
 
 class RangeTicket:
-    """A GET that fills no pool buffer, queued by cause and depth among the fetches that do."""
+    """A GET of `nbytes` that fills no pool buffer, queued by cause and depth among the fetches that do."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, nbytes: int) -> None:
         self.cause = Cause.HINT
         self.depth = depth
+        self.nbytes = nbytes
         self.is_due = trio.Event()

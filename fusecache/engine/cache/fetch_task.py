@@ -167,6 +167,12 @@ class FetchTasks:
             self._retry_or_end(fetch, error)
         return stop
 
+    def pay(self, nbytes: int, now: float) -> None:
+        """A GET starts: the next one waits until the download rate allows it, and is started then."""
+        seconds = self._limit.pace.charge(now, nbytes)
+        if seconds > 0:
+            self._scheduler.tasks.start_soon("fetch-pace", self._pump_after, seconds)
+
     def slow_down(self, error: RemoteError, now: float) -> None:
         """Lower the limit of requests in flight. Pause all if the bucket sent Retry-After."""
         self._limit.on_throttled(now, error.retry_after_seconds)

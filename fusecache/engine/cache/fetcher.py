@@ -83,7 +83,7 @@ class Fetcher:
         counters: Counters,
         tasks: TaskNursery,
         *,
-        connections: int,
+        limit: RequestLimit,
         bucket: str,
         on_freed: Callable[[], None],
     ) -> None:
@@ -93,7 +93,7 @@ class Fetcher:
         self._offload = offload
         self._buffer_pool = buffer_pool
         self._counters = counters
-        self.limit = RequestLimit(connections)
+        self.limit = limit
         self._write_queue = write_queue
         self._bucket = bucket
         self._on_freed = on_freed
@@ -329,13 +329,14 @@ class Fetcher:
         self._tickets.pop()
         self._running[FetchSource.NETWORK] += 1
         self._counters.requests += 1
+        self._gets.pay(ticket.nbytes, trio.current_time())
         ticket.is_due.set()
         return True
 
     def _has_slot(self, source: FetchSource) -> bool:
         if source is FetchSource.DISK:
             return self._running[source] < DISK_LOADS
-        return trio.current_time() >= self.limit.silent_until and self._running[source] < self.limit.limit
+        return trio.current_time() >= self.limit.free_at and self._running[source] < self.limit.limit
 
     def _push(self, fetch: Fetch) -> None:
         chunk = fetch.chunk
@@ -409,15 +410,15 @@ class Fetcher:
         fetch.state = FetchState.RUNNING
         self._running[fetch.source] += 1
         now = trio.current_time()
-        if fetch.started_at is None:
-            fetch.started_at = now
+        if is_get := fetch.source is FetchSource.NETWORK:
+            self._gets.pay(fetch.size, now)
+        fetch.started_at = now if fetch.started_at is None else fetch.started_at
         self._moved_at[fetch.source] = now
         if fetch.queue is not None:
             self._moved_at[fetch.queue] = now
         if fetch.cause is Cause.HINT and fetch.demanded_at is None:
             fetch.demanded_at = now  # a hint named it: it gets as many attempts as a reader's fetch
-        run = self._gets.run if fetch.source is FetchSource.NETWORK else self._load
-        name = "cache-get" if fetch.source is FetchSource.NETWORK else "cache-load"
+        run, name = (self._gets.run, "cache-get") if is_get else (self._load, "cache-load")
         about = fetch.chunk.owner.object_id.key
         self.tasks.start_soon(name, run, fetch, about=about, on_failed=partial(self.on_failed, fetch))
 

@@ -20,12 +20,13 @@ from fusecache.model.objects import Extent, ObjectId
 from fusecache.policy.backoff import RequestLimit
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES
+from fusecache.policy.pace import Pace
 
 
 class Fetchers:
     """One fetcher for each bucket; `of` returns that of a key."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # it makes the parts that read the bucket and the disk
         self,
         store: RangeReader,
         offload: Offload,
@@ -35,10 +36,15 @@ class Fetchers:
         tasks: TaskNursery,
         *,
         connections: int,
+        download_rate: float | None,
         buckets: Iterable[str],
     ) -> None:
-        """connections: most GETs in flight to one bucket. buckets: the names of their folders."""
+        """connections: most GETs in flight to one bucket. buckets: the names of their folders.
+
+        download_rate: limit of the bytes a second that all buckets are asked for; None: no limit.
+        """
         self.disk = disk
+        pace = Pace(download_rate)
         write_queue = DiskWriteQueue(buffer_pool.large_count)
 
         def make(name: str) -> Fetcher:
@@ -50,7 +56,7 @@ class Fetchers:
                 disk,
                 counters,
                 tasks,
-                connections=connections,
+                limit=RequestLimit(connections, pace),
                 bucket=name,
                 on_freed=partial(self._pump_others, name),
             )

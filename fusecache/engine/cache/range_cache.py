@@ -79,7 +79,7 @@ class RangeCache:
     def begin(self, object_id: ObjectId, size: int, extent: Extent, depth: int) -> CachedRange:
         """Reserve memory for an extent of an object of `size` bytes, rounded to pages; `fetch` must follow."""
         whole = _rounded(extent, size)
-        cached_range = CachedRange(object_id, whole.start, whole.stop, RangeTicket(depth))
+        cached_range = CachedRange(object_id, whole.start, whole.stop, RangeTicket(depth, whole.size))
         ranges = self._by_object.setdefault(object_id, [])
         ranges.insert(bisect_right(ranges, cached_range.start, key=lambda other: other.start), cached_range)
         self.held_bytes += whole.size

@@ -141,12 +141,16 @@ class CloudStore:
         with self._named("HEAD", key, "heads") as what:
             return self._http.call(what, "HEAD", key).headers
 
+    def _count_sent(self, count: int) -> None:
+        self._counter.add("bytes_sent", count)
+        self._http.upload_pace.take(count)
+
     def _send(
         self, verb: str, key: str, field: str, body: FileSlice, headers: Mapping[str, str], query: str = ""
     ) -> dict[str, str]:
         """Send a body; return the headers of the response."""
         with (
-            SliceBody(body, partial(self._counter.add, "bytes_sent")) as stream,
+            SliceBody(body, self._count_sent) as stream,
             self._named(verb, key, field) as what,
         ):
             answer = self._puts.send(PutRequest(what, key, headers, query), stream, None)

@@ -145,6 +145,7 @@ class SignedHttp:
         self._template = template
         self._settings = settings
         self.read_timeout = transport.read_timeout_seconds
+        self.upload_pace = transport.upload_pace
         self._signer = Signer(template.host_header, template.region)
         peer = Peer(template.host, template.port, tls, transport.connect_timeout_seconds, self.read_timeout)
         self._pool = ConnectionPool(peer, transport.max_connections)

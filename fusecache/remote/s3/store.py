@@ -396,6 +396,7 @@ class S3Store:
 
     def _count_sent(self, count: int) -> None:
         self._counter.add("bytes_sent", count)
+        self._transport.upload_pace.take(count)
 
     def _put(self, key: str, body: FileSlice, metadata: Mapping[str, str], condition: dict[str, Any]) -> str:
         access = self._access
