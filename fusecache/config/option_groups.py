@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fusecache.config.profiles import PROFILES, profiles_text
 from fusecache.config.values import (
     Duration,
     as_bucket,
@@ -248,7 +249,15 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitoringOptions:
-    """What the daemon logs, and where monitoring reads its numbers: a group of `MountOptions`."""
+    """What the mount is for, what it logs, and where monitoring reads its numbers: a group of `MountOptions`."""
+
+    profile_for: str | None = option(
+        one_of(*PROFILES),
+        f"other defaults, for a kind of use; what is set anywhere wins over them. {profiles_text()}",
+        default=None,
+        default_text="none",
+        metavar="|".join(PROFILES),
+    )
 
     log_level: str = option(
         one_of("debug", "info", "warning", "error"),

@@ -1,6 +1,6 @@
 """The options of a mount: one schema, three sources (a TOML file, the environment, flags), and their checks.
 
-Flags override the environment, the environment overrides the file, the file overrides the defaults.
+Flags override the environment, the environment the file, the file a profile, the profile the defaults.
 Parsing reads only the configuration file, the environment mapping that the caller passes, and a disk's free space.
 
 Invariants:
@@ -29,6 +29,7 @@ from fusecache.config.option_groups import (
     WritebackOptions,
     option,
 )
+from fusecache.config.profiles import profile_defaults
 from fusecache.config.values import (
     Duration,
     as_flag,
@@ -367,6 +368,7 @@ def load_options(
         if value is not None
     }
     values: dict[str, Any] = {name: _parse(name, value, label) for name, (value, label) in chosen.items()}
+    values = profile_defaults(values.get("profile_for")) | values
     values |= resolve_places(values, content, buckets, environment, label=str(config_path or "the options"))
     for name in ("source", "mountpoint"):
         if name not in values:
