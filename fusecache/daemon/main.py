@@ -299,9 +299,8 @@ class _Daemon:
     def _mount(self, operations: Operations) -> FuseSession:
         options = self._options
         # Users name the bucket: as the mount table's device it must not forge a line.
-        plan = MountPlan(
-            str(options.mountpoint), printable(options.source), "fusecache", allow_other=options.allow_other
-        )
+        name = printable(options.source)
+        plan = MountPlan(str(options.mountpoint), name, "fusecache", allow_other=options.allow_other)
         try:
             self._session = open_session(operations, plan, options.fuse_library)
         except MountRefused as exc:
