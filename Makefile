@@ -39,6 +39,7 @@ BENCH_PACKAGES := fio s3fs
 SYSTEMD_PACKAGES := debootstrap rsync systemd-container
 MONITORING_PACKAGES := prometheus
 CONTAINER_PACKAGES := $(SYSTEMD_PACKAGES) iproute2
+RELEASE_PACKAGES := $(SYSTEMD_PACKAGES) git
 
 .PHONY: help
 help: ## show this list
@@ -160,6 +161,10 @@ test-deploy: setup ## examples/deploy on throwaway machines: a real Slurm, and o
 	@$(if $(APT),$(APT) $(CONTAINER_PACKAGES))
 	@$(AS_ROOT) tests/deploy/run $(PLATFORMS)
 
+.PHONY: test-package
+test-package: fuse-device release ## the .deb in a bare Debian: install, upgrade, remove; DISTRIBUTION; needs root
+	@$(AS_ROOT) $(if $(AS_ROOT),--preserve-env) tests/package/run
+
 # What runs in the container: COMMAND="make test", say, or COMMAND="make fuzz".
 COMMAND ?= make test
 
@@ -214,6 +219,8 @@ lock: ## resolve what `make install` installs into requirements.lock, with hashe
 	@$(PYTHON) -m venv build/uv && build/uv/bin/pip install $(PIP_FLAGS) $(UV)
 	@build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UV_ARGS) \
 	    --extra mount --extra metrics --custom-compile-command "make lock" pyproject.toml -o requirements.lock
+	@build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UV_ARGS) \
+	    --custom-compile-command "make lock" packaging/requirements.in -o packaging/requirements.lock
 
 # ---- measuring it
 
@@ -249,10 +256,21 @@ bench-pairs: setup $(VENV)/.bench ## this tree beside an older commit, in turns;
 bench-http: setup $(VENV)/.bench ## the HTTP client, beside boto3, awscrt and obstore; 15 minutes; BENCH_ARGS for parts
 	@$(VENV)/bin/python -m benchmarks.http_clients $(BENCH_ARGS)
 
+# ---- releasing it
+
+RELEASE = $(AS_ROOT) env DAEMON_PACKAGES="$(DAEMON_PACKAGES)" \
+    $(foreach name,DISTRIBUTION MIRROR COMPONENTS REVISION,$(if $($(name)),$(name)="$($(name))")) packaging/release
+
+.PHONY: release
+release: ## sdist, wheel and .deb of this commit, in build/release; DISTRIBUTION; needs root
+	@$(if $(APT),$(APT) $(RELEASE_PACKAGES))
+	@$(RELEASE)
+
 # ---- installing the daemon
 
 .PHONY: install
 install: ## the daemon, its command and its unit; PREFIX, DESTDIR
+	@$(REFUSE_BESIDE_PACKAGE)
 	@$(if $(APT),$(APT) $(DAEMON_PACKAGES))
 	@echo "fusecache: $(DESTDIR)$(PREFIX)"
 	@$(PYTHON) -m venv $(DESTDIR)$(DAEMON_VENV)
@@ -275,6 +293,7 @@ install: ## the daemon, its command and its unit; PREFIX, DESTDIR
 
 .PHONY: uninstall
 uninstall: ## what install made; never a config, a cache or a bucket
+	@$(REFUSE_BESIDE_PACKAGE)
 	@if [ -z "$(DESTDIR)" ] && $(DAEMON_RUNS); then \
 	    echo "a daemon still runs; first: systemctl disable --now 'fusecache@*'" >&2; exit 1; fi
 	@rm -f $(DESTDIR)$(BINDIR)/fusecache $(DESTDIR)$(SBINDIR)/mount.fusecache $(DESTDIR)$(UNITDIR)/fusecache@.service
@@ -283,6 +302,10 @@ uninstall: ## what install made; never a config, a cache or a bucket
 	@for folder in $(DESTDIR)$(SYSCONFDIR)/fusecache $(DESTDIR)$(PREFIX); do \
 	    if [ -d "$$folder" ]; then rmdir --ignore-fail-on-non-empty "$$folder"; fi; done
 	@$(RELOAD_SYSTEMD)
+
+# Both would have the same links, and one of them would remove the other's.
+REFUSE_BESIDE_PACKAGE = if [ -z "$(DESTDIR)" ] && [ -d /opt/fusecache/dist ]; then \
+    echo "the package fusecache is installed; to use this instead, first: apt-get remove fusecache" >&2; exit 1; fi
 
 # Some process is this installation's python, at `fusecache mount`, however that was spelled.
 DAEMON_RUNS = for file in /proc/[0-9]*/cmdline; do tr '\0' ' ' <$$file || true; echo; done 2>/dev/null \
@@ -293,7 +316,7 @@ RELOAD_SYSTEMD = if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then syst
 
 .PHONY: clean
 clean: ## caches of the tools, and build/
-	@for tree in build/systemd-root build/container build/deploy build/bare; do \
+	@for tree in build/*-root build/container build/deploy build/bare; do \
 	    [ ! -e "$$tree" ] || $(AS_ROOT) rm -rf --one-file-system "$$tree"; done
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find fusecache loader tests -name __pycache__ -type d -prune -exec rm -rf {} +

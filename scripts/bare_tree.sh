@@ -8,7 +8,8 @@
 # debootstrap runs once for each distribution. Every user of a tree works in a copy of the result.
 
 DISTRIBUTION=${DISTRIBUTION:-bookworm}
-MIRROR=${MIRROR:-http://deb.debian.org/debian}
+DEBIAN_MIRROR=http://deb.debian.org/debian
+MIRROR=${MIRROR:-$DEBIAN_MIRROR}
 COMPONENTS=${COMPONENTS:-main}
 # No Python, no FUSE, no compiler: the project's own make targets must bring what they need.
 BARE_PACKAGES=systemd,systemd-sysv,dbus,make,ca-certificates
@@ -50,9 +51,14 @@ make_tree() { # root: the bare system there, unless it is there already
 bootstrap() { # base kind
     local base=$1 kind=$2 script=()
     # debootstrap has one script for all of Ubuntu, but knows only the names that are older than itself.
-    [ -e "/usr/share/debootstrap/scripts/$DISTRIBUTION" ] || script=(gutsy)
+    if [ ! -e "/usr/share/debootstrap/scripts/$DISTRIBUTION" ]; then
+        [ "$MIRROR" != "$DEBIAN_MIRROR" ] ||
+            { echo "no Debian has the name $DISTRIBUTION; for Ubuntu's, set MIRROR and COMPONENTS=main,universe" >&2; return 1; }
+        script=(gutsy)
+    fi
     rm -rf "$base/root.complete" "$base/root"
-    logged "$base/debootstrap.log" debootstrap --variant=minbase --include="$BARE_PACKAGES" \
+    # debootstrap has a variable of this name too, with another meaning.
+    logged "$base/debootstrap.log" env --unset=COMPONENTS debootstrap --variant=minbase --include="$BARE_PACKAGES" \
         --components="$COMPONENTS" "$DISTRIBUTION" "$base/root" "$MIRROR" "${script[@]}" &&
         echo "$kind" >"$base/root.complete"
 }
