@@ -246,6 +246,10 @@ bench-write: setup $(VENV)/.bench ## writing, beside rclone, s3fs, boto3 and a l
 bench-loader: setup $(VENV)/.bench ## the loader, beside StreamingDataset and LitData; 25 minutes as root; BENCH_ARGS
 	@$(VENV)/bin/python -m benchmarks.loader $(BENCH_ARGS)
 
+.PHONY: bench-file-hints
+bench-file-hints: setup $(VENV)/.bench ## single files and tars, with hints and without; 6 minutes as root
+	@$(VENV)/bin/python -m benchmarks.file_hints $(BENCH_ARGS)
+
 AGAINST ?= HEAD
 
 .PHONY: bench-pairs

@@ -35,6 +35,7 @@ from loader.errors import (
     WriterError,
 )
 from loader.hints.client import Hints
+from loader.hints.file_hints import FileHints
 from loader.mds.dataset import MDSDataset
 from loader.mds.stream import Stream
 from loader.parquet.dataset import ParquetDataset
@@ -50,6 +51,7 @@ __all__ = [
     "DatasetError",
     "ElasticBatchSampler",
     "EncodingError",
+    "FileHints",
     "FilesMissingError",
     "Hints",
     "LoaderError",
