@@ -153,10 +153,6 @@ test-systemd: fuse-device ## install into a bare Debian, boot it, and use the se
 	@$(if $(APT),$(APT) $(SYSTEMD_PACKAGES))
 	@$(AS_ROOT) tests/systemd/run
 
-.PHONY: test-package
-test-package: fuse-device release ## the .deb in a bare Debian: install, upgrade, remove; DISTRIBUTION; needs root
-	@$(AS_ROOT) $(if $(AS_ROOT),--preserve-env) tests/package/run
-
 # Which folders of examples/deploy; empty: all.
 PLATFORMS ?=
 
@@ -164,6 +160,10 @@ PLATFORMS ?=
 test-deploy: setup ## examples/deploy on throwaway machines: a real Slurm, and others; PLATFORMS; needs root
 	@$(if $(APT),$(APT) $(CONTAINER_PACKAGES))
 	@$(AS_ROOT) tests/deploy/run $(PLATFORMS)
+
+.PHONY: test-package
+test-package: fuse-device release ## the .deb in a bare Debian: install, upgrade, remove; DISTRIBUTION; needs root
+	@$(AS_ROOT) $(if $(AS_ROOT),--preserve-env) tests/package/run
 
 # What runs in the container: COMMAND="make test", say, or COMMAND="make fuzz".
 COMMAND ?= make test
