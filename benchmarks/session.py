@@ -8,9 +8,7 @@ import argparse
 import contextlib
 import errno
 import json
-import mmap
 import os
-import random
 import signal
 import stat
 import statistics
@@ -19,11 +17,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import trio
 
+from benchmarks.session_client import CASES, FILE_BYTES, MIB
 from fusecache.daemon.main import SWITCH_INTERVAL_SECONDS
 from fusecache.fs.kernel import tune
 from fusecache.fuse.handlers import RequestHandlers
@@ -38,8 +37,6 @@ from fusecache.fuse.values import (
     StatvfsData,
 )
 
-MIB = 2**20
-FILE_BYTES = 1024 * MIB
 FILE_INODE = 2
 LIBRARIES = ("own", "pyfuse3")
 # The thread that wants the lock computes this long, and then sleeps as long.
@@ -175,56 +172,7 @@ class Daemon:
         self._process.stdout.close()
 
 
-# ---- the programs
-
-Step = Callable[[], object]
-
-
-def _stat(path: str) -> Step:
-    return lambda: os.stat(path)
-
-
-def _open_close(path: str) -> Step:
-    return lambda: os.close(os.open(path, os.O_RDONLY))
-
-
-def _random_4k(path: str) -> Step:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    page = mmap.mmap(-1, 4096)
-    pages = FILE_BYTES // 4096
-    return lambda: os.preadv(fd, [page], random.randrange(pages) * 4096)
-
-
-def _read_1m(path: str) -> Step:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    memory = mmap.mmap(-1, MIB)
-    return lambda: os.preadv(fd, [memory], random.randrange(FILE_BYTES // MIB) * MIB)
-
-
-def _write_1m(path: str) -> Step:
-    fd = os.open(path, os.O_WRONLY | os.O_DIRECT)
-    memory = mmap.mmap(-1, MIB)
-    return lambda: os.pwritev(fd, [memory], random.randrange(FILE_BYTES // MIB) * MIB)
-
-
-CASES: dict[str, tuple[Callable[[str], Step], int]] = {
-    "stat": (_stat, 1),
-    "open and close": (_open_close, 1),
-    "random 4 KiB": (_random_4k, 1),
-    "random 4 KiB, 4 processes": (_random_4k, 4),
-    "1 MiB reads": (_read_1m, 1),
-    "1 MiB writes": (_write_1m, 1),
-}
-
-
-def _client(case: str, path: str, seconds: float) -> None:
-    """Run a case as one process; print how often."""
-    step = CASES[case][0](path)
-    count, end = 0, time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        step()
-        count += 1
-    sys.stdout.write(f"{count}\n")
+# ---- the comparison
 
 
 def _rate(case: str, daemon: Daemon, seconds: float) -> tuple[float, float]:
@@ -232,8 +180,7 @@ def _rate(case: str, daemon: Daemon, seconds: float) -> tuple[float, float]:
     words = [
         sys.executable,
         "-m",
-        "benchmarks.session",
-        "--client",
+        "benchmarks.session_client",
         case,
         f"{daemon.mountpoint}/data",
         str(seconds),
@@ -242,9 +189,6 @@ def _rate(case: str, daemon: Daemon, seconds: float) -> tuple[float, float]:
     clients = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(CASES[case][1])]
     count = sum(int(client.communicate()[0]) for client in clients)
     return count / seconds, (daemon.cpu_seconds() - used) / count * 1e6
-
-
-# ---- the comparison
 
 
 @contextlib.contextmanager
@@ -302,14 +246,10 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--client", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         library, mountpoint, border = arguments.serve
         serve(library, mountpoint, int(border))
-    elif arguments.client:
-        case, path, seconds = arguments.client
-        _client(case, path, float(seconds))
     else:
         found = compare(arguments.rounds, arguments.seconds, arguments.cases)
         sys.stdout.write(_table(found) + "\n")

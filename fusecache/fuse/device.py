@@ -12,7 +12,7 @@ import os
 
 from fusecache.fuse.protocol import OUT_HEADER
 
-# Replies and requests of at least this size release the lock (`python -m benchmarks.session --border`).
+# Replies and requests of at least this size release the lock. The border is not measured yet.
 RELEASE_BYTES = 128 * 1024
 # The kernel has gone away: unmounted, or the connection was aborted.
 _GONE = frozenset({errno.ENODEV, errno.ECONNABORTED, errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE})

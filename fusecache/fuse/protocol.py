@@ -141,7 +141,6 @@ FLAGS = {
     "BIG_WRITES": 1 << 5,
     "AUTO_INVAL_DATA": 1 << 12,
     "DO_READDIRPLUS": 1 << 13,
-    "ASYNC_DIO": 1 << 15,
     "WRITEBACK_CACHE": 1 << 16,
     "PARALLEL_DIROPS": 1 << 18,
     "MAX_PAGES": 1 << 22,

@@ -1,0 +1,108 @@
+"""A process that waits for the bucket dies at once by SIGKILL. Needs the own FUSE session: pyfuse3 hides interrupts."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.mounts import Mount, pattern, wait_until
+from tests.support.s3_buckets import Bucket
+
+# Containers may hide where a process waits.
+pytestmark = [pytest.mark.s3server_only, pytest.mark.whole_machine]
+
+# What the promise says, and what a loaded machine adds: without it these waits take 20 s or more.
+DEAD_SECONDS = 1 + 4
+SIZE = 1 << 20
+# Where the kernel waits for the daemon: for a reply, or for the page that an asynchronous request reads.
+WAITING = ("request_wait_answer", "folio_wait_bit_common")
+WAITS = {
+    "lookup": "os.stat(path + '/folder/unknown')",
+    "readdir": "os.listdir(path + '/folder')",
+    "read": "os.preadv(os.open(path + '/data', os.O_RDONLY | os.O_DIRECT), [mmap.mmap(-1, 4096)], 0)",
+    "mapping": "mmap.mmap(os.open(path + '/data', os.O_RDONLY), 0, prot=mmap.PROT_READ)[4096]",
+}
+
+
+@pytest.fixture
+def silent(mount: Callable[..., Mount], bucket: Bucket) -> Iterator[Mount]:
+    """A mount whose bucket takes requests and does not answer, after the names in the root were listed."""
+    bucket.put("data", pattern(SIZE))
+    bucket.put("folder/known", b"1")
+    made = mount("--fuse-library", "own", "--attribute-seconds", "600")
+    assert sorted(path.name for path in made.path.iterdir()) == ["data", "folder"]
+    assert bucket.service.control is not None
+    bucket.service.control.pause("blackhole")
+    yield made
+    bucket.service.control.resume()
+
+
+def begun(silent: Mount, step: str, *, before: str = "") -> "subprocess.Popen[str]":
+    """A process that waits in a step."""
+    program = f"import mmap, os, signal, sys; path = sys.argv[1]; {before}\nprint('go', flush=True); {step}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, silent.path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "go\n"
+    try:
+        wait_until(lambda: wchan(process.pid) in WAITING, f"the wait in {step}")
+    except AssertionError:
+        process.kill()
+        process.communicate()
+        raise
+    return process
+
+
+def wchan(pid: int) -> str:
+    with open(f"/proc/{pid}/wchan") as file:
+        return file.read()
+
+
+@pytest.mark.parametrize("step", WAITS)
+def test_a_killed_process_is_gone(silent: Mount, step: str) -> None:
+    process = begun(silent, WAITS[step])
+    assert process.poll() is None
+    began = time.monotonic()
+    process.kill()
+    process.communicate(timeout=DEAD_SECONDS)
+    assert time.monotonic() - began < DEAD_SECONDS
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_ctrl_c_ends_a_program_that_handles_it(silent: Mount) -> None:
+    process = begun(silent, WAITS["lookup"])
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=DEAD_SECONDS)
+    assert said.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_a_handled_signal_fails_no_system_call(silent: Mount, bucket: Bucket) -> None:
+    """A trainer that saves a checkpoint at SIGTERM must not be told that a file is not there."""
+    handler = "signal.signal(signal.SIGTERM, lambda *_: print('handled', flush=True))"
+    process = begun(silent, "print(os.path.exists(path + '/folder/known'))", before=handler)
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    assert bucket.service.control is not None
+    bucket.service.control.resume()
+    # The request that was swallowed is repeated after its timeout.
+    said, _ = process.communicate(timeout=60)
+    assert said.split() == ["handled", "True"]
+
+
+def test_a_later_signal_ends_a_wait_that_a_handled_one_did_not(silent: Mount) -> None:
+    handler = "signal.signal(signal.SIGTERM, lambda *_: None)"
+    process = begun(silent, WAITS["lookup"], before=handler)
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.kill()
+    process.communicate(timeout=DEAD_SECONDS)
+    assert process.returncode == -signal.SIGKILL
