@@ -39,6 +39,7 @@ BENCH_PACKAGES := fio s3fs
 SYSTEMD_PACKAGES := debootstrap rsync systemd-container
 MONITORING_PACKAGES := prometheus
 CONTAINER_PACKAGES := $(SYSTEMD_PACKAGES) iproute2
+DEPLOY_PACKAGES := $(CONTAINER_PACKAGES) podman runc
 RELEASE_PACKAGES := $(SYSTEMD_PACKAGES) git
 
 .PHONY: help
@@ -156,9 +157,14 @@ test-systemd: fuse-device ## install into a bare Debian, boot it, and use the se
 # Which folders of examples/deploy; empty: all.
 PLATFORMS ?=
 
+$(VENV)/.deploy: pyproject.toml $(VENV)/.installed
+	@echo "python packages: podman-compose"
+	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[deploy]' $(STREAMING) $(WITH_TORCH)
+	@touch $@
+
 .PHONY: test-deploy
-test-deploy: setup ## examples/deploy on throwaway machines: a real Slurm, and others; PLATFORMS; needs root
-	@$(if $(APT),$(APT) $(CONTAINER_PACKAGES))
+test-deploy: setup $(VENV)/.deploy ## examples/deploy: a real Slurm, podman, cloud-init and others; PLATFORMS; needs root
+	@$(if $(APT),$(APT) $(DEPLOY_PACKAGES))
 	@$(AS_ROOT) tests/deploy/run $(PLATFORMS)
 
 .PHONY: test-package

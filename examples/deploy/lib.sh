@@ -6,6 +6,7 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export PYTHON=${PYTHON:-$PWD/.venv/bin/python} BUCKET=deploy-example
 export AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret S3_ENDPOINT_URL
+export TQDM_DISABLE=1
 folder=$(mktemp -d /tmp/deploy.XXXXXX)
 chmod 755 "$folder"
 export FACTS=$folder/facts
@@ -49,7 +50,8 @@ bucket() { "$PYTHON" -m examples.deploy.bucket "$@"; }
 in_bucket() { bucket keys | grep -qxF "$1"; }
 # checkpoints_are_there LOG_FOLDER: each checkpoint that a trainer's log names is whole in the bucket.
 checkpoints_are_there() { bucket checkpoints "$1"; }
-nothing_mounted() { ! grep -q fusecache /proc/self/mountinfo; }
+# not_mounted FOLDER: neither there nor below it.
+not_mounted() { ! grep fusecache /proc/self/mountinfo | grep -qF " $1"; }
 
 # training POINT RUN FLAG…: a command that trains on the dataset below POINT, with checkpoints and final.pt below
 # POINT/RUN, and its step log in $folder/RUN.
@@ -72,11 +74,13 @@ use_podman() {
     tar --directory="${TREE:?a system with fusecache}" --one-file-system --create . |
         podman import --quiet --change "WORKDIR=/" - "$IMAGE" >/dev/null
 }
-# What a container needs of this machine to train: its interpreter, this checkout, and the place of the step logs.
-trainer_volumes() {
-    local prefix volume
+# What a container needs of this machine to train: its interpreter, this checkout, and the place of the step logs. Their
+# paths, one a line.
+trainer_paths() {
+    local prefix
     prefix=$("$PYTHON" -c 'import sys; print(sys.base_prefix)')
-    for volume in "$PWD" "$(readlink -f "${PYTHON%/bin/*}")" "$folder" "$prefix"; do
-        [ "$volume" = /usr ] || printf '"%s:%s", ' "$volume" "$volume"
-    done
+    printf '%s\n' "$PWD" "$(readlink -f "${PYTHON%/bin/*}")" "$folder" "$prefix" | grep -vx /usr
 }
+# The same for a compose file, and for systemd-nspawn.
+trainer_volumes() { trainer_paths | sed 's/.*/"&:&", /' | tr -d '\n'; }
+trainer_binds() { trainer_paths | sed 's/^/--bind=/' | tr '\n' ' '; }

@@ -75,7 +75,7 @@ wait_for 240 "the end of job $long" has_ended "$long"
 ok "scancel: over after $((SECONDS - began)) s, $(state "$long")"
 sed 's/^/        | /' "$folder/long/out" | tail -n 5
 check "all that the cancelled job saved is in the bucket" checkpoints_are_there "$folder/long"
-wait_for 240 "the end of the mount" nothing_mounted
+wait_for 240 "the end of the mount" not_mounted /data
 check "no job, no mount, no daemon" [ "$(daemons || true)" = 0 ]
 
 # A bucket that takes no uploads: the job and the epilog say what is missing, and the next job's end brings it.
@@ -96,6 +96,6 @@ next=$(sbatch "${as_user[@]}" --chdir="$folder/late" --output=next $here/train.s
 wait_for 240 "the end of job $next" has_ended "$next"
 check "the next job finds the mount, and the file: $(state "$next")" grep -qx final.pt "$folder/late/next"
 check "the late file is in the bucket" in_bucket late/final.pt
-wait_for 240 "the end of the mount" nothing_mounted
+wait_for 240 "the end of the mount" not_mounted /data
 ok "no mount is left"
 not_here "several nodes, cgroups (proctrack/cgroup), job_container/tmpfs, and the end of a time limit"
