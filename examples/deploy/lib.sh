@@ -81,6 +81,6 @@ trainer_paths() {
     prefix=$("$PYTHON" -c 'import sys; print(sys.base_prefix)')
     printf '%s\n' "$PWD" "$(readlink -f "${PYTHON%/bin/*}")" "$folder" "$prefix" | grep -vx /usr
 }
-# The same for a compose file, and for systemd-nspawn.
+# The same for a compose file.
 trainer_volumes() { trainer_paths | sed 's/.*/"&:&", /' | tr -d '\n'; }
 trainer_binds() { trainer_paths | sed 's/^/--bind=/' | tr '\n' ' '; }
