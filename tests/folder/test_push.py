@@ -228,7 +228,10 @@ def test_a_folder_that_cannot_be_pushed_is_refused_in_one_line(node: Node, tmp_p
         f"fusecache: error: {tmp_path}/none does not exist: give an existing folder\n",
     )
     node.server.control.faults(
-        Fault(FaultAction.ANSWER, operation="CreateMultipartUpload", status=403, code="AccessDenied")
+        *(
+            Fault(FaultAction.ANSWER, operation=operation, status=403, code="AccessDenied")
+            for operation in ("PutObject", "UploadPart")
+        )
     )
     write(tmp_path / "one", {"a": b"1"})
     done = node.push(tmp_path / "one")

@@ -104,11 +104,13 @@ def _closure(first: Requirement) -> list[metadata.Distribution]:
 
 
 def _declared(extras: set[str]) -> list[str]:
+    """What extras ask for; an extra that names another one of this package asks for that one's, too."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [
-        *project["dependencies"],
-        *(text for extra in extras for text in project["optional-dependencies"][extra]),
-    ]
+    texts = [*project["dependencies"]]
+    for text in (each for extra in extras for each in project["optional-dependencies"][extra]):
+        requirement = Requirement(text)
+        texts += _declared(requirement.extras) if requirement.name == "fusecache" else [text]
+    return texts
 
 
 def test_loader_reads_without_fuse_or_compiler(wheel: Path, tmp_path: Path) -> None:

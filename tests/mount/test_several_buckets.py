@@ -493,7 +493,7 @@ def test_clean_works_in_one_of_the_buckets(pair: Pair) -> None:
             "--even-recent",
             check=False,
         )
-        assert (kept.returncode, "is open on this node" in kept.stderr) == (1, True)
+        assert (kept.returncode, "is open on this node" in kept.stderr) == (1, True), kept.stderr
     run(FUSECACHE, "clean", made.path / "gradients/run", "--glob", "old", "--delete", "--even-recent")
     assert "run/old" in pair.dataset.control.objects()
     assert pair.gradients.control.objects() == {}
