@@ -316,7 +316,7 @@ def _table_keys(table: str, keys: Mapping[str, Any], what: str, page: str) -> It
 
 
 def _json_keys() -> Iterator[str]:
-    yield "## JSON keys of `fusecache status --json`"
+    yield "## JSON keys of status"
     yield ""
     yield "`<mount>/.fusecache/stats.json` has the same. Counters count since the mount began; sizes are in bytes."
     yield ""

@@ -16,7 +16,10 @@ NUMBER = re.compile(r"\d+(\.\d+)?( (B|[KMGT]iB|µs|ms|s|min)\b)?")
 
 
 def capture(path: Path) -> tuple[str, dict[str, list[str]]]:
-    """Return the verdict, and the lines of each group in the order of the groups."""
+    """Return the verdict, and the lines of each group in the order of the groups.
+
+    Leaves out what the kernel refused: that is the machine's, such as a read-only /sys.
+    """
     verdict, *lines = run(FUSECACHE, "status", path).stdout.splitlines()
     groups: dict[str, list[str]] = {}
     name = ""
@@ -24,7 +27,11 @@ def capture(path: Path) -> tuple[str, dict[str, list[str]]]:
         found = re.match(r"(.*?)  +(.*)", line)
         assert found is not None, line
         name = NUMBER.sub("N", found[1]) or name
-        groups.setdefault(name, []).append(found[2])
+        group = groups.setdefault(name, [])
+        if not found[2].startswith("the kernel refused "):
+            group.append(found[2])
+    if not groups.get("problems", True):
+        del groups["problems"]
     return verdict, groups
 
 
