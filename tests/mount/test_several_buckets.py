@@ -221,6 +221,37 @@ def test_an_outage_stays_in_its_bucket(
     pair.allow(made, *AWAY)
 
 
+def test_an_outage_leaves_disk_space_to_the_other_bucket(pair: Pair) -> None:
+    """Files of one bucket fill the cache; the other one is written as ever, and large files, too."""
+    made = pair.mounted("--cache-size", "400MiB", "--attribute-seconds", "600")
+    good, bad = made.path / "dataset", made.path / "gradients"
+    assert os.listdir(good) == os.listdir(bad) == []
+    _pause(pair.gradients)
+    held = []
+    try:
+        # Files that stay open do not wait in a close until uploads progress.
+        with pytest.raises(OSError, match="No space left"):
+            while len(held) < 100:
+                held.append((bad / str(len(held))).open("wb", buffering=0))
+                held[-1].write(pattern(4 * MIB))
+                os.fsync(held[-1].fileno())
+        assert len(held) * 4 * MIB >= 100 * MIB  # it had more than its own part
+        began = time.monotonic()
+        for number in range(8):
+            (good / f"large-{number}").write_bytes(pattern(20 * MIB))
+            made.sync("dataset")
+        assert time.monotonic() - began < 60
+    finally:
+        for each in held:
+            each.close()
+        _resume(pair.gradients)
+    run(FUSECACHE, "sync", made.path, "--timeout", "90s", seconds=100)
+    assert len(pair.gradients.control.objects()) == len(held)
+    assert pair.dataset.control.read("large-7") == pattern(20 * MIB)
+    made.unmount()
+    pair.allow(made, *AWAY)
+
+
 def test_status_names_the_bucket_that_is_degraded(pair: Pair) -> None:
     made = pair.mounted()
     assert {each["bucket"] for each in made.status()["buckets"]} == {"dataset", "gradients"}
