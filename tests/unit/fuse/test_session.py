@@ -480,7 +480,13 @@ def test_features_are_what_both_know(missing: tuple[str, ...], writeback: bool, 
 
 
 @pytest.mark.parametrize(
-    ("version", "said"), [((7, 30), "FUSE 7.30; Linux 5.4"), ((6, 99), "FUSE 6.99"), ((7, 31), "")]
+    ("version", "said"),
+    [
+        ((7, 30), "FUSE 7.30; 7.31 .Linux 5.4. or"),
+        ((6, 99), "FUSE 6.99"),
+        ((8, 0), "FUSE 8.0"),
+        ((7, 31), ""),
+    ],
 )
 def test_kernels_that_are_too_old(version: tuple[int, int], said: str) -> None:
     kernel = PlayedKernel()
