@@ -23,7 +23,7 @@ _SHOWN = StatvfsData(f_bsize=4096, f_frsize=4096, f_blocks=0x46555345, f_bfree=7
 def pass_self_test(device: Device, mountpoint: str, buffer_bytes: int) -> list[tuple[RequestBuffer, int]]:
     """Ask for the mount's space in a thread, and answer it here. Blocks, for milliseconds.
 
-    Returns the requests of other processes that came meanwhile, and their sizes: they wait for an answer. Raises
+    Returns the requests of other processes, and their sizes: they still need an answer. Raises
     MountRefused; then the descriptor must be closed, so that the thread ends. Raises OSError.
     """
     found: list[str] = []

@@ -262,7 +262,7 @@ class OwnSession:
             failures = exc.split(trio.Cancelled)[1] if isinstance(exc, BaseExceptionGroup) else None
             if not isinstance(failures, Exception):
                 raise
-            # Raised, it would end the session. The task's next wait is cancelled anew.
+            # Raised, it would end the session. The next wait of the task is cancelled too.
             log.error("a handler failed opcode=%d", request.opcode, exc_info=failures)
             return
         if error:
