@@ -13,7 +13,7 @@ class FairShares:
     """Counts what is taken of a capacity. total: by all. guaranteed: the part of each bucket."""
 
     def __init__(self, buckets: Iterable[str], capacity: int) -> None:
-        """buckets: those that share the capacity. What others take counts in the total only."""
+        """buckets: the names that share the capacity. What another name takes counts in the total only."""
         self._held = dict.fromkeys(buckets, 0)
         self._capacity = capacity
         self.total = 0

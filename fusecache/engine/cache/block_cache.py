@@ -58,7 +58,7 @@ class CacheOptions:
     connections: most GETs in flight. 16 to 32 saturate a node's link to a distant bucket at 80 MB/s each. Random reads
     of many threads use more: 64 threads read 1.4 times as much with 64 connections as with 32.
     free_space_floor_bytes: left free on the file system, even if the limit allows more.
-    buckets: the names of the folders with which keys begin; "" for the only bucket. writable: those written to.
+    buckets: the names of the folders with which keys begin; "" for the only bucket. writable: the writable ones.
     write_reserve_bytes: part of the staging space, kept free for accepted writes that are still in the kernel.
     """
 

@@ -22,7 +22,7 @@ class BufferPool:
     def __init__(
         self, pool: AlignedBuffers, on_recycled: Callable[[Chunk], None], buckets: Sequence[str] = ("",)
     ) -> None:
-        """buckets: those whose fetches share the buffers."""
+        """buckets: the names of the buckets that share the buffers."""
         self._free = {
             False: [Buffer(buffer, small=False) for buffer in pool.large],
             True: [Buffer(buffer, small=True) for buffer in pool.small],

@@ -32,7 +32,7 @@ class SpaceLedger:
     def __init__(
         self, limit_bytes: int, write_reserve_bytes: int = 0, buckets: Sequence[str] = ("",)
     ) -> None:
-        """buckets: those that are written to."""
+        """buckets: the names of all writable buckets."""
         if limit_bytes <= 0 or write_reserve_bytes < 0:
             raise ValueError(
                 f"the limit must be positive, not {limit_bytes}; the reserve {write_reserve_bytes}"
