@@ -1,5 +1,6 @@
 """The text of `fusecache status` in five situations, captured on real mounts: the lines that matter, numbers masked."""
 
+import os
 import re
 from pathlib import Path
 
@@ -80,15 +81,20 @@ def test_uploading(mount, bucket: Bucket):
     bucket.control.set(upload_bandwidth=MIB // 4)
     try:
         (one.path / "model").write_bytes(bytes(6 * MIB))
-        wait_until(lambda: one.status()["requested_files"], "an upload under way")
-        verdict, groups = capture(one.path)
+        # Under a temporary name: any other file that stays open is queued as it is after a minute.
+        with (one.path / "log.tmp").open("wb", buffering=0) as log:
+            log.write(b"not closed")
+            os.fsync(log)  # the kernel has given it to the daemon
+            wait_until(lambda: one.status()["requested_files"], "an upload under way")
+            verdict, groups = capture(one.path)
     finally:
         bucket.control.set(upload_bandwidth=None)
     assert verdict == "OK, uploading 1 change, 6.0 MiB"
     assert list(groups) == ["only here", "last N", *SET_UP, "since start"]
-    lost, pending, flying, *rest = groups["only here"]
+    lost, pending, dirty, flying, *rest = groups["only here"]
     assert lost == "6.0 MiB would be lost with this node"
     assert masked(pending) == "N change, N not in the bucket yet, the oldest for N"
+    assert dirty == "1 file, 10 B being written"
     assert masked(flying) == "of these N file, N in flight, the oldest request for N"
     assert re.match(r"model: \S+ \S+ of 6.0 MiB sent", rest[-1])
 
