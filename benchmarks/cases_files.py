@@ -1,8 +1,13 @@
-"""The cases of hints for plain files: an ImageFolder, and tars of WebDataset, with hints and without."""
+"""The cases of hints for plain files: an ImageFolder, and tars of WebDataset, with hints, a recording, and without."""
 
 import io
 import os
+import signal
+import subprocess
+import sys
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -10,14 +15,15 @@ from benchmarks.bars import US
 from benchmarks.bench import Bench
 from benchmarks.origins import Origin
 from benchmarks.peers import FUSECACHE
-from benchmarks.processes import BenchmarkError, run_child
+from benchmarks.processes import BenchmarkError, run_child, run_command
 
-BARE = "no-hints"
+BARE, REPLAY = "no-hints", "replay"
 IMAGE_FOLDERS, IMAGE_BYTES = 40, 110_000
 IMAGE_BATCH, IMAGE_WORKERS, IMAGE_STEP_SECONDS = 64, 4, 0.5
 TAR_SAMPLE_BYTES, TAR_SAMPLES = 128 << 10, 128
 TAR_BATCH, TAR_WORKERS, TAR_STEP_SECONDS = 32, 0, 0.1
 EPOCH_SECONDS = 400.0
+COMMAND_SECONDS = 30.0
 
 
 def images(bench: Bench, origin: Origin) -> None:
@@ -53,12 +59,39 @@ def _epochs(
         )
         return {name: float(value) for name, value in answer.items()}
 
-    for competitor in bench.turn((US, BARE)):
+    recording = bench.directory / f"{kind}.rec"
+    for competitor in bench.turn((US, REPLAY, BARE)):
         try:
+            if competitor == REPLAY:
+                with bench.mount(FUSECACHE, origin, bucket) as mount, _recorded(mount.path, recording):
+                    run_child(
+                        "benchmarks.file_loading",
+                        {**request, "root": str(mount.path / folder), "hints": False, "step_seconds": 0},
+                        seconds=EPOCH_SECONDS,
+                    )
             with bench.mount(FUSECACHE, origin, bucket) as mount:
+                if competitor == REPLAY:
+                    command = [sys.executable, "-m", "fusecache", "replay", str(recording), str(mount.path)]
+                    run_command(command, seconds=COMMAND_SECONDS)
                 bench.record(case, competitor, partial(measure, mount.path / folder, hints=competitor == US))
         except BenchmarkError as exc:
             bench.record_failure(case, competitor, exc)
+
+
+@contextmanager
+def _recorded(path: Path, recording: Path) -> Iterator[None]:
+    """Record what the body reads. Raises BenchmarkError."""
+    command = [sys.executable, "-m", "fusecache", "record", str(recording), str(path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            words = process.stderr.readline()  # the daemon records, or why not
+            yield
+            process.send_signal(signal.SIGTERM)
+            if process.wait(COMMAND_SECONDS):
+                raise BenchmarkError(f"fusecache record: {words}{process.stderr.read()}")
+        finally:
+            process.kill()
 
 
 def _tar(number: int) -> bytes:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fusecache import __version__
-from fusecache.cli import access, cache_commands, clean, doctor, metrics, run, uploads
+from fusecache.cli import access, cache_commands, clean, doctor, metrics, recordings, run, uploads
 from fusecache.cli.extras import missing_package, require_mount_extras
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
@@ -312,6 +312,11 @@ def _add_cache_commands(commands: Any) -> None:
     check.add_argument("path", nargs="?", help="a path in a mount [the working directory, or the only mount]")
     check.add_argument("--json", action="store_true", help="print the result as JSON")
     check.set_defaults(run=cache_commands.check, parser=check, error_status=2)
+
+    recordings.add_arguments(
+        _add(commands, "record", "record what is read from a mount, for `replay`, until Ctrl-C or SIGTERM"),
+        _add(commands, "replay", "prefetch what a recording names, in its order, in the background"),
+    )
 
 
 def _add_recover(commands: Any) -> None:

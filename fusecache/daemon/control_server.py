@@ -6,6 +6,8 @@ Every list in an answer is bounded; a count covers the entries left out.
 
 `{"command": "hint", "file": …, "bytes": …}` is followed by that number of bytes: the content that a job would write
 to this file of the hints directory, for jobs that see the mount read-only. 0 bytes withdraw the job's hints.
+
+`{"command": "record"}` reports the reads of all files, until the client shuts down its side of the connection.
 """
 
 import functools
@@ -41,6 +43,8 @@ _PAUSE_FACTOR = 20
 _MAX_PAUSE_SECONDS = 10.0
 # A client that does not read its answer for this long is gone.
 _SEND_SECONDS = 30.0
+# An unmount waits this long for a client that records.
+_LAST_SEND_SECONDS = 1.0
 # How often the daemon looks whether its socket is still where clients find it: nothing reports its removal.
 WATCH_SECONDS = 2.0
 # Without --wait, the client still waits this long for the count that tells whether the cache can hold the files.
@@ -178,6 +182,8 @@ class ControlServer:
                     await self._send(stream, {**_done("ok"), **await self._in_use(request, path)})
                 case "hint":
                     await self._hint(stream, user, request, received)
+                case "record":
+                    await self._record(stream)
                 case _:
                     await self._cache_command(stream, request)
         except FusecacheError as exc:
@@ -247,6 +253,20 @@ class ControlServer:
         else:
             self._hints.forget(file, user=user)
         await self._send(stream, _done("ok"))
+
+    async def _record(self, stream: trio.SocketStream) -> None:
+        """Report the reads of all files until the client closes its side of the connection."""
+        is_wanted = True
+        with self._fs.hints.recording() as reads:
+            try:
+                while is_wanted:
+                    await self._send(stream, reads.take())
+                    with trio.move_on_after(REPORT_SECONDS):
+                        is_wanted = bool(await stream.receive_some(1))
+            finally:
+                # Also when the mount ends.
+                with trio.move_on_after(_LAST_SEND_SECONDS, shield=True):
+                    await self._send(stream, {**reads.take(), **_done("ok")})
 
     async def _status(self, stream: trio.SocketStream, path: str) -> None:
         pending = await self._fs.status.count()

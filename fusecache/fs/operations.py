@@ -458,10 +458,11 @@ class Operations(RequestHandlers):
         return number
 
     def _file_info(self, handle: FileHandle) -> FileInfo:
-        # One inode is one version, so the kernel's cached pages of it are never stale.
+        # One inode is one version, so the kernel's cached pages of it are never stale. The daemon does not see a read
+        # that they answer, so a recording does without those of earlier opens.
         number = self._new_handle()
         self._files[number] = handle
-        return FileInfo(fh=number, direct_io=False, keep_cache=True)
+        return FileInfo(fh=number, direct_io=False, keep_cache=not self._fs.hints.is_recording)
 
     def _new(self, node: Node) -> EntryAttributes:
         node.lookups += 1

@@ -233,16 +233,26 @@ def ask(
 
 
 def request_stream(
-    mount: Mount, request: Mapping[str, Any], *, on_report: Callable[[dict[str, Any]], None] | None = None
+    mount: Mount,
+    request: Mapping[str, Any],
+    *,
+    body: bytes = b"",
+    on_report: Callable[[dict[str, Any]], None] | None = None,
+    on_connect: Callable[[socket.socket], None] | None = None,
 ) -> dict[str, Any]:
-    """Send one request and return its final answer; call `on_report` for every answer before. Raises MountError."""
+    """Send one request and return its final answer; call `on_report` for every answer before. Raises MountError.
+
+    body: bytes that follow the request. on_connect: called with the connection before the request is sent.
+    """
     command = request["command"]
     line = json.dumps(request).encode() + b"\n"
     if len(line) > LONGEST_REQUEST_BYTES:
         raise MountError(f"{command}: too many paths for one request; name their directory instead")
     with connect(mount) as connection:
+        if on_connect is not None:
+            on_connect(connection)
         try:
-            connection.sendall(line)
+            connection.sendall(line + body)
             with connection.makefile("rb") as lines:
                 while line := lines.readline(LONGEST_LINE_BYTES):
                     row = _row(mount, line)

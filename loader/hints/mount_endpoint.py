@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,12 +49,31 @@ class MountEndpoint:
                 raise
             self._send_by_socket(file, message)
 
+    def wait_durable(self, path: str) -> str:
+        """Return "" once the bucket has all that was closed at or below a path, or why it will not have it.
+
+        path: below the root. Raises OSError, TimeoutError included; ValueError if the answer is not JSON.
+        """
+        with self._connection() as connection, connection.makefile("rb") as lines:
+            connection.sendall(json.dumps({"command": "sync", "path": path}).encode() + b"\n")
+            for line in lines:  # the daemon reports twice a second
+                answer = json.loads(line)
+                if answer.get("done"):
+                    is_durable = answer.get("result") == "durable"
+                    return "" if is_durable else str(answer.get("message") or answer.get("result"))
+        return "the daemon has exited"
+
     def _send_by_socket(self, file: str, message: bytes) -> None:
+        with self._connection() as connection:
+            _send(connection, file, message)
+
+    @contextmanager
+    def _connection(self) -> Iterator[socket.socket]:
         address = os.environ.get(_SOCKET_VARIABLE) or (self.root / ".fusecache/socket").read_text().strip()
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_ANSWER_SECONDS)
             connection.connect(address)
-            _send(connection, file, message)
+            yield connection
 
 
 def _send(connection: socket.socket, file: str, message: bytes) -> None:

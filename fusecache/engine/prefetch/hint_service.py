@@ -9,7 +9,8 @@ Invariants:
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.prefetch.plan_index import PlanIndex, index_plan
 from fusecache.engine.prefetch.prefetcher import Prefetcher
+from fusecache.engine.prefetch.read_log import ReadLog
 from fusecache.engine.prefetch.timeline import Job, Timeline
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.procfs import Process, process_of
@@ -52,6 +54,7 @@ class HintService:
 
     def __post_init__(self) -> None:
         self._timeline = Timeline()
+        self._read_logs: list[ReadLog] = []
         # The process that sent a job's plan, where it is known. It is in `_cursor_senders` only if it sends the cursors
         # too: a shell that only copies a plan may end at once while its job continues.
         self._plan_senders: dict[str, Process] = {}
@@ -136,6 +139,23 @@ class HintService:
         known = self._timeline.jobs.get(job)
         return None if known is None else known.step
 
+    @contextmanager
+    def recording(self) -> Iterator[ReadLog]:
+        """Log the reads of all files while the body runs."""
+        log_of_reads = ReadLog()
+        self._read_logs.append(log_of_reads)
+        self._changed()
+        try:
+            yield log_of_reads
+        finally:
+            self._read_logs.remove(log_of_reads)
+            self._changed()
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether reads are logged."""
+        return bool(self._read_logs)
+
     # ---- status
 
     def statistics(self) -> dict[str, Any]:
@@ -183,8 +203,8 @@ class HintService:
     # ---- called by the cache
 
     def _changed(self) -> None:
-        is_hinted = bool(self._timeline.jobs)
-        self._cache.use_hints(self if is_hinted else None)
+        is_used = bool(self._timeline.jobs or self._read_logs)
+        self._cache.use_hints(self if is_used else None)
         self._prefetcher.wake()
 
     def next_use(self, object_id: ObjectId, start: int, stop: int) -> float | None:
@@ -227,6 +247,8 @@ class HintService:
     def on_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
         """Bytes of a file were read: the jobs whose plans name it are alive."""
         path = self._tree.relative(object_id.key)
+        for each in self._read_logs:
+            each.add(path, offset, nbytes)
         self._prefetcher.on_read()
         if self._timeline.on_read(path, offset, nbytes, trio.current_time(), has_waited=has_waited):
             self._changed()
