@@ -35,9 +35,12 @@ HOUR = 3600.0
 HOURS = int(os.environ.get("FUSECACHE_TEST_HOURS", "6"))
 # After this time every table has been full once: 20 minutes is the longest time that anything is kept.
 WARM_HOURS = 3 if HOURS < 24 else 4
+# The tables are counted in the last hours until then, and in the last ones of all. What is under way at that very
+# moment differs by a few entries; what grows does so with each outage at least, twice an hour.
+COUNTED_HOURS, UNDER_WAY = 2, 3
 STEP_SECONDS, KEPT = 500.0, 3
 # A job ends without a word after so many steps, and the next one has another name.
-JOB_STEPS = 8
+JOB_STEPS = 3
 # Of half an hour the bucket is away for this long; of an hour the keys are refused for this long.
 OUTAGE_SECONDS, REFUSED_SECONDS = 240.0, 90.0
 # So long after a disturbance, and right before the next, nothing waits for it any more: then the tables are counted.
@@ -53,9 +56,11 @@ BOUNDED = {
     "_Tombstone objects": tree._TOMBSTONES_KEPT + 1,
     "PublishSchedule._last_write": schedule._KEYS_REMEMBERED + 1,
     "Tree._tombstones": tree._TOMBSTONES_KEPT + 1,
-    "WaitHistory._waits": stall_timeout.REMEMBERED,
+    "WaitHistory._waits": 2 * stall_timeout.REMEMBERED,
     "WarmupRunner._jobs": warmup._JOBS_REMEMBERED,
     "Warmup objects": warmup._JOBS_REMEMBERED,
+    "_DirectoryScan objects": DIRECTORIES * sibling_readahead._SCANS,
+    "ScanPattern objects": DIRECTORIES * sibling_readahead._SCANS,
     "_Directory.scans": DIRECTORIES * sibling_readahead._SCANS,
     "_DirectoryScan.positions": DIRECTORIES * sibling_readahead._SCANS * SHARDS,
 }
@@ -297,9 +302,8 @@ def show(early: dict[str, int], late: dict[str, int]) -> None:
 async def test_no_table_grows_with_time(
     bucket: Bucket, cache: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(
-        logging.CRITICAL, "fusecache"
-    )  # records that pytest keeps hold exceptions, and what they hold
+    # pytest keeps records, with their exceptions and all that these hold.
+    caplog.set_level(logging.CRITICAL, "fusecache")
     for shard in range(SHARDS):
         bucket.memory.put_bytes(f"data/{shard}", bytes(2000))
     keys = Refusing(bucket)
@@ -311,19 +315,19 @@ async def test_no_table_grows_with_time(
         await trio.sleep(QUIET_SECONDS)
         for hour in range(HOURS):
             await trio.sleep(HOUR)
-            if hour < WARM_HOURS or hour >= HOURS - WARM_HOURS:
+            if 0 < WARM_HOURS - hour <= COUNTED_HOURS or hour >= HOURS - COUNTED_HOURS:
                 by_hour.append(counted(user.fs))
             for remembered in (bucket.states, bucket.requests, bucket.gets):
                 remembered.clear()
         nursery.cancel_scope.cancel()
     names = by_hour[-1]
-    early = {name: max(hour[name] for hour in by_hour[:WARM_HOURS]) for name in names}
-    late = {name: min(hour[name] for hour in by_hour[-WARM_HOURS:]) for name in names}
+    early = {name: max(hour[name] for hour in by_hour[:COUNTED_HOURS]) for name in names}
+    late = {name: min(hour[name] for hour in by_hour[-COUNTED_HOURS:]) for name in names}
     show(early, late)
     grown = {
         name: (early[name], late[name])
         for name in late
-        if late[name] > early[name] and late[name] > BOUNDED.get(name, 0)
+        if late[name] > early[name] + UNDER_WAY and late[name] > BOUNDED.get(name, 0)
     }
     assert {"AccessDenied", "Unavailable"} <= trainer.failed.keys(), trainer.failed
     assert grown == {}
