@@ -319,7 +319,7 @@ class CacheIndex:
     def newest_objects(self) -> dict[str, ObjectRow]:
         """Return the row of each key that has cached blocks; of several versions the one cached last.
 
-        Of more than NAMES_MAX keys, those that were cached last.
+        At most NAMES_MAX keys: the ones cached last.
         """
         found: dict[str, ObjectRow] = {}
         with self._begin(db=self._objects) as txn, txn.cursor() as cursor:
