@@ -37,5 +37,6 @@ class FairShares:
         return sum(self.unused(other) for other in self._held if other != bucket)
 
     def left(self, bucket: str) -> int:
-        """Return how much more a bucket may take now; at least the rest of its guaranteed part."""
-        return max(self.unused(bucket), self._capacity - self.total - self.kept_from(bucket))
+        """Return how much more a bucket may take now: at least the rest of its guaranteed part."""
+        free = self._capacity - self.total
+        return max(self.unused(bucket), free - self.kept_from(bucket)) if self.guaranteed else free
