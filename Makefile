@@ -266,6 +266,10 @@ bench-pairs: setup $(VENV)/.bench ## this tree beside an older commit, in turns;
 bench-http: setup $(VENV)/.bench ## the HTTP client, beside boto3, awscrt and obstore; 15 minutes; BENCH_ARGS for parts
 	@$(VENV)/bin/python -m benchmarks.http_clients $(BENCH_ARGS)
 
+.PHONY: bench-session
+bench-session: setup $(VENV)/.bench ## the own FUSE session beside pyfuse3, idle and busy; 4 minutes; BENCH_ARGS for parts
+	@$(VENV)/bin/python -m benchmarks.session $(BENCH_ARGS)
+
 # ---- releasing it
 
 RELEASE = $(AS_ROOT) env DAEMON_PACKAGES="$(DAEMON_PACKAGES)" \

@@ -17,6 +17,7 @@ A file system implements `handlers.RequestHandlers`. `library.open_session` moun
 `device`             reads requests and writes replies, with or without the interpreter's lock
 `mounting`           mounts by mount(2) or fusermount3, unmounts
 `negotiation`        the first request, FUSE_INIT: versions and features
+`self_test`          whether requests and replies get through
 `requests`           each opcode: its lengths, its handler, its reply
 `session`            the tasks that read and answer requests, and interrupts
 `signals`            whether a waiting process is about to die

@@ -7,10 +7,13 @@ A large copy would block the other threads too long, so large ones release it.
 
 import ctypes
 import errno
+import logging
 import mmap
 import os
 
 from fusecache.fuse.protocol import OUT_HEADER
+
+log = logging.getLogger(__name__)
 
 # Replies and requests of at least this size release the lock. The border is not measured yet.
 RELEASE_BYTES = 128 * 1024
@@ -18,6 +21,8 @@ RELEASE_BYTES = 128 * 1024
 _GONE = frozenset({errno.ENODEV, errno.ECONNABORTED, errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE})
 # The request was taken back before it was read (ENOENT), or a signal came.
 _AGAIN = frozenset({errno.ENOENT, errno.EINTR})
+# The kernel could not copy a request, and has answered it with EIO.
+_LOST = frozenset({errno.EFAULT, errno.EIO, errno.ENOMEM})
 
 # PyDLL keeps the interpreter's lock during the call.
 _libc = ctypes.PyDLL(None, use_errno=True)
@@ -72,7 +77,11 @@ class Device:
                 return 0
             if number in _GONE:
                 return -1
-            if number not in _AGAIN:
+            if number in _LOST:
+                log.error(
+                    "the kernel failed a request that it could not hand over error=%s", os.strerror(number)
+                )
+            elif number not in _AGAIN:
                 raise OSError(number, os.strerror(number))
 
     def send(self, unique: int, payload: bytes | memoryview = b"", *, error: int = 0) -> None:
@@ -86,8 +95,11 @@ class Device:
                 self._check(exc.errno or 0)
             return
         message = b"".join((header, payload)) if payload else header
-        if _write(self.fd, message, size) < 0:
-            self._check(ctypes.get_errno())
+        while _write(self.fd, message, size) < 0:
+            number = ctypes.get_errno()
+            if number != errno.EINTR:
+                self._check(number)
+                return
 
     def close(self) -> None:
         """Close the descriptor, once."""
@@ -97,5 +109,5 @@ class Device:
 
     @staticmethod
     def _check(number: int) -> None:
-        if number not in _GONE and number not in _AGAIN:
+        if number not in _GONE and number != errno.ENOENT:
             raise OSError(number, os.strerror(number))

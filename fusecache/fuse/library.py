@@ -38,7 +38,8 @@ class FuseSession(Protocol):
 def open_session(operations: RequestHandlers, plan: MountPlan, library: str = "auto") -> FuseSession:
     """Mount a file system; return its session. The log says once which library serves it.
 
-    library: one of LIBRARIES. auto takes the own session, and pyfuse3 where that cannot mount or the kernel is too old.
+    library: one of LIBRARIES. auto takes the own session, and pyfuse3, if it is installed, where the own one cannot
+    mount, the kernel is too old, or the self-test of the mount fails (`self_test`).
     Raises MountRefused, and leaves nothing mounted then.
     """
     if library == "pyfuse3":
@@ -63,7 +64,7 @@ def _pyfuse3(operations: RequestHandlers, plan: MountPlan) -> FuseSession:
     try:
         from fusecache.fuse.pyfuse3_session import Pyfuse3Session
     except ModuleNotFoundError as exc:
-        raise MountRefused(f"{exc.name} is not installed: pip install pyfuse3") from exc
+        raise MountRefused(f"{exc.name} is not installed: pip install 'fusecache[pyfuse3]'") from exc
     except ImportError as exc:  # libfuse3.so.3 is missing
         raise MountRefused(f"pyfuse3 cannot be loaded: {exc}") from exc
     session = Pyfuse3Session(operations, plan)

@@ -1,5 +1,6 @@
 """Mounts and unmounts: by mount(2) where that is permitted, else by fusermount3, which passes the descriptor back."""
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -17,6 +18,7 @@ _HELPER_SECONDS = 30.0
 # sys/mount.h
 _MS_NOSUID = 2
 _MS_NODEV = 4
+_MNT_FORCE = 1
 _MNT_DETACH = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -50,13 +52,16 @@ def mount(plan: MountPlan) -> int:
 
 
 def unmount(mountpoint: str) -> None:
-    """Take a mount away as soon as no process uses it. No error if it is gone."""
-    if _libc.umount2(os.fsencode(mountpoint), _MNT_DETACH) == 0 or ctypes.get_errno() != errno.EPERM:
+    """Take a mount away, even from processes that use it; requests that wait fail. No error if it is gone."""
+    # By force: a notification that the kernel blocks keeps the connection, after its descriptor was closed.
+    flags = _MNT_FORCE | _MNT_DETACH
+    if _libc.umount2(os.fsencode(mountpoint), flags) == 0 or ctypes.get_errno() != errno.EPERM:
         return
     helper = shutil.which(_HELPER)
     if helper is not None:
         command = [helper, "-u", "-q", "-z", "--", mountpoint]
-        subprocess.run(command, check=False, timeout=_HELPER_SECONDS, stdin=subprocess.DEVNULL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, check=False, timeout=_HELPER_SECONDS, stdin=subprocess.DEVNULL)
 
 
 def is_connected(fd: int) -> bool:
@@ -92,12 +97,15 @@ def _mount_by_helper(plan: MountPlan) -> int:
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            done = subprocess.run(
-                [helper, "-o", ",".join(words), "--", plan.mountpoint],
-                env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, capture_output=True, check=False,
-                timeout=_HELPER_SECONDS,
-            )  # fmt: skip
+            try:
+                done = subprocess.run(
+                    [helper, "-o", ",".join(words), "--", plan.mountpoint],
+                    env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
+                    pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, capture_output=True, check=False,
+                    timeout=_HELPER_SECONDS,
+                )  # fmt: skip
+            except (OSError, subprocess.TimeoutExpired) as exc:
+                raise MountRefused(f"{helper} failed: {exc}") from exc
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     if done.returncode or not descriptors:
         said = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"

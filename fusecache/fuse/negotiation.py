@@ -15,7 +15,7 @@ MAX_WRITE_BYTES = 1024 * 1024
 # Without FUSE_MAX_PAGES.
 _SMALL_PAGES = 32
 # The kernel sends FUSE_INIT when it mounts.
-_INIT_SECONDS = 20.0
+_SECONDS = 20.0
 # Asked for wherever the kernel offers it. Not ASYNC_DIO: with it, no signal ends a read with O_DIRECT.
 _WANTED = (
     "ASYNC_READ", "ATOMIC_O_TRUNC", "BIG_WRITES", "AUTO_INVAL_DATA", "DO_READDIRPLUS", "PARALLEL_DIROPS",
@@ -42,13 +42,7 @@ class Negotiated:
 def negotiate(device: Device, operations: RequestHandlers) -> Negotiated:
     """Wait for FUSE_INIT, and answer it. Raises MountRefused if the kernel is too old or sends something else."""
     buffer = RequestBuffer(MAX_WRITE_BYTES + 4096)
-    size = 0
-    while size == 0:
-        poller = select.poll()
-        poller.register(device.fd, select.POLLIN)
-        if not poller.poll(_INIT_SECONDS * 1000):
-            raise MountRefused(f"the kernel sent nothing in {_INIT_SECONDS:g} s")
-        size = device.receive(buffer, release=False)
+    size = receive_soon(device, buffer)
     if size < IN_HEADER.size + _SHORT_INIT_BYTES:
         raise MountRefused("the kernel's first request is too short")
     _, opcode, unique, *_ = IN_HEADER.unpack_from(buffer.view)
@@ -56,9 +50,12 @@ def negotiate(device: Device, operations: RequestHandlers) -> Negotiated:
         raise MountRefused(f"the kernel began with request {opcode} instead of FUSE_INIT")
     raw = bytes(buffer.view[IN_HEADER.size : size]).ljust(INIT_IN.size, b"\0")
     major, minor, readahead, offered, *_ = INIT_IN.unpack_from(raw)
-    if (major, minor) < (MAJOR, OLDEST_MINOR):
+    if major != MAJOR or minor < OLDEST_MINOR:
         device.send(unique, error=errno.EPROTO)
-        raise MountRefused(f"the kernel speaks FUSE {major}.{minor}; Linux 5.4 (7.{OLDEST_MINOR}) is needed")
+        raise MountRefused(
+            f"the kernel speaks FUSE {major}.{minor}; {MAJOR}.{OLDEST_MINOR} (Linux 5.4) or a later "
+            f"{MAJOR}.x is needed"
+        )
     names = {name for name in _wanted(operations) if offered & FLAGS[name]}
     if "DO_READDIRPLUS" not in names:
         device.send(unique, error=errno.EPROTO)
@@ -71,6 +68,22 @@ def negotiate(device: Device, operations: RequestHandlers) -> Negotiated:
         INIT_OUT.pack(MAJOR, OLDEST_MINOR, readahead, flags, 0, 0, pages * page, 1, pages, 0, *[0] * 8),
     )
     return Negotiated(minor, pages * page, frozenset(names))
+
+
+def receive_soon(device: Device, buffer: RequestBuffer) -> int:
+    """Wait for a request; return its size. Raises MountRefused if none comes, or the mount is gone."""
+    poller = select.poll()
+    poller.register(device.fd, select.POLLIN)
+    while poller.poll(_SECONDS * 1000):
+        try:
+            size = device.receive(buffer, release=False)
+        except OSError as exc:
+            raise MountRefused(f"no request can be read from the kernel: {exc.strerror}") from exc
+        if size < 0:
+            raise MountRefused("the mount went away at once")
+        if size:
+            return size
+    raise MountRefused(f"the kernel sent nothing in {_SECONDS:g} s")
 
 
 def _wanted(operations: RequestHandlers) -> list[str]:

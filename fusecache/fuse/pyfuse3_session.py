@@ -1,5 +1,7 @@
 """The same session through pyfuse3 and libfuse. Imported only where it is used, as pyfuse3 may be absent."""
 
+import errno
+import os
 import re
 from typing import Any
 
@@ -59,6 +61,8 @@ class Pyfuse3Session:
 
     def invalidate_inode(self, inode: int) -> None:
         """Make the kernel drop an inode's attributes and clean pages. Blocks. Raises OSError."""
+        if not self._is_open:
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
         pyfuse3.invalidate_inode(pyfuse3.InodeT(inode))
 
     def close(self) -> None:

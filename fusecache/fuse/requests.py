@@ -195,7 +195,8 @@ def _opened(info: FileInfo) -> bytes:
     return OPEN_OUT.pack(info.fh, flags, 0)
 
 
-def _statfs(data: StatvfsData) -> bytes:
+def packed_statfs(data: StatvfsData) -> bytes:
+    """Return the reply to a statfs request."""
     return STATFS_OUT.pack(
         data.f_blocks, data.f_bfree, data.f_bavail, data.f_files, data.f_ffree, data.f_bsize, data.f_namemax,
         data.f_frsize, *[0] * 7,
@@ -339,7 +340,7 @@ class Requests:
         )
 
     async def _statfs(self, request: KernelRequest) -> Payload:
-        return _statfs(await self._operations.statfs(request.context()))
+        return packed_statfs(await self._operations.statfs(request.context()))
 
     # ---- files
 

@@ -4,7 +4,7 @@ Leader and followers: one task, the leader, waits for requests and answers them 
 wait, and cost no switch of tasks. When one does, another task takes the lead, and the first answers its request later.
 
 Invariants:
-1. A request is answered exactly once, or not at all if the mount ends.
+1. A request is answered exactly once; with ENOTCONN if `serve` is cancelled while its handler runs.
 2. Whatever the kernel sends, and whatever a handler raises, the session goes on until the mount is gone.
 3. Only requests that change nothing are interrupted (`KernelRequest.changes_nothing`).
 """
@@ -27,8 +27,9 @@ from fusecache.fuse.negotiation import Negotiated, negotiate
 from fusecache.fuse.notifier import Notifier
 from fusecache.fuse.protocol import INTERRUPT_IN, Opcode
 from fusecache.fuse.requests import SILENT, KernelRequest, Malformed, Payload, Requests
+from fusecache.fuse.self_test import pass_self_test
 from fusecache.fuse.signals import is_ending
-from fusecache.fuse.values import FUSEError, MountPlan
+from fusecache.fuse.values import FUSEError, MountPlan, MountRefused
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +60,14 @@ class OwnSession:
     library = "own"
 
     def __init__(self, operations: RequestHandlers, fd: int, mountpoint: str = "") -> None:
-        """Agree with the kernel on features. fd: of a fresh mount; close() closes it, and unmounts `mountpoint`.
+        """Agree with the kernel on features, and test the mount. fd: of a fresh mount; mountpoint: "" if it has none.
 
-        Raises MountRefused, and then leaves the descriptor and the mount to the caller.
+        close() closes the descriptor, and unmounts. Raises MountRefused, and then leaves both to the caller.
         """
         self._device = Device(fd)
         self.negotiated: Negotiated = negotiate(self._device, operations)
+        # Requests that came before `serve`.
+        self._early = self._tested(mountpoint) if mountpoint else []
         self._notifier = Notifier(fd)
         self._mountpoint = mountpoint
         self._table: dict[int, Callable[[KernelRequest], Awaitable[Payload]]] = Requests(operations).table
@@ -77,6 +80,12 @@ class OwnSession:
         self._max_tasks = 0
         self._expects_large = False
         self._nursery: trio.Nursery | None = None
+
+    def _tested(self, mountpoint: str) -> list[tuple[RequestBuffer, int]]:
+        try:
+            return pass_self_test(self._device, mountpoint, self.negotiated.buffer_bytes)
+        except OSError as exc:
+            raise MountRefused(f"the self-test failed: {exc.strerror}") from exc
 
     @classmethod
     def mount(cls, operations: RequestHandlers, plan: MountPlan) -> "OwnSession":
@@ -108,7 +117,7 @@ class OwnSession:
         self._notifier.invalidate_inode(inode)
 
     def close(self) -> None:
-        """Unmount, unless that has happened. `serve` must have ended, and no notification may be running."""
+        """Unmount, unless that has happened. `serve` must have ended."""
         fd = self._device.fd
         if fd < 0:
             return
@@ -169,8 +178,11 @@ class OwnSession:
         device = self._device
         answered = 0
         while True:
-            buffer = self._buffers.pop() if self._buffers else RequestBuffer(self.negotiated.buffer_bytes)
-            count = device.receive(buffer, release=self._expects_large)
+            if self._early:
+                buffer, count = self._early.pop(0)
+            else:
+                buffer = self._buffers.pop() if self._buffers else RequestBuffer(self.negotiated.buffer_bytes)
+                count = device.receive(buffer, release=self._expects_large)
             if count <= 0:
                 self._buffers.append(buffer)
                 if count < 0:
@@ -242,33 +254,45 @@ class OwnSession:
             error = errno.EINVAL
         except FUSEError as exc:
             error = exc.errno
-        except trio.Cancelled:
-            self._reply_to_interrupted(request)
-            raise
         except Exception:
             log.exception("a handler failed opcode=%d", request.opcode)
             error = errno.EIO
+        except (trio.Cancelled, BaseExceptionGroup) as exc:  # the group: of a nursery in a handler
+            self._fail(request, self._error_of_cancelled(request))
+            failures = exc.split(trio.Cancelled)[1] if isinstance(exc, BaseExceptionGroup) else None
+            if not isinstance(failures, Exception):
+                raise
+            # Raised, it would end the session. The next wait of the task is cancelled too.
+            log.error("a handler failed opcode=%d", request.opcode, exc_info=failures)
+            return
+        if error:
+            self._fail(request, error)
+        elif request.opcode not in SILENT:
+            self._reply(request, payload, 0)
+
+    def _fail(self, request: KernelRequest, error: int) -> None:
+        """Answer a request whose handler failed."""
+        # The kernel has to hear of entries that were added: each of them holds a reference. It asks for more, and gets
+        # the error then.
+        listed = request.token.payload() if request.token is not None else b""
         if request.opcode not in SILENT:
-            self._reply(request, payload if not error else b"", error)
+            self._reply(request, listed, 0 if listed else error)
 
     def _reply(self, request: KernelRequest, payload: Payload, error: int) -> None:
         try:
             self._device.send(request.unique, payload, error=error)
         except OSError as exc:
-            log.error("a reply was refused opcode=%d error=%s", request.opcode, exc)
+            log.error("the kernel refused a reply opcode=%d error=%s", request.opcode, exc)
             if not error:
                 self._reply(request, b"", errno.EIO)
 
     # ---- interrupts
 
-    def _reply_to_interrupted(self, request: KernelRequest) -> None:
-        """Answer a request whose handler was cancelled, if a signal did it: else the mount ends."""
+    def _error_of_cancelled(self, request: KernelRequest) -> int:
+        """Return the error of a request whose handler was cancelled: by a signal, or as `serve` ends."""
         waiting = self._waiting.get(request.unique)
-        if waiting is None or not waiting.is_interrupted:
-            return
-        # The kernel has to hear of entries that were added: each of them holds a reference.
-        listed = request.token.payload() if request.token is not None else b""
-        self._reply(request, listed, 0 if listed else errno.EINTR)
+        # ENOTCONN: the mount is going away. Without an answer, pages of the request would stay locked.
+        return errno.EINTR if waiting is not None and waiting.is_interrupted else errno.ENOTCONN
 
     def _interrupt(self, message: KernelRequest) -> None:
         try:
