@@ -365,10 +365,6 @@ class StagingDirectory:
             (int(name) for folder in folders for name in os.listdir(folder) if name.isdigit()), default=0
         )
 
-    def quarantined_bytes(self) -> int:
-        """Return the total size of the quarantined files."""
-        return sum(path.stat().st_size for folder in self._quarantine.values() for path in folder.iterdir())
-
     def _path(self, generation: int) -> Path:
         return Path(self._path_text(generation))
 

@@ -149,6 +149,7 @@ def open_storage(
             write_reserve_bytes=2 * dirty_limit_bytes(),
             download_rate=options.download_rate,
             buckets=tuple(options.buckets),
+            writable=tuple(name for name, each in options.buckets.items() if not each.read_only),
         )
         cache = BlockCache(store, offload, cache_options, supervisor, pinned or None)
         opened.callback(cache.abandon)

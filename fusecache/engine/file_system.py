@@ -82,7 +82,8 @@ class FileSystem:
         try:
             with pause_garbage_collection():
                 self.replayed = await self._storage.offload.rows(self._services.replay.read)
-                self.cache.restore_staging(self.replayed.staged_bytes)
+                for key, nbytes in self.replayed.staged_bytes():
+                    self.cache.restore_staging(nbytes, key)
                 rebuild_tree(self.replayed, self.tree, self.queue, trio.current_time())
             self._write_back.write.states.adopt_local_only(self.replayed.local)
             self.quarantine.restore_rows(self.replayed)

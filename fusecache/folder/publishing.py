@@ -301,7 +301,7 @@ class FolderPublisher:
                 if node is not None and node.kind is Kind.SYMLINK:
                     await self._filesystem.namespace_ops.unlink(parent, name)
                     node = None
-                await file_io.check_space()
+                await file_io.check_space(node or parent)
                 if node is None:
                     node = await self._filesystem.namespace_ops.create(parent, name, file.mode)
             handle = file_io.open(node, writable=True, pid=0)

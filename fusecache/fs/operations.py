@@ -326,7 +326,7 @@ class Operations(RequestHandlers):
         if writable:
             self._check_writable(inode)
             self._fs.tree.check_change(node.parent or node)
-            await self._fs.file_io.check_space(lambda: self._fs.tree.path(node))
+            await self._fs.file_io.check_space(node, lambda: self._fs.tree.path(node))
             await self._fs.file_io.wait_release(node)
         await self._revalidate(node)
         if node.parent is None and not node.handles:

@@ -46,6 +46,10 @@ class BucketRouter:
         """Return the summed request counts of all buckets."""
         return sum((each.store.statistics() for each in self._buckets.values()), StoreStatistics())
 
+    def statistics_of(self, key: str) -> StoreStatistics:
+        """Return the request counts of a key's bucket."""
+        return self._route(key)[1].store.statistics()
+
     def list_page(
         self,
         prefix: str,

@@ -16,6 +16,7 @@ import pytest
 from loader import wait_for
 from tests.mount.conftest import FLAGS, ExpectedLog
 from tests.s3server import Account, Fault, FaultAction, ServerProcess
+from tests.support.gcs_server import GcsServer
 from tests.support.mounts import FUSECACHE, Mount, pattern, run, wait_until
 from tests.support.s3_buckets import Bucket, Service
 
@@ -217,6 +218,46 @@ def test_an_outage_stays_in_its_bucket(
             each.wait()
     run(FUSECACHE, "sync", made.path, "--timeout", "90s", seconds=100)
     assert len(pair.gradients.control.objects()) == 40 + 71
+    made.unmount()
+    pair.allow(made, *AWAY)
+
+
+# Writes files until it gets an error, and closes them once its standard input ends: a close of many waits for uploads.
+FILLER = """
+import os, sys
+held = []
+try:
+    while len(held) < 100:
+        held.append(open(f"{sys.argv[1]}/{len(held)}", "wb", buffering=0))
+        held[-1].write(bytes(4 << 20))
+        os.fsync(held[-1].fileno())
+except OSError as exc:
+    print(exc.errno, len(held), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_an_outage_leaves_disk_space_to_the_other_bucket(pair: Pair) -> None:
+    """Files of one bucket fill the cache; the other one is written as ever, and large files, too."""
+    made = pair.mounted("--cache-size", "400MiB", "--attribute-seconds", "600")
+    good, bad = made.path / "dataset", made.path / "gradients"
+    assert os.listdir(good) == os.listdir(bad) == []
+    _pause(pair.gradients)
+    words = ["python3", "-c", FILLER, bad]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as filler:
+        assert filler.stdout is not None
+        try:
+            code, count = map(int, filler.stdout.readline().split())
+            assert code == errno.ENOSPC
+            assert count * 4 * MIB >= 100 * MIB  # more than its own part
+            for number in range(8):
+                (good / f"large-{number}").write_bytes(pattern(20 * MIB))
+                made.sync("dataset")
+        finally:
+            _resume(pair.gradients)
+    run(FUSECACHE, "sync", made.path, "--timeout", "90s", seconds=100)
+    assert len(pair.gradients.control.objects()) == count
+    assert pair.dataset.control.read("large-7") == pattern(20 * MIB)
     made.unmount()
     pair.allow(made, *AWAY)
 
@@ -451,7 +492,56 @@ def test_a_bucket_may_have_several_endpoints(pair: Pair, monkeypatch: pytest.Mon
     assert len(made.status()["endpoints"]) == 2
 
 
+def test_a_bucket_may_lie_in_another_cloud(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One folder is Google's; where it is away, the other is written as ever."""
+    with GcsServer() as google:
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(google.key_file(pair.folder / "key.json")))
+        pair.expect_log("Google Cloud Storage takes no precondition for a file over 64 MiB")
+        made = pair.mounted(
+            tables='[[bucket]]\nname = "archive"\nsource = "gs://bucket/run"\n'
+            f'endpoint_url = "{google.endpoint_url}"\n'
+            '[[bucket]]\nname = "gradients"\ncredentials_from = "GRADIENTS"\n'
+        )
+        for name in ("archive", "gradients"):
+            (made.path / name / "large").write_bytes(pattern(70 * MIB))
+            (made.path / name / "old").write_bytes(name.encode())
+        made.sync()
+        (made.path / "archive/old").rename(made.path / "archive/new")
+        made.sync("archive")
+        assert {"run/large", "run/new"} == set(google.objects)
+        assert google.objects["run/large"].data == pattern(70 * MIB)
+        assert pair.gradients.control.read("old") == b"gradients"
+        assert [row(made, name)["source"] for name in ("archive", "gradients")] == [
+            "gs://bucket/run",
+            "s3://bucket",
+        ]
+        assert row(made, "archive")["conditional_writes"] == "not-of-parts"
+        google.refuses_writes = True
+        for name in ("archive", "gradients"):
+            (made.path / name / "more").write_bytes(name.encode())
+        made.sync("gradients")
+        assert pair.gradients.control.read("more") == b"gradients"
+        wait_until(
+            lambda: made.status()["reasons"][:1] and made.status()["reasons"][0].startswith("bucket archive"),
+            "the reason",
+        )
+        google.refuses_writes = False
+        wait_until(lambda: "run/more" in google.objects, "the healed bucket", seconds=60)
+        made.unmount()
+        pair.allow(made, *AWAY)
+        assert google.offences == []
+
+
 # ---- commands
+
+
+def test_run_mounts_every_bucket_of_a_config(pair: Pair, tmp_path: Path) -> None:
+    pair.dataset.control.put("given", b"words")
+    config = pair.config(f'mountpoint = "{tmp_path}/mnt"\ncache_dir = "{tmp_path}/cache"\n{pair.tables}')
+    copy = ["sh", "-c", f"cp {tmp_path}/mnt/dataset/given {tmp_path}/mnt/gradients/copy"]
+    run(FUSECACHE, "run", "--config", config, *FLAGS, "--", *copy)
+    assert pair.gradients.control.read("copy") == b"words"
+    assert os.listdir(tmp_path / "mnt") == []
 
 
 def test_commands_take_paths_in_any_bucket(pair: Pair) -> None:

@@ -123,7 +123,7 @@ class User:
         except NotFound:
             node = await self.fs.namespace_ops.create(parent, name, 0o644)
             return self.fs.file_io.open(node, writable=True, pid=0)
-        await self.fs.file_io.check_space()
+        await self.fs.file_io.check_space(node)
         await self.fs.file_io.wait_release(node)
         handle = self.fs.file_io.open(node, writable=True, pid=0)
         if truncate:

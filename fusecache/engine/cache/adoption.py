@@ -15,6 +15,7 @@ from pathlib import Path
 from fusecache.disk.cache_files import CacheFiles
 from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.chunks import CachedObject
+from fusecache.engine.runtime.by_bucket import bucket_of
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange
 from fusecache.model.errors import LocalDiskError
@@ -144,13 +145,13 @@ class Adoption:
             raise
         for file in moves:
             if file.number in done:
-                self._ledger.adopt(file.entry.size)
+                self._ledger.adopt(file.entry.size, bucket_of(file.entry.object_id.key))
                 self._ledger.commit_cache(file.padding)
             else:
                 self._ledger.cancel_cache(file.padding)
         for _, staged in files:
             if moved.get(staged.path) not in done:
-                self._ledger.release_staging(staged.size)
+                self._ledger.release_staging(staged.size, bucket_of(staged.object_id.key))
         return [file for file in moves if file.number in done]
 
     async def _number_for(self, entry: CachedObject, staged: StagedObject) -> int | None:

@@ -31,6 +31,7 @@ from fusecache.engine.cache.maintenance import CacheMaintenance
 from fusecache.engine.cache.range_cache import RangeCache
 from fusecache.engine.cache.readahead import Readahead, ReadStream
 from fusecache.engine.cache.statistics import CacheStatistics, Counters, ReadSource
+from fusecache.engine.runtime.by_bucket import bucket_of
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor, TaskNursery
 from fusecache.index.cache_index import CacheIndex, ObjectRow, read_boot_id
@@ -57,7 +58,7 @@ class CacheOptions:
     connections: most GETs in flight. 16 to 32 saturate a node's link to a distant bucket at 80 MB/s each. Random reads
     of many threads use more: 64 threads read 1.4 times as much with 64 connections as with 32.
     free_space_floor_bytes: left free on the file system, even if the limit allows more.
-    buckets: the names of the folders with which keys begin; "" for the only bucket.
+    buckets: the names of the folders with which keys begin; "" for the only bucket. writable: the writable ones.
     write_reserve_bytes: part of the staging space, kept free for accepted writes that are still in the kernel.
     """
 
@@ -70,6 +71,7 @@ class CacheOptions:
     write_reserve_bytes: int = 0
     boot_id: str = field(default_factory=read_boot_id)
     buckets: Sequence[str] = ("",)
+    writable: Sequence[str] = ("",)
 
     def __post_init__(self) -> None:
         if self.limit_bytes <= 0 or self.connections < 1 or self.free_space_floor_bytes < 0:
@@ -114,7 +116,7 @@ class BlockCache:
         self._counters = Counters()
         self._pool = AlignedBuffers(options.buffer_bytes)
         self._index = CacheIndex(directory / "index", boot_id=options.boot_id, described=[files_directory])
-        ledger = SpaceLedger(options.limit_bytes, options.write_reserve_bytes)
+        ledger = SpaceLedger(options.limit_bytes, options.write_reserve_bytes, options.writable)
         try:
             self._files = CacheFiles(files_directory)
             ledger.restore_cache(self._index.used_bytes())
@@ -138,7 +140,7 @@ class BlockCache:
             offload, self._files, self._index, self._table, self._disk_space, self._counters
         )
         self._adoption = Adoption(offload, self._files, self._index, self._table, ledger)
-        self._buffer_pool = BufferPool(self._pool, self._table.drop_if_idle, shares=len(options.buckets))
+        self._buffer_pool = BufferPool(self._pool, self._table.drop_if_idle, options.buckets)
         self._fetcher = Fetchers(
             store,
             offload,
@@ -275,39 +277,34 @@ class BlockCache:
 
     # ---- disk space, for the write path
 
-    async def reserve_staging(self, nbytes: int) -> None:
+    # key: of the file, or anything else that begins with its bucket's folder.
+
+    async def reserve_staging(self, nbytes: int, key: str = "") -> None:
         """Reserve space for staging files, evicting clean blocks if needed. Raises NoSpace."""
-        await self._disk_space.reserve_staging(nbytes)
+        await self._disk_space.reserve_staging(nbytes, bucket_of(key))
 
-    def reserve_staging_nowait(self, nbytes: int) -> bool:
+    def reserve_staging_nowait(self, nbytes: int, key: str = "") -> bool:
         """Reserve space for staging files if there is enough now; evicts nothing."""
-        return self._disk_space.reserve_staging_nowait(nbytes)
+        return self._disk_space.reserve_staging_nowait(nbytes, bucket_of(key))
 
-    def writable_bytes(self) -> int:
-        """Return how many bytes new writes may take if all clean blocks are evicted for them.
-
-        The reserve for accepted writes that are still in the kernel is not counted.
-        """
-        ledger = self._disk_space.ledger
-        left = min(ledger.staging_limit_bytes - ledger.staging_bytes, self._disk_space.clean_limit_bytes())
-        return max(0, left - ledger.write_reserve_bytes)
+    def writable_bytes(self, key: str = "") -> int:
+        """Return how many bytes new writes may take, without the reserve for writes that are still in the kernel."""
+        return self._disk_space.writable_bytes(bucket_of(key))
 
     def usable_bytes(self) -> int:
         """Return how many bytes of the limit the disk has space for: all of them, or fewer."""
         return self._disk_space.usable_bytes()
 
-    @property
-    def high_water_bytes(self) -> int:
-        """How many bytes staging files may hold before closes should wait for uploads."""
-        return self._disk_space.ledger.high_water_bytes
+    def high_water_bytes(self, key: str = "") -> int:
+        """Return how many bytes staging files may hold before closes in a key's bucket should wait for uploads."""
+        return self._disk_space.ledger.high_water_bytes(bucket_of(key))
 
-    @property
-    def is_staging_high(self) -> bool:
-        """Whether staging files hold more than `high_water_bytes`."""
-        return self._disk_space.ledger.staging_bytes > self.high_water_bytes
+    def is_staging_high(self, key: str) -> bool:
+        """Return whether a close in a key's bucket should wait for uploads."""
+        return self._disk_space.ledger.is_staging_high(bucket_of(key))
 
     async def staging_released(self) -> None:
-        """Wait until staging files release space and hold no more than `high_water_bytes`."""
+        """Wait until staging files release space, and closes need no longer wait."""
         await self._staging_fell.wait()
 
     def announce_staging(self) -> None:
@@ -315,14 +312,14 @@ class BlockCache:
         self._staging_fell.set()
         self._staging_fell = trio.Event()
 
-    def restore_staging(self, nbytes: int) -> None:
+    def restore_staging(self, nbytes: int, key: str) -> None:
         """Account for staging files found at start, which exist whether or not they fit."""
-        self._disk_space.ledger.restore_staging(nbytes)
+        self._disk_space.ledger.restore_staging(nbytes, bucket_of(key))
 
-    def release_staging(self, nbytes: int) -> None:
+    def release_staging(self, nbytes: int, key: str = "") -> None:
         """Release reserved staging space."""
-        self._disk_space.ledger.release_staging(nbytes)
-        if not self.is_staging_high:
+        self._disk_space.ledger.release_staging(nbytes, bucket_of(key))
+        if not self.is_staging_high(key):
             self.announce_staging()
 
     async def adopt(self, files: Sequence[StagedObject]) -> None:
@@ -337,7 +334,7 @@ class BlockCache:
                 for file in files
             ]
         )
-        if not self.is_staging_high:
+        if not all(self.is_staging_high(file.object_id.key) for file in files):
             self.announce_staging()
 
     async def forget(self, object_id: ObjectId) -> None:

@@ -3,12 +3,14 @@
 Used on the trio loop only. Nothing here awaits, so a reply that views a buffer stays valid until the next checkpoint.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 
 from fusecache.disk.aligned_buffers import AlignedBuffers
 from fusecache.engine.cache.chunks import Buffer, Chunk
+from fusecache.engine.runtime.by_bucket import bucket_of
 from fusecache.policy.cache.fetch_order import Cause
+from fusecache.policy.fair_shares import FairShares
 
 # A hint or read-ahead takes an unread buffer only if it was not used for 2 s: its reader seems to have left.
 ABANDONED_SECONDS = 2.0
@@ -18,9 +20,9 @@ class BufferPool:
     """Gives out buffers: free ones first, then clean ones, the consumed before the unread."""
 
     def __init__(
-        self, pool: AlignedBuffers, on_recycled: Callable[[Chunk], None], *, shares: int = 1
+        self, pool: AlignedBuffers, on_recycled: Callable[[Chunk], None], buckets: Sequence[str] = ("",)
     ) -> None:
-        """shares: into how many equal parts the buffers are divided; the fetches of a bucket may use one of them."""
+        """buckets: the names of the buckets that share the buffers."""
         self._free = {
             False: [Buffer(buffer, small=False) for buffer in pool.large],
             True: [Buffer(buffer, small=True) for buffer in pool.small],
@@ -33,9 +35,9 @@ class BufferPool:
         self.small_count = len(pool.small)
         # Hints and read-ahead leave these free buffers to demand.
         self._reserve = max(1, self.large_count // 16)
-        self._shares = shares
-        # With several shares: how many buffers threads use, by bucket and whether they are small.
-        self._busy: Counter[tuple[str, bool]] = Counter()
+        # With several buckets: how many buffers threads use, of each size.
+        self._is_shared = len(buckets) > 1
+        self._busy = {small: FairShares(buckets, len(free)) for small, free in self._free.items()}
 
     @property
     def in_use(self) -> int:
@@ -44,10 +46,8 @@ class BufferPool:
 
     def acquire(self, *, small: bool, cause: Cause, now: float, bucket: str = "") -> Buffer | None:
         """Return an empty buffer, None if there is none that this cause, or bucket, may take."""
-        if self._shares > 1:
-            count = self.small_count if small else self.large_count
-            if self._busy[bucket, small] >= max(1, count // self._shares):
-                return None
+        if self._is_shared and self._busy[small].left(bucket) <= 0:
+            return None
         free = self._free[small]
         if free and (cause is Cause.DEMAND or len(free) > self._reserve):
             return free.pop()
@@ -68,8 +68,8 @@ class BufferPool:
 
     def acquire_use(self, buffer: Buffer) -> None:
         """A thread is about to use the buffer."""
-        if self._shares > 1 and not buffer.busy:
-            self._busy[_bucket_of(buffer), buffer.small] += 1
+        if not buffer.busy:
+            self._count_busy(buffer, 1)
         buffer.busy += 1
         self._unshelve(buffer)
 
@@ -78,8 +78,7 @@ class BufferPool:
         buffer.busy -= 1
         if buffer.busy:
             return
-        if self._shares > 1:
-            self._busy[_bucket_of(buffer), buffer.small] -= 1
+        self._count_busy(buffer, -1)
         if not buffer.valid:
             # No bytes came. Otherwise readers that wait for retries could hold all buffers, and none could be filled.
             self.release(buffer)
@@ -121,7 +120,7 @@ class BufferPool:
         self._clean[buffer.small].pop(id(buffer), None)
         self._consumed[buffer.small].pop(id(buffer), None)
 
-
-def _bucket_of(buffer: Buffer) -> str:
-    assert buffer.chunk is not None
-    return buffer.chunk.owner.object_id.key.partition("/")[0]
+    def _count_busy(self, buffer: Buffer, change: int) -> None:
+        if self._is_shared:
+            assert buffer.chunk is not None
+            self._busy[buffer.small].take(bucket_of(buffer.chunk.owner.object_id.key), change)

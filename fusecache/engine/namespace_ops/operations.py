@@ -80,7 +80,9 @@ class NamespaceOps:
     async def create(self, parent: Node, name: str, mode: int, maker: User = ROOT_USER) -> Node:
         """Make an empty file; it is durable only once it was closed. Raises AlreadyExists, NoSpace."""
         self._tree.check_change(parent)
-        await self._file_io.check_space(lambda: self._tree.relative(self._tree.child_key(parent, name)))
+        await self._file_io.check_space(
+            parent, lambda: self._tree.relative(self._tree.child_key(parent, name))
+        )
         await self._check_free(parent, name)
         node = self._tree.make(parent, name, Kind.FILE)
         node.mode = mode

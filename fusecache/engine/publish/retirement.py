@@ -92,7 +92,7 @@ class Retirement:
             rows.append(DropFile(version.record.generation))
             size, checksums = version.size, version.granule_checksums
             is_cacheable = bool(size and checksums)
-            self._cache.release_staging(version.reserved - (size if is_cacheable else 0))
+            self._cache.release_staging(version.reserved - (size if is_cacheable else 0), version.record.key)
             version.reserved = 0
             if is_cacheable:
                 staged.append(StagedObject(published.object_id, size, version.file.path, checksums))

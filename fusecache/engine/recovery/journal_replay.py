@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What replay found. staged_bytes: what staging and the quarantine folders hold on disk.
+    """What replay found.
 
     orphans, suspects: how many files this start quarantined. quarantined: the rows of all quarantined files, with the
     bytes that each holds on disk.
@@ -64,9 +64,14 @@ class ReplayResult:
     quarantined: list[tuple[FileRecord, int]] = field(default_factory=list)
     orphans: int = 0
     suspects: int = 0
-    staged_bytes: int = 0
     # (key, UploadId) of the multipart uploads to abort.
     uploads: list[tuple[str, str]] = field(default_factory=list)
+
+    def staged_bytes(self) -> Iterator[tuple[str, int]]:
+        """Yield the key and the bytes on disk of each file in staging or in quarantine."""
+        yield from ((record.key, held) for record, held in self.quarantined)
+        for version in (*self.versions, *self.rejected, *self.local):
+            yield version.record.key, version.size
 
 
 @dataclass(eq=False, repr=False)
@@ -111,9 +116,6 @@ class JournalReplay:
             )
         if changes:
             self._journal.apply(changes)
-        found.staged_bytes = self._staging.quarantined_bytes() + sum(
-            version.size for version in [*found.versions, *found.rejected, *found.local]
-        )
         if found.versions or found.operations or found.orphans or found.suspects:
             log.warning(
                 "recovered files=%d changes=%d orphans=%d suspects=%d",

@@ -299,7 +299,7 @@ class Quarantine:
         # Three steps (row, file, row), so that the next start finishes what a crash interrupts.
         await self._journal.commit(PutFile(replace(record, state=FileState.DROPPED)))
         await self._offload.disk(self._staging.delete_quarantined, number)
-        self._cache.release_staging(held)
+        self._cache.release_staging(held, record.key)
         await self._journal.commit(DropFile(number))
         log.info("deleted number=%d key=%s bytes=%d reason=%s", number, record.key, held, record.reason.value)
         return held

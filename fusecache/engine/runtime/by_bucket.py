@@ -10,6 +10,11 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
+def bucket_of(key: str) -> str:
+    """Return the name of a key's bucket in a mount of several: its first part."""
+    return key.partition("/")[0]
+
+
 class ByBucket(Generic[T]):
     """One part for each bucket, found by key."""
 
@@ -21,7 +26,7 @@ class ByBucket(Generic[T]):
 
     def of(self, key: str) -> T:
         """Return the part of a key's bucket; of the first bucket if the key is in none."""
-        return self._first if self._is_single else self._parts.get(key.partition("/")[0], self._first)
+        return self._first if self._is_single else self._parts.get(bucket_of(key), self._first)
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._parts.values())

@@ -19,7 +19,7 @@ from fusecache.engine.namespace.nodes import FileHandle, Node
 from fusecache.engine.runtime.procfs import KILL_LOOK_SECONDS, KillDetector
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.policy.progress_timeout import STANDSTILL_SECONDS, ProgressTimeout
-from fusecache.remote.store import Store
+from fusecache.remote.store import Store, statistics_of
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +31,15 @@ _NAMED_MAX = 50
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Waiter:
-    """One close that waits. since: loop time."""
+    """One close that waits. key: of its file. since: loop time."""
 
     handle: FileHandle
+    key: str
     since: float
 
 
 class Backpressure:
-    """Delays closes while staging is above its high-water mark and uploads make progress."""
+    """Delays closes while staging is above its high-water mark and uploads of their bucket make progress."""
 
     def __init__(self, cache: BlockCache, queue: WritebackQueue, store: Store) -> None:
         self._cache = cache
@@ -66,14 +67,14 @@ class Backpressure:
                 }
                 for waiter in self._waiting[:_NAMED_MAX]
             ],
-            "high_water_bytes": self._cache.high_water_bytes,
+            "high_water_bytes": self._cache.high_water_bytes(self._waiting[0].key if self._waiting else ""),
         }
 
     async def wait_for_space(self, handle: FileHandle) -> None:
         """Return when staging is below its high-water mark, or waiting is of no use.
 
         It is of no use in these cases:
-        - No file is queued for upload, or no upload made progress for `STANDSTILL_SECONDS`.
+        - No file of its bucket is queued for upload, or no upload there made progress for `STANDSTILL_SECONDS`.
         - The mount ends, or the writer is being killed.
         - `_WAITERS_MAX` other closes wait already.
         """
@@ -82,12 +83,12 @@ class Backpressure:
         if not self._is_high(key) or len(self._waiting) >= _WAITERS_MAX:
             return
         timeout = ProgressTimeout(trio.current_time())
-        waiter = _Waiter(handle, trio.current_time())
+        waiter = _Waiter(handle, key, trio.current_time())
         self._waiting.append(waiter)
         try:
             while self._is_high(key):
                 now = trio.current_time()
-                timeout.on_progress(self._store.statistics().bytes_written, now)
+                timeout.on_progress(statistics_of(self._store, key).bytes_written, now)
                 if timeout.is_over(now):
                     log.warning(
                         "close goes on with staging nearly full no_upload_seconds=%.0f", STANDSTILL_SECONDS
@@ -103,4 +104,4 @@ class Backpressure:
     def _is_high(self, key: str) -> bool:
         # With no file queued for the bucket, waiting frees no space.
         is_of_use = bool(self._queue.contents.of(key)) and not self._is_ending
-        return is_of_use and self._cache.is_staging_high
+        return is_of_use and self._cache.is_staging_high(key)

@@ -122,7 +122,7 @@ class VersionDisposal:
                 self._tree.path(node), record.size, path, record.error,
             )  # fmt: skip
             self._listener.on_quarantined(record)
-            self._cache.release_staging(version.reserved - version.size)
+            self._cache.release_staging(version.reserved - version.size, version.record.key)
             version.reserved = version.size
             node.version = None
             version.node = None

@@ -112,13 +112,13 @@ class FileIO:
 
     # ---- writing
 
-    async def check_space(self, path_of: Callable[[], str] = lambda: "") -> None:
+    async def check_space(self, node: Node, path_of: Callable[[], str] = lambda: "") -> None:
         """Raise NoSpace if nothing can be written at all; called before a file is created or opened for writing.
 
-        path_of: returns the file's path for `status`; "" records nothing.
+        node: the file's, or its directory's. path_of: returns the file's path for `status`; "" records nothing.
         """
         self._journal.check_writable()
-        await self._space.check_headroom(path_of)
+        await self._space.check_headroom(node, path_of)
 
     def create(self, node: Node) -> None:
         """Give a new file its first, empty version."""
@@ -187,7 +187,7 @@ class FileIO:
         self._space.check_size(node, size)
         if size > node.size:
             with self._space.recording_enospc(lambda: self._tree.path(node), size):
-                self._space.check_admitted(size - node.size)
+                self._space.check_admitted(size - node.size, node)
         version = node.version
         is_new_start = size == 0 and version is not None and version.state is FileState.FAILED
         if version is None or not version.is_mutable or is_new_start:

@@ -30,16 +30,20 @@ class StagingSpace:
         self._cache = cache
         self.enospc_log = EnospcLog()
 
-    async def check_headroom(self, path_of: Callable[[], str]) -> None:
-        """Raise NoSpace if nothing can be written at all. path_of: as for `recording_enospc`."""
+    async def check_headroom(self, node: Node, path_of: Callable[[], str]) -> None:
+        """Raise NoSpace if nothing can be written at all to a file, or below a directory.
+
+        path_of: as for `recording_enospc`.
+        """
+        key = self._key(node)
         with self.recording_enospc(path_of, 0):
-            self.check_admitted(_HEADROOM_BYTES)
-            if not self._cache.reserve_staging_nowait(_HEADROOM_BYTES):
+            self.check_admitted(_HEADROOM_BYTES, node)
+            if not self._cache.reserve_staging_nowait(_HEADROOM_BYTES, key):
                 try:
-                    await self._cache.reserve_staging(_HEADROOM_BYTES)
+                    await self._cache.reserve_staging(_HEADROOM_BYTES, key)
                 except NoSpace as exc:
                     raise NoSpace(_FULL) from exc
-        self._cache.release_staging(_HEADROOM_BYTES)
+        self._cache.release_staging(_HEADROOM_BYTES, key)
 
     @contextmanager
     def recording_enospc(self, path_of: Callable[[], str], size: int) -> Iterator[None]:
@@ -51,9 +55,9 @@ class StagingSpace:
                 self.enospc_log.record(path, size, exc)
             raise
 
-    def check_admitted(self, nbytes: int) -> None:
+    def check_admitted(self, nbytes: int, node: Node) -> None:
         """Raise NoSpace if `nbytes` may not be begun: the rest is for writes that the kernel has accepted already."""
-        if nbytes > self._cache.writable_bytes():
+        if nbytes > self._cache.writable_bytes(self._key(node)):
             raise NoSpace(_FULL)
 
     def check_size(self, node: Node, size: int) -> None:
@@ -66,29 +70,35 @@ class StagingSpace:
     async def reserve(self, node: Node, version: FileVersion, size: int) -> None:
         """Reserve space, so that the version may grow to `size`. Raises NoSpace, TooLarge."""
         self.check_size(node, size)
+        key = version.record.key
         need = size - version.reserved
         smallest, largest = _RESERVE_STEPS
         step = max(need, min(max(version.size, smallest), largest))
-        if self._cache.reserve_staging_nowait(step):
+        if self._cache.reserve_staging_nowait(step, key):
             version.reserved += step
             return
         async with version.growth:  # two writers must not both reserve the same growth
             need = size - version.reserved
             if need <= 0:
                 return
-            await self._cache.reserve_staging(need)
+            await self._cache.reserve_staging(need, key)
             if version.is_mutable:
                 version.reserved += need
             else:
-                self._cache.release_staging(need)  # closed, published or removed while this waited
+                self._cache.release_staging(need, key)  # closed, published or removed while this waited
+
+    def _key(self, node: Node) -> str:
+        if node.version is not None:
+            return node.version.record.key
+        return self._tree.key(node) if self._tree.is_linked(node) else ""
 
     def trim(self, version: FileVersion) -> None:
         """Release the space that is reserved beyond the version's size, as nothing is written for now."""
         if version.reserved > version.size:
-            self._cache.release_staging(version.reserved - version.size)
+            self._cache.release_staging(version.reserved - version.size, version.record.key)
             version.reserved = version.size
 
     def release(self, version: FileVersion) -> None:
         """Release all space of a version, whose file is about to be deleted."""
-        self._cache.release_staging(version.reserved)
+        self._cache.release_staging(version.reserved, version.record.key)
         version.reserved = 0

@@ -36,7 +36,7 @@ async def fill_to_the_end(user: User, names: list[str]) -> None:
 
 def high_water(user: User) -> int:
     """Bytes of staging above which closes wait."""
-    return user.fs.cache.high_water_bytes
+    return user.fs.cache.high_water_bytes()
 
 
 # ---- slowing down
