@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,24 @@ def test_a_function_that_fails_costs_its_own_hints_only(
         wait_until(lambda: fetched(one, "hint") >= IMAGES // 2 * IMAGE_BYTES, "the others")
         assert list(hints) == list(range(IMAGES))
     assert [record.getMessage() for record in caplog.records] == ["no hint for 0: KeyError: 0"]
+
+
+def test_the_first_files_are_fetched_while_the_list_is_still_looked_at(
+    mount: Callable[..., Mount], images: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_ITEMS", 8)
+    one, gate = mount(), threading.Event()
+
+    def path_of(item: int) -> Path:
+        assert item < 8 or gate.wait(60)
+        return one.path / images[item]
+
+    with FileHints(path_of, list(range(IMAGES))) as hints:
+        wait_until(lambda: fetched(one, "hint") >= 8 * IMAGE_BYTES, "the first files")
+        assert fetched(one, "hint") == 8 * IMAGE_BYTES
+        gate.set()
+        wait_until(lambda: fetched(one, "hint") >= IMAGES * IMAGE_BYTES, "the others")
+        assert list(hints) == list(range(IMAGES))
 
 
 def test_a_daemon_that_was_started_again_gets_the_plans_again(
