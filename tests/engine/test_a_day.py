@@ -274,7 +274,9 @@ def _inside(value: object, label: str, found: Counter[str], seen: set[int]) -> I
 
 
 def _is_ours(value: object) -> bool:
-    return type(value).__module__.partition(".")[0] == "fusecache"
+    module = type(value).__module__
+    # Some classes, of other packages, define an attribute of that name.
+    return isinstance(module, str) and module.partition(".")[0] == "fusecache"
 
 
 def _fields(each: object) -> Iterator[tuple[str, object]]:
