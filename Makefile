@@ -115,7 +115,7 @@ $(VENV)/.trainers: pyproject.toml $(VENV)/.installed
 
 .PHONY: test-trainers
 test-trainers: setup $(VENV)/.trainers ## checkpoints of transformers, accelerate, Lightning and DCP on a mount
-	$(VENV)/bin/python -m pytest tests/trainers $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest tests/trainers -n 2 --dist worksteal $(PYTEST_ARGS)
 
 CEPH_TESTS ?= tests/contract tests/mount
 
