@@ -57,6 +57,8 @@ OTHER_VARIABLES = re.compile(r"FUSECACHE_(CONFIG|SOCKET|TEST_.*|HINT_.*|LOADER_.
 
 SMALLEST_CACHE_BYTES = 64 * MIB
 SMALLEST_MEMORY_BYTES = 32 * MIB
+# One large buffer for each bucket of a mount, with a share for small ones: none may have to wait for another's.
+BUCKET_MEMORY_BYTES = 9 * MIB
 # Share of the disk's free space. The journal, the logs and other programs of the node need the rest.
 DEFAULT_CACHE_SHARE = 0.8
 
@@ -470,10 +472,11 @@ def _check_kind(options: MountOptions) -> None:
 
 def _check_together(options: MountOptions, *, share: str) -> None:
     """Raise ConfigError if options contradict each other. share: the cache size as given in percent, else ""."""
-    if options.memory < SMALLEST_MEMORY_BYTES:
+    smallest = max(SMALLEST_MEMORY_BYTES, len(options.requests.buckets) * BUCKET_MEMORY_BYTES)
+    if options.memory < smallest:
         raise ConfigError(
-            f"memory = {size_text(options.memory)}: allowed is {SMALLEST_MEMORY_BYTES // MIB} MiB or more, so that a "
-            "few buffers of each size fit"
+            f"memory = {size_text(options.memory)}: allowed is {smallest // MIB} MiB or more, so that a few buffers of "
+            "each size fit, and a large one for each bucket"
         )
     floor = max(SMALLEST_CACHE_BYTES, options.memory)
     if options.cache_size < floor:
