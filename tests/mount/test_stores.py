@@ -191,21 +191,22 @@ def test_a_killed_daemons_files_are_uploaded_later(cloud, mount_cloud, server, e
         ]
 
 
-def test_an_azure_bucket_beside_one_of_s3(azurite, mount, tmp_path, expect_log):
+@pytest.mark.parametrize("server", ["azure"], indirect=True)
+def test_an_azure_bucket_beside_one_of_s3(server, mount, tmp_path, expect_log):
     """Each folder's changes reach its own bucket. While that of S3 is away, Azure's is read and written as ever."""
     prefix = f"{uuid.uuid4().hex}/"
     keys = tmp_path / "keys"
     config = tmp_path / "two.toml"
-    with ServerProcess() as s3, closing(azure_store(azurite)) as store:
+    with ServerProcess() as s3, closing(azure_store(server)) as store:
         keys.write_text(f"AWS_ACCESS_KEY_ID={s3.access_key}\nAWS_SECRET_ACCESS_KEY={s3.secret_key}\n")
         keys.chmod(0o600)
         config.write_text(
-            f'[[bucket]]\nname = "archive"\nsource = "az://{CONTAINER}/{prefix}"\n'
-            f'endpoint_url = "{azurite.endpoint_url}"\n'
+            f'[[bucket]]\nname = "archive"\nsource = "az://{CONTAINER}/{prefix[:-1]}"\n'
+            f'endpoint_url = "{server.endpoint_url}"\n'
             f'[[bucket]]\nname = "gradients"\nsource = "s3://{s3.bucket}/run"\nendpoint_url = "{s3.endpoint_url}"\n'
             f'credentials_file = "{keys}"\n'
         )
-        azure = Cloud(CloudService("", azure_variables(azurite)), "", prefix, store)
+        azure = Cloud(CloudService("", azure_variables(server)), "", prefix, store)
         made = mount("--config", str(config), of=azure)
         for name in ("archive", "gradients"):
             (made.path / name / "large").write_bytes(pattern(70 * MIB))
@@ -220,7 +221,7 @@ def test_an_azure_bucket_beside_one_of_s3(azurite, mount, tmp_path, expect_log):
         assert sorted(s3.control.objects()) == ["run/large", "run/old"]
         assert s3.control.read("run/large") == pattern(70 * MIB)
         assert [each["source"] for each in made.status()["buckets"]] == [
-            f"az://{CONTAINER}/{prefix}".rstrip("/"),
+            f"az://{CONTAINER}/{prefix[:-1]}",
             f"s3://{s3.bucket}/run",
         ]
         s3.control.pause("refuse")
