@@ -51,9 +51,7 @@ FINDINGS = (
 class Run:
     """One run: the server, the node, the load, and the lanes of faults."""
 
-    def __init__(
-        self, plan: Plan, seed: int, directory: Path, *, shape: str, whole_machine: bool
-    ) -> None:
+    def __init__(self, plan: Plan, seed: int, directory: Path, *, shape: str, whole_machine: bool) -> None:
         """shape: of the mount, a key of `SHAPES`."""
         self._plan, self._seed, self._shape = plan, seed, shape
         self.findings: list[tuple[str, str]] = []
@@ -175,7 +173,9 @@ class Run:
                 if fault.kind not in PROGRAMS:  # these excuse nothing
                     self._active[fault.kind] = where
                 self.injected[f"{fault.kind}{' at the other server' if where == 1 else ''}"] += 1
-                self._say(f"{fault.kind}, {fault.seconds:.0f} s, {'at the other server' if where == 1 else ''}")
+                self._say(
+                    f"{fault.kind}, {fault.seconds:.0f} s, {'at the other server' if where == 1 else ''}"
+                )
             try:
                 self._begin(name, fault)
                 self._wait(fault.seconds, is_node=is_node)

@@ -49,7 +49,9 @@ class BucketFaults:
             case "other bytes":
                 for number, size in enumerate(FILES):
                     if rng.random() < 0.6:
-                        control.add_synthetic(f"data/f{number}", size - rng.choice([0, 0, 1]), OTHER_SEED + number)
+                        control.add_synthetic(
+                            f"data/f{number}", size - rng.choice([0, 0, 1]), OTHER_SEED + number
+                        )
             case _:
                 control.faults(*_answers(kind, rng))
                 if kind == "resets":

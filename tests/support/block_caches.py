@@ -85,7 +85,7 @@ def new_bucket() -> Bucket:
 
 
 @asynccontextmanager
-async def running_cache(
+async def running_cache(  # noqa: PLR0913  # what differs between caches
     store: object,
     directory: Path,
     *,

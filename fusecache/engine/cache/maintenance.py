@@ -128,7 +128,7 @@ class CacheMaintenance:
         pending = chunk.pending()
         for buffer in list(chunk.buffers):
             if buffer.chunk is not chunk:
-                continue  # another bucket has taken it meanwhile
+                continue  # another bucket has taken it
             for first, stop in runs(buffer.valid & missing & ~pending):
                 self._buffer_pool.acquire_use(buffer)
                 try:

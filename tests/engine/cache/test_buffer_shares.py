@@ -76,7 +76,9 @@ async def test_readers_of_buckets_that_end_answers_midway_leave_a_buffer_to_the_
         failed.append(key)
 
     async with (
-        running_cache(store, tmp_path, buffer_bytes=32 * MIB, threads=False, buckets=("a", "b", "c")) as cache,
+        running_cache(
+            store, tmp_path, buffer_bytes=32 * MIB, threads=False, buckets=("a", "b", "c")
+        ) as cache,
         trio.open_nursery() as nursery,
     ):
         for key in keys:

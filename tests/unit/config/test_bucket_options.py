@@ -52,7 +52,9 @@ def test_each_bucket_has_the_options_of_a_mount_of_its_own(tmp_path: Path) -> No
 
 def test_each_bucket_needs_memory_of_its_own(tmp_path: Path) -> None:
     tables = "".join(f'[[bucket]]\nname = "b{number}"\nsource = "s3://b{number}"\n' for number in range(4))
-    with pytest.raises(ConfigError, match=r"memory = 32.0 MiB: allowed is 36 MiB or more.* a large one for each bucket"):
+    with pytest.raises(
+        ConfigError, match=r"memory = 32.0 MiB: allowed is 36 MiB or more.* a large one for each bucket"
+    ):
         load(f'memory = "32MiB"\n{tables}', tmp_path)
     for count in (4, 9, 16, 30, 100):
         assert len(AlignedBuffers(count * BUCKET_MEMORY_BYTES).large) >= count
