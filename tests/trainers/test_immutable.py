@@ -1,6 +1,7 @@
 """The real StreamingDataset on compressed shards below a writable mount: nothing of it reaches the bucket."""
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 from loader import MDSWriter
