@@ -30,8 +30,8 @@ LOG_TAIL_LINES = 15  # enough for the end of a traceback
 EXIT_SECONDS = 60.0
 # With --force, uploads may be in flight: long enough for an idle daemon, short for a user at a terminal.
 FORCED_EXIT_SECONDS = 10.0
-# The kernel ends a daemon's session with the last copy of its mount. A process that made a mount namespace of its own
-# meanwhile (unshare, a container) may keep a copy: then a signal ends the daemon.
+# The kernel ends a daemon's session with the last copy of its mount. A mount namespace that began after the mount, as
+# of unshare or a container, can hold a copy: then a signal ends the daemon.
 _COPIED_SECONDS = 5.0
 
 
