@@ -40,6 +40,8 @@ SYSTEMD_PACKAGES := debootstrap rsync systemd-container
 MONITORING_PACKAGES := prometheus
 CONTAINER_PACKAGES := $(SYSTEMD_PACKAGES) iproute2
 RELEASE_PACKAGES := $(SYSTEMD_PACKAGES) git
+IMAGE_PACKAGES := buildah mmdebstrap
+PODMAN_PACKAGES := podman runc
 
 .PHONY: help
 help: ## show this list
@@ -154,8 +156,13 @@ test-systemd: fuse-device ## install into a bare Debian, boot it, and use the se
 	@$(AS_ROOT) tests/systemd/run
 
 .PHONY: test-package
-test-package: fuse-device release ## the .deb in a bare Debian: install, upgrade, remove; DISTRIBUTION; needs root
+test-package: fuse-device release-packages ## the .deb in a bare Debian: install, upgrade, remove; DISTRIBUTION; needs root
 	@$(AS_ROOT) $(if $(AS_ROOT),--preserve-env) tests/package/run
+
+.PHONY: test-image
+test-image: setup release ## the OCI image, with podman: mounts, reads, writes; needs root
+	@$(if $(APT),$(APT) $(PODMAN_PACKAGES))
+	@$(AS_ROOT) env FUSECACHE_TEST_IMAGE=1 $(VENV)/bin/python -m pytest tests/package $(PYTEST_ARGS)
 
 # What runs in the container: COMMAND="make test", say, or COMMAND="make fuzz".
 COMMAND ?= make test
@@ -254,9 +261,14 @@ RELEASE = $(AS_ROOT) env DAEMON_PACKAGES="$(DAEMON_PACKAGES)" \
     $(foreach name,DISTRIBUTION MIRROR COMPONENTS REVISION,$(if $($(name)),$(name)="$($(name))")) packaging/release
 
 .PHONY: release
-release: ## sdist, wheel and .deb of this commit, in build/release; DISTRIBUTION; needs root
+release: release-packages ## sdist, wheel, .deb and OCI image of this commit, in build/release; DISTRIBUTION; needs root
+	@$(if $(APT),$(APT) $(IMAGE_PACKAGES))
+	@$(RELEASE) image
+
+.PHONY: release-packages
+release-packages:
 	@$(if $(APT),$(APT) $(RELEASE_PACKAGES))
-	@$(RELEASE)
+	@$(RELEASE) packages
 
 # ---- installing the daemon
 
