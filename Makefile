@@ -33,7 +33,7 @@ DESTDIR ?=
 PIP_INSTALL ?=
 
 DAEMON_PACKAGES := e2fsprogs fuse3 gcc libc6-dev libfuse3-dev pkg-config python3 python3-dev python3-venv
-TEST_PACKAGES := attr ca-certificates fio git openssl procps rsync unzip zip
+TEST_PACKAGES := attr ca-certificates fio git openssl procps rsync shellcheck unzip zip
 CEPH_PACKAGES := ceph-common ceph-mon ceph-osd radosgw
 BENCH_PACKAGES := fio s3fs
 SYSTEMD_PACKAGES := debootstrap rsync systemd-container
@@ -155,6 +155,14 @@ test-systemd: fuse-device ## install into a bare Debian, boot it, and use the se
 	@$(if $(APT),$(APT) $(SYSTEMD_PACKAGES))
 	@$(AS_ROOT) tests/systemd/run
 
+# Which folders of examples/deploy; empty: all.
+PLATFORMS ?=
+
+.PHONY: test-deploy
+test-deploy: setup ## examples/deploy on throwaway machines: a real Slurm, and others; PLATFORMS; needs root
+	@$(if $(APT),$(APT) $(CONTAINER_PACKAGES))
+	@$(AS_ROOT) tests/deploy/run $(PLATFORMS)
+
 .PHONY: test-package
 test-package: fuse-device release-packages ## the .deb in a bare Debian: install, upgrade, remove; DISTRIBUTION; needs root
 	@$(AS_ROOT) $(if $(AS_ROOT),--preserve-env) tests/package/run
@@ -245,6 +253,10 @@ bench-write: setup $(VENV)/.bench ## writing, beside rclone, s3fs, boto3 and a l
 bench-loader: setup $(VENV)/.bench ## the loader, beside StreamingDataset and LitData; 25 minutes as root; BENCH_ARGS
 	@$(VENV)/bin/python -m benchmarks.loader $(BENCH_ARGS)
 
+.PHONY: bench-file-hints
+bench-file-hints: setup $(VENV)/.bench ## single files and tars, with hints and without; 6 minutes as root
+	@$(VENV)/bin/python -m benchmarks.file_hints $(BENCH_ARGS)
+
 AGAINST ?= HEAD
 
 .PHONY: bench-pairs
@@ -320,7 +332,7 @@ RELOAD_SYSTEMD = if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then syst
 
 .PHONY: clean
 clean: ## caches of the tools, and build/
-	@for tree in build/*-root build/container build/bare; do \
+	@for tree in build/*-root build/container build/deploy build/bare; do \
 	    [ ! -e "$$tree" ] || $(AS_ROOT) rm -rf --one-file-system "$$tree"; done
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find fusecache loader tests -name __pycache__ -type d -prune -exec rm -rf {} +

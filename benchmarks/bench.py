@@ -60,6 +60,8 @@ class Sizes:
     steady_epochs: int = 3
     # 256 steps, 40 s an epoch: a real one lasts hours, and what is fetched a second ahead takes no part of its cache.
     steady_step_seconds: float = 0.15
+    image_files: int = 4_000
+    tar_files: int = 40
 
 
 QUICK = Sizes(
@@ -88,6 +90,8 @@ QUICK = Sizes(
     cold_step_seconds=0.1,
     steady_samples=32_768,
     steady_step_seconds=0.05,
+    image_files=800,
+    tar_files=12,
 )
 
 

@@ -83,6 +83,8 @@ SHOWN = {
     "order-native": Shown("first batch of 1 000 000 000, native", "batch_seconds", _seconds),
     "index": Shown("index of 1 000 000 shards", "seconds", _seconds),
     "import": Shown("import", "seconds", _seconds),
+    "images-epoch": Shown("waited for batches of single files", "waited_seconds", _seconds),
+    "tars-epoch": Shown("waited for batches of tars", "waited_seconds", _seconds),
 }
 ORDER = (
     "fusecache",

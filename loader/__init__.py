@@ -24,6 +24,7 @@ you build the model. The daemon then fetches the first batches while the model l
 """
 
 import loader.base.required_packages  # noqa: F401  # before anything that needs them
+from fusecache import __version__
 from loader.errors import (
     DatasetError,
     EncodingError,
@@ -35,6 +36,7 @@ from loader.errors import (
     WriterError,
 )
 from loader.hints.client import Hints
+from loader.hints.file_hints import FileHints
 from loader.mds.dataset import MDSDataset
 from loader.mds.stream import Stream
 from loader.parquet.dataset import ParquetDataset
@@ -50,6 +52,7 @@ __all__ = [
     "DatasetError",
     "ElasticBatchSampler",
     "EncodingError",
+    "FileHints",
     "FilesMissingError",
     "Hints",
     "LoaderError",
@@ -63,6 +66,7 @@ __all__ = [
     "TemplarDataset",
     "World",
     "WriterError",
+    "__version__",
     "merge",
     "wait_for",
     "write_parallel",

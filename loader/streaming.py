@@ -2,5 +2,6 @@
 
 from loader.torch.streaming import StreamingDataLoader, StreamingDataset
 from loader.torch.streaming_streams import StreamingStream as Stream
+from loader.writing.streaming_writer import StreamingMDSWriter as MDSWriter
 
-__all__ = ["Stream", "StreamingDataLoader", "StreamingDataset"]
+__all__ = ["MDSWriter", "Stream", "StreamingDataLoader", "StreamingDataset"]

@@ -19,6 +19,10 @@ __all__ = ["kept_by_the_session", "nothing_left_behind"]
 os.environ.setdefault("TMPDIR", "/var/tmp")
 tempfile.tempdir = None  # pytest has asked for the folder before, and Python remembers the answer
 
+# FUSECACHE_TEST_FUSE_LIBRARY=pyfuse3 runs every mount of the tests on that library.
+if os.environ.get("FUSECACHE_TEST_FUSE_LIBRARY"):
+    os.environ["FUSECACHE_FUSE_LIBRARY"] = os.environ["FUSECACHE_TEST_FUSE_LIBRARY"]
+
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 NEEDS_TORCH = re.compile(
     r"^(import|from) (torch|torchdata|streaming|loader\.(torch|fast|streaming)|examples\.demo\.\w+"

@@ -177,6 +177,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--data", type=Path, required=True, help="folder of an MDS dataset")
     parser.add_argument("--checkpoints", type=Path, required=True, help="folder for checkpoints")
+    parser.add_argument("--final", type=Path, help="file for the weights at the end of the epoch")
     parser.add_argument("--log-dir", type=Path, required=True, help="local folder for the step log")
     parser.add_argument("--phase", default="train", help="name of this part of the run, in the step log")
     parser.add_argument("--global-batch-size", type=int, default=32, help="samples a step, over all ranks")
@@ -226,6 +227,8 @@ def main() -> None:
     finished = train(state, DataLoader(dataset, batch_sampler=sampler), options, events)
     if finished and state.step % options.checkpoint_every:
         save(state, options.checkpoints, events)
+    if finished and options.final is not None and dist.get_rank() == 0:
+        torch.save(model.state_dict(), options.final)
     events.write("end", step=state.step, finished=finished)
     if hints is not None:
         hints.close()

@@ -246,6 +246,22 @@ def make_parser() -> argparse.ArgumentParser:
             folder_arguments.PULL_STATUS,
         )
     )
+    folder_arguments.add_push_arguments(
+        _add(
+            commands,
+            "push",
+            "publish what changed in a plain folder, without FUSE",
+            folder_arguments.PUSH_STATUS,
+        )
+    )
+    folder_arguments.add_watch_arguments(
+        _add(
+            commands,
+            "watch",
+            "publish each file of a plain folder once it is closed, without FUSE, until SIGTERM",
+            folder_arguments.WATCH_STATUS,
+        )
+    )
 
     version = _add(commands, "version", "print the version")
     version.set_defaults(run=_version, parser=version)

@@ -196,7 +196,7 @@ class BucketOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """Where requests go, and what they carry: a group of `MountOptions`.
+    """Where requests go, what they carry, and whether a mount waits for them: a group of `MountOptions`.
 
     endpoints: of the data set, the primary first; empty if the mount's own options name its only one. buckets: of a
     mount of several.
@@ -211,6 +211,12 @@ class RequestOptions:
         metavar="[NAME=]X",
     )
 
+    wait_for_bucket: bool = option(
+        as_flag,
+        "start only once the bucket has answered; otherwise a mount whose cache directory was used before starts "
+        "without it, and serves cached files and files that wait for upload",
+        default=False,
+    )
     unsigned: bool = option(
         as_flag, "send requests without keys, for a public bucket; needs read_only", default=False
     )

@@ -117,12 +117,6 @@ class MountOptions:
         parse_size, "memory for the buffers of reads in flight", unit="bytes", default=256 * MIB
     )
     read_only: bool = option(as_flag, "mount read-only: every change fails with EROFS", default=False)
-    wait_for_bucket: bool = option(
-        as_flag,
-        "start only once the bucket has answered; otherwise a mount whose cache directory was used before starts "
-        "without it, and serves cached files and files that wait for upload",
-        default=False,
-    )
     allow_other: bool = option(
         as_flag,
         "let other users access the mount; over its control socket they may only ask, wait and send hints",
@@ -167,6 +161,13 @@ class MountOptions:
         "links are shown, and fail with EACCES",
         default="inside",
         metavar="inside|all|none",
+    )
+    fuse_library: str = option(
+        one_of("auto", "own", "pyfuse3"),
+        "what answers the kernel's requests: own, in this package; pyfuse3, if the extra `pyfuse3` is installed; auto, "
+        "own where it can mount, else pyfuse3",
+        default="pyfuse3",
+        metavar="auto|own|pyfuse3",
     )
     writeback: WritebackOptions
     requests: RequestOptions

@@ -92,7 +92,7 @@ def connect(
             return StartConnection(remote, failure=exc)
         if not isinstance(exc, (Unavailable, AccessDenied, CredentialsMissing)):
             raise
-        if was_used and not options.wait_for_bucket and not isinstance(exc, Untrusted):
+        if was_used and not options.requests.wait_for_bucket and not isinstance(exc, Untrusted):
             return StartConnection(remote, failure=exc)
         if isinstance(exc, Unavailable):
             raise MountError(
@@ -229,7 +229,7 @@ def _first_answers(options: MountOptions, remote: ReadWriteSplit, *, is_optional
 
     is_optional: the mount starts without the bucket if it is silent for START_SECONDS.
     """
-    if options.wait_for_bucket:
+    if options.requests.wait_for_bucket:
         return _patiently(options, partial(_probe, options, remote))
     return within(START_SECONDS, partial(_probe, options, remote)) if is_optional else _probe(options, remote)
 

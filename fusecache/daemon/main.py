@@ -14,7 +14,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import pyfuse3
 import trio
 
 from fusecache import __version__
@@ -37,7 +36,6 @@ from fusecache.daemon.connect import (
 from fusecache.daemon.control_server import ControlServer
 from fusecache.daemon.control_socket import ControlSocket
 from fusecache.daemon.disk_check import check_disk, shortage_text
-from fusecache.daemon.fuse_options import fuse_options
 from fusecache.daemon.log import begin_log
 from fusecache.daemon.metrics_port import metrics_served
 from fusecache.daemon.risks import risk_texts
@@ -58,7 +56,10 @@ from fusecache.fs.kernel import tune
 from fusecache.fs.kernel_caches import KernelCaches
 from fusecache.fs.operations import Operations
 from fusecache.fs.owned_hints import OwnedHints
+from fusecache.fuse.library import FuseSession, open_session
+from fusecache.fuse.values import MountPlan, MountRefused
 from fusecache.model.errors import FusecacheError, MountError, NoSpace, ReadOnly
+from fusecache.model.format_text import printable
 from fusecache.model.verdict import verdict_line
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.leftover_text import found_text
@@ -74,10 +75,8 @@ NETWORK_THREADS = 80
 UPLOAD_THREADS = 16
 # Threads for publishing requests that send few bytes, so that they never queue behind large uploads.
 PUBLISH_THREADS = 64
-# Maximum FUSE requests in handlers. With pyfuse3's default of 99, a hundred waiting reads would block every `ls`.
+# Maximum FUSE requests in handlers. With few, that many waiting reads would block every `ls`.
 MAX_TASKS = 4096
-# Idle handler tasks that stay alive, so that bursts of requests do not start and end tasks all the time.
-MIN_TASKS = 64
 # With Python's default of 5 ms, a thread that copies a body blocks the event loop, and so every reader, that long.
 SWITCH_INTERVAL_SECONDS = 0.0005
 # Files of the daemon are its user's alone. Modes of files in the mount come from each caller's umask, not from this.
@@ -168,7 +167,8 @@ class _Daemon:
         self._links: list[BucketLink] = []
         self._ready = ready
         self._stop = trio.Event()
-        self._mounted = False
+        self._session: FuseSession | None = None
+        self._kernel_caches = KernelCaches()
         self._is_announced = False
         self._abandoned = False
         self._is_stalled = False
@@ -193,7 +193,7 @@ class _Daemon:
             offload,
             _engine_options(options, self._mounts, ownership),
             self._supervisor,
-            KernelCaches(),
+            self._kernel_caches,
         )
         self._facts |= _initial_facts(options, self._mounts)
         self._links = [
@@ -283,8 +283,7 @@ class _Daemon:
         supervisor = self._supervisor
         await nursery.start(supervisor.run_service, "signals", self._watch_signals, name="signals")
         await nursery.start(supervisor.run_service, "control", server.run, name="control")
-        self._mount(operations)
-        nursery.start_soon(self._serve, name="fuse")
+        nursery.start_soon(self._serve, self._mount(operations), name="fuse")
         await self._announce(filesystem)
         nursery.start_soon(supervisor.run, "status", partial(self._report, filesystem, server), name="status")
 
@@ -297,27 +296,28 @@ class _Daemon:
             # Like a kill: the next mount finds out which of the requests in flight took effect.
             offload.abandon_writes()
 
-    def _mount(self, operations: Operations) -> None:
+    def _mount(self, operations: Operations) -> FuseSession:
         options = self._options
-        words = fuse_options(options.source, allow_other=options.allow_other)
+        # Users name the bucket: as the mount table's device it must not forge a line.
+        name = printable(options.source)
+        plan = MountPlan(str(options.mountpoint), name, "fusecache", allow_other=options.allow_other)
         try:
-            pyfuse3.init(operations, str(options.mountpoint), words)
-        except RuntimeError as exc:
+            self._session = open_session(operations, plan, options.fuse_library)
+        except MountRefused as exc:
             raise MountError(
-                f"{options.mountpoint}: mounting failed ({exc}); see the message of fusermount3 above, "
-                f"or in {options.cache_dir}/fusecache.log"
+                f"{options.mountpoint}: mounting failed: {exc}; the log is {options.cache_dir}/fusecache.log"
             ) from exc
-        self._mounted = True
+        self._kernel_caches.attach(self._session)
+        return self._session
 
     def _unmount(self) -> None:
-        if self._mounted:
-            self._mounted = False
-            pyfuse3.close(unmount=True)
+        if self._session is not None:
+            self._session.close()
 
-    async def _serve(self) -> None:
+    async def _serve(self, session: FuseSession) -> None:
         """Serve the kernel's requests until the mount is gone, then request the shutdown."""
         try:
-            await pyfuse3.main(min_tasks=MIN_TASKS, max_tasks=MAX_TASKS)
+            await session.serve(MAX_TASKS)
         except* Exception as group:  # noqa: BLE001  # recorded, and ends the mount in good order
             # The session cannot start again: requests in handlers would never be answered. Pending files are uploaded.
             self._supervisor.record("fuse", group)

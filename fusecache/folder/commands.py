@@ -2,8 +2,9 @@
 
 import argparse
 import json
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 
@@ -12,15 +13,25 @@ import trio
 from fusecache.cli.say import print_line, say
 from fusecache.config.options import MountOptions
 from fusecache.daemon.connect import connect, endpoint_of, identity_of
+from fusecache.daemon.disk_check import check_disk
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.folder.arguments import folder_options
 from fusecache.folder.follow import followed
 from fusecache.folder.listing import list_bucket
 from fusecache.folder.local_folder import LocalFolder, check_folder
 from fusecache.folder.patience import Patience
+from fusecache.folder.publishing import (
+    METADATA_THREADS,
+    PUBLISH_THREADS,
+    UPLOAD_THREADS,
+    FolderPublisher,
+    PushReport,
+    running_engine,
+)
 from fusecache.folder.pull import WORKERS, Pull, PullReport
-from fusecache.model.errors import FusecacheError
-from fusecache.model.format_text import size_text
+from fusecache.folder.watching import FolderPasses, Show
+from fusecache.model.errors import FolderError, FusecacheError
+from fusecache.model.format_text import count_text, size_text
 from fusecache.model.names import CONTROL_NAME
 from fusecache.mount.launch import READY, Parent, start_in_background
 from fusecache.mount.progress import StepView
@@ -92,6 +103,95 @@ def _pull(arguments: argparse.Namespace, options: MountOptions, parent: Parent) 
 
         trio.run(run)
     return one.report
+
+
+def push(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    """Publish a folder; return the exit status."""
+    with StepView(sys.stderr, verb="pushing") as view:
+
+        def show(report: PushReport, under_way: int) -> None:
+            left = f"{count_text(under_way, 'file')} under way"
+            view.show(report.published_bytes, None, left, f"{report.line()}, {left}")
+
+        report = _publish(arguments, "push", show, lambda passes: passes.push())
+    return _say_pushed(arguments, report)
+
+
+def watch(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    """Publish what is closed in a folder until a signal; return the exit status."""
+    told: dict[str, str] = {}
+
+    def show(report: PushReport, _: int) -> None:
+        now = report.conflicts | report.failed
+        _say_names("not published", {name: why for name, why in now.items() if told.get(name) != why})
+        told.clear()
+        told.update(now)
+
+    def ready() -> None:
+        say(f"watching {arguments.folder}")
+
+    report = _publish(
+        arguments, "watch", show, lambda passes: passes.watch(arguments.sync_deadline, ready), create=True
+    )
+    return _say_pushed(arguments, report)
+
+
+def _publish(
+    arguments: argparse.Namespace,
+    command: str,
+    show: Show,
+    work: Callable[[FolderPasses], Awaitable[None]],
+    *,
+    create: bool = False,
+) -> PushReport:
+    check_folder(arguments.folder, create=create)
+    options = folder_options(arguments, read_only=False)
+    endpoint = endpoint_of(options)
+    identity = identity_of("", options, endpoint)
+    logging.getLogger("fusecache").setLevel(logging.ERROR)
+    logging.getLogger("fusecache.engine.publish.rejections").setLevel(
+        logging.CRITICAL
+    )  # the report names them
+    with LocalFolder(arguments.folder, identity, command, create=create) as folder:
+        check_disk(options)
+        connections = METADATA_THREADS + UPLOAD_THREADS + PUBLISH_THREADS
+        connection = connect(options, endpoint, max_connections=connections, was_used=False)
+        with closing(connection.remote) as remote, unwrap_single_error():
+            if connection.write_refusal is not None:
+                raise FolderError(
+                    f"{options.source}: the keys may read, but not write ({connection.write_refusal}); use keys that "
+                    "may write"
+                )
+
+            async def run() -> PushReport:
+                async with running_engine(options, connection, identity) as filesystem:
+                    publisher = FolderPublisher(
+                        folder, filesystem, remote, options, is_forced=getattr(arguments, "force", False)
+                    )
+                    passes = FolderPasses(
+                        folder,
+                        filesystem,
+                        publisher,
+                        show,
+                        prefix=options.prefix,
+                        removes=arguments.delete,
+                        temp_names=options.writeback.temp_names if command == "watch" else (),
+                    )
+                    await work(passes)
+                return publisher.report
+
+            return trio.run(run)
+    raise AssertionError("unreachable: it returns or raises")
+
+
+def _say_pushed(arguments: argparse.Namespace, report: PushReport) -> int:
+    if arguments.json:
+        print_line(json.dumps(asdict(report)))
+    else:
+        say(report.line())
+        _say_names("conflict", report.conflicts)
+        _say_names("not published", report.failed)
+    return report.status
 
 
 def _say_names(verb: str, reasons: dict[str, str]) -> None:

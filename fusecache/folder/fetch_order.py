@@ -63,10 +63,11 @@ class FetchOrder:
         if not message:
             self._jobs.pop(job, None)
         elif dot + kind == CURSOR:
-            step = decode_cursor(message)
+            cursor = decode_cursor(message)
             if job not in self._jobs:
                 raise HintError(f"{job}: no plan")
-            self._steps[job] = step
+            if not cursor.by_reads:  # a folder does not see reads
+                self._steps[job] = cursor.step
             return  # the files that are read next were the next ones before, too
         else:
             plan = decode_plan(message)

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyfuse3
-
 from fusecache.fs.hint_files import DIRECTORY as HINTS
 from fusecache.fs.hint_files import HintFiles
+from fusecache.fuse.values import EntryAttributes, FileInfo
 from fusecache.model.hints import FOLDER
 from fusecache.model.names import CONTROL_NAME
 
@@ -50,10 +49,10 @@ class ControlDirectory:
         """Return whether an inode belongs to the control directory."""
         return inode == DIRECTORY or inode in _FILES or self.hints.owns(inode)
 
-    def opendir(self, inode: int) -> pyfuse3.FileHandleT | None:
+    def opendir(self, inode: int) -> int | None:
         """Return a handle of a directory; None if the inode is not one."""
         handles = [handle for handle, directory in _DIRECTORY_HANDLES.items() if directory == inode]
-        return pyfuse3.FileHandleT(handles[0]) if handles else None
+        return handles[0] if handles else None
 
     def owns_directory_handle(self, handle: int) -> bool:
         """Return whether a directory handle was issued here."""
@@ -71,14 +70,14 @@ class ControlDirectory:
             return HINTS
         return next((number for number, file in _FILES.items() if file == name), None)
 
-    def attributes(self, inode: int) -> pyfuse3.EntryAttributes:
+    def attributes(self, inode: int) -> EntryAttributes:
         """Return what stat shows."""
         if self.hints.owns(inode):
             return self.hints.attributes(inode)
-        entry = pyfuse3.EntryAttributes()
-        entry.st_ino = pyfuse3.InodeT(inode)
+        entry = EntryAttributes()
+        entry.st_ino = inode
         directory = inode == DIRECTORY
-        entry.st_mode = pyfuse3.ModeT((stat.S_IFDIR | 0o555) if directory else (stat.S_IFREG | 0o444))
+        entry.st_mode = (stat.S_IFDIR | 0o555) if directory else (stat.S_IFREG | 0o444)
         entry.st_nlink = 2 if directory else 1
         entry.st_uid, entry.st_gid = self._uid, self._gid
         # Content is generated at open, but programs that trust st_size would read nothing from an empty file.
@@ -87,12 +86,12 @@ class ControlDirectory:
         entry.entry_timeout, entry.attr_timeout = 60, 0
         return entry
 
-    def open(self, inode: int) -> pyfuse3.FileInfo:
+    def open(self, inode: int) -> FileInfo:
         """Open a file. Its content is generated now."""
         handle = self._next_handle
         self._next_handle += 1
         self._open[handle] = self._content(inode)
-        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=True, keep_cache=False)
+        return FileInfo(fh=handle, direct_io=True, keep_cache=False)
 
     def read(self, handle: int, offset: int, size: int) -> bytes:
         """Return bytes of an open file."""

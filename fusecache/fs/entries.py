@@ -2,10 +2,9 @@
 
 import stat
 
-import pyfuse3
-
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import Kind, Node, Shown
+from fusecache.fuse.values import EntryAttributes
 from fusecache.model.objects import MIB
 
 _TYPE_BITS = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
@@ -20,14 +19,14 @@ class EntryBuilder:
         self._fs = filesystem
         self._read_only = read_only
 
-    def of_node(self, node: Node) -> pyfuse3.EntryAttributes:
+    def of_node(self, node: Node) -> EntryAttributes:
         """Return a node's attributes. TTL 0 makes the kernel ask again at once, if only a request can tell more."""
         seconds = min(self._fs.lookup.ttl.seconds(node), _IMMUTABLE_SECONDS)
         if self._read_only and node.kind is Kind.FILE and not self._fs.lookup.ttl.is_node_fresh(node):
             seconds = 0.0
         return _entry_of(node, seconds, is_linked=self._fs.tree.is_linked(node))
 
-    def of_shown(self, directory: Node, shown: Shown) -> pyfuse3.EntryAttributes:
+    def of_shown(self, directory: Node, shown: Shown) -> EntryAttributes:
         """Return the attributes of a directory's entry, from its node if there is one, else from its listing row."""
         if isinstance(shown, Node):
             return self.of_node(shown)
@@ -35,13 +34,13 @@ class EntryBuilder:
         return _entry_of(shown, min(seconds, _IMMUTABLE_SECONDS), is_linked=True)
 
 
-def _entry_of(shown: Shown, seconds: float, *, is_linked: bool) -> pyfuse3.EntryAttributes:
+def _entry_of(shown: Shown, seconds: float, *, is_linked: bool) -> EntryAttributes:
     """Return the attributes of an inode, with a TTL in seconds."""
     kind = shown.kind
-    entry = pyfuse3.EntryAttributes()
-    entry.st_ino = pyfuse3.InodeT(shown.number)
+    entry = EntryAttributes()
+    entry.st_ino = shown.number
     # symlink(7): a link's own mode is never used.
-    entry.st_mode = pyfuse3.ModeT(_TYPE_BITS[kind] | (0o777 if kind is Kind.SYMLINK else shown.mode))
+    entry.st_mode = _TYPE_BITS[kind] | (0o777 if kind is Kind.SYMLINK else shown.mode)
     entry.st_nlink = (2 if kind is Kind.DIRECTORY else 1) if is_linked else 0
     entry.st_uid, entry.st_gid = shown.uid, shown.gid
     size = shown.size

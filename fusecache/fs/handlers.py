@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-import pyfuse3
 import trio
 
 from fusecache.fs.errno_table import errno_of
+from fusecache.fuse.values import FUSEError
 from fusecache.model.errors import FusecacheError
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corouti
     async def call_handler(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return await handler(*args, **kwargs)
-        except pyfuse3.FUSEError:
+        except FUSEError:
             raise
         except FusecacheError as exc:
             number = errno_of(exc)
@@ -34,11 +34,11 @@ def guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corouti
                 log.warning("request failed call=%s error=%s", handler.__name__, exc)
             else:
                 log.debug("request refused call=%s error=%s", handler.__name__, exc)
-            raise pyfuse3.FUSEError(number) from exc
+            raise FUSEError(number) from exc
         except Exception as exc:
             operations: Any = args[0]
             operations._on_unexpected(handler.__name__, exc, signature.bind(*args, **kwargs).arguments)
-            raise pyfuse3.FUSEError(errno.EIO) from exc
+            raise FUSEError(errno.EIO) from exc
 
     return call_handler
 

@@ -16,10 +16,9 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-import pyfuse3
-
 from fusecache.engine.prefetch.hint_service import job_of
 from fusecache.fs.owned_hints import OwnedHints
+from fusecache.fuse.values import EntryAttributes, FileInfo, FUSEError
 from fusecache.model.errors import NotPermitted
 from fusecache.model.hints import CURSOR, LONGEST_MESSAGE_BYTES, PLAN, HintError, encode_cursor
 
@@ -79,12 +78,12 @@ class HintFiles:
         """Return names and inodes."""
         return [(name, self._number(name)) for name in self._shown()]
 
-    def attributes(self, inode: int) -> pyfuse3.EntryAttributes:
+    def attributes(self, inode: int) -> EntryAttributes:
         """Return what stat shows. Every user of the mount may write hints of own jobs: they are only advice."""
-        entry = pyfuse3.EntryAttributes()
-        entry.st_ino = pyfuse3.InodeT(inode)
+        entry = EntryAttributes()
+        entry.st_ino = inode
         is_directory = inode == DIRECTORY
-        entry.st_mode = pyfuse3.ModeT(stat.S_IFDIR | 0o777 if is_directory else stat.S_IFREG | 0o666)
+        entry.st_mode = stat.S_IFDIR | 0o777 if is_directory else stat.S_IFREG | 0o666
         entry.st_nlink = 2 if is_directory else 1
         entry.st_uid, entry.st_gid = self._uid, self._gid
         entry.st_size = 0 if is_directory else len(self._content(self._name(inode)))
@@ -93,19 +92,19 @@ class HintFiles:
         entry.attr_timeout = 0
         return entry
 
-    def create(self, name: str, user: int, pid: int) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+    def create(self, name: str, user: int, pid: int) -> tuple[FileInfo, EntryAttributes]:
         """Create and open a file. Raises HintError if the name is not that of a hint file."""
         job_of(name)
         number = self._number(name)
         return self.open(number, user, pid), self.attributes(number)
 
-    def open(self, inode: int, user: int, pid: int) -> pyfuse3.FileInfo:
+    def open(self, inode: int, user: int, pid: int) -> FileInfo:
         """Open a file, to write a message or to read the current state. user, pid: of the calling thread."""
         name = self._name(inode)
         handle = self._next_handle
         self._next_handle += 1
         self._open[handle] = _Open(name, self._content(name), user, pid)
-        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=True, keep_cache=False)
+        return FileInfo(fh=handle, direct_io=True, keep_cache=False)
 
     def read(self, handle: int, offset: int, size: int) -> bytes:
         """Return bytes of an open file."""
@@ -150,7 +149,7 @@ class HintFiles:
     def unlink(self, name: str, user: int) -> None:
         """Withdraw all hints of the job that the file belongs to. Raises NotPermitted if it is another user's."""
         if name not in self._shown():
-            raise pyfuse3.FUSEError(errno.ENOENT)
+            raise FUSEError(errno.ENOENT)
         self._hints.forget(name, user=user)
 
     # ---- private
@@ -181,7 +180,7 @@ class HintFiles:
     def _name(self, inode: int) -> str:
         name = self._names.get(inode)
         if name is None:
-            raise pyfuse3.FUSEError(errno.ESTALE)
+            raise FUSEError(errno.ESTALE)
         return name
 
     def _drop(self, file: _Open) -> None:

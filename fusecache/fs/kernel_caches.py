@@ -3,29 +3,38 @@
 import os
 from contextlib import suppress
 
-import pyfuse3
 import trio
 
 from fusecache.engine.events import KernelListener
 from fusecache.engine.namespace.nodes import Node
+from fusecache.fuse.library import FuseSession
 
 
 class KernelCaches(KernelListener):
-    """The kernel's caches of the mount in this process."""
+    """The kernel's caches of one mount."""
+
+    def __init__(self) -> None:
+        self._session: FuseSession | None = None
+
+    def attach(self, session: FuseSession) -> None:
+        """Begin with a mount. Until then the kernel caches nothing."""
+        self._session = session
 
     def on_name_lost(self, parent: Node, name: str) -> None:
         """Have the kernel forget a name. Returns at once."""
-        pyfuse3.invalidate_entry_async(
-            pyfuse3.InodeT(parent.number), pyfuse3.FileNameT(os.fsencode(name)), ignore_enoent=True
-        )
+        if self._session is not None:
+            self._session.invalidate_entry(parent.number, os.fsencode(name))
 
     async def on_evicted(self, inodes: list[int]) -> None:
         """Have the kernel drop its cached pages of clean files."""
+        session = self._session
+        if session is None:
+            return
 
         def drop() -> None:
             for inode in inodes:
                 with suppress(OSError):  # ENOENT: the kernel has already forgotten the inode
-                    pyfuse3.invalidate_inode(pyfuse3.InodeT(inode))
+                    session.invalidate_inode(inode)
 
         # In a thread: the kernel may wait for a read of such a page, which the loop must answer.
         await trio.to_thread.run_sync(drop)

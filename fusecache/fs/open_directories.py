@@ -5,11 +5,10 @@ Cookies: 1 and 2 stand for `.` and `..`, n + 2 for the position after n entries.
 
 import os
 
-import pyfuse3
-
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import DirectoryHandle, Node
 from fusecache.fs.entries import EntryBuilder
+from fusecache.fuse.values import ReaddirToken
 from fusecache.model.names import CONTROL_NAME
 
 # Large replies, but bounded work between two checkpoints.
@@ -31,7 +30,7 @@ class OpenDirectories:
         node.handles += 1
         self._handles[number] = DirectoryHandle(node, process)
 
-    async def reply(self, number: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+    async def reply(self, number: int, start_id: int, token: ReaddirToken) -> None:
         """Reply entries, with attributes, from the cookie `start_id` on until the reply is full."""
         handle = self._handles[number]
         is_rewound = start_id == 0 and handle.epoch != 0  # also of a directory that was empty, at position 0
@@ -45,9 +44,9 @@ class OpenDirectories:
             while handle.queue:
                 shown = self._fs.lookup.reader.current(handle.node, handle.queue[0])
                 if shown is not None and not self._is_control(handle.node, shown.name):
-                    name = pyfuse3.FileNameT(os.fsencode(shown.name))
+                    name = os.fsencode(shown.name)
                     entry = self._entries.of_shown(handle.node, shown)
-                    if not pyfuse3.readdir_reply(token, name, entry, handle.position + 1 + _DOTS):
+                    if not token.add(name, entry, handle.position + 1 + _DOTS):
                         return
                     if isinstance(shown, Node):
                         shown.lookups += 1
@@ -74,11 +73,11 @@ class OpenDirectories:
             handle.position += 1
         return handle
 
-    def _reply_dots(self, directory: Node, start: int, token: pyfuse3.ReaddirToken) -> bool:
+    def _reply_dots(self, directory: Node, start: int, token: ReaddirToken) -> bool:
         """Reply `.` and `..`, for which the kernel takes no reference; return whether both fitted."""
         for index, node in list(enumerate((directory, directory.parent or directory)))[start:]:
-            name = pyfuse3.FileNameT(b"." * (index + 1))
-            if not pyfuse3.readdir_reply(token, name, self._entries.of_node(node), index + 1):
+            name = b"." * (index + 1)
+            if not token.add(name, self._entries.of_node(node), index + 1):
                 return False
         return True
 

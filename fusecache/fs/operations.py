@@ -1,7 +1,7 @@
 """Translates the kernel's requests into engine calls, and results and errors back. It decides nothing.
 
 Invariants:
-1. Every handler goes through `guarded`. An exception that reached pyfuse3 would end the mount under every process.
+1. Every handler goes through `guarded`. With pyfuse3, any other exception would end the mount under every process.
 2. No handler waits for the bucket to accept a write: the kernel holds locks during the request.
 """
 
@@ -11,8 +11,6 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
-
-import pyfuse3
 
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import (
@@ -28,6 +26,18 @@ from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.errno_table import errno_of
 from fusecache.fs.handlers import guarded, timed
 from fusecache.fs.open_directories import OpenDirectories
+from fusecache.fuse.handlers import RequestHandlers
+from fusecache.fuse.values import (
+    RENAME_NOREPLACE,
+    ROOT_INODE,
+    EntryAttributes,
+    FileInfo,
+    FUSEError,
+    ReaddirToken,
+    RequestContext,
+    SetattrFields,
+    StatvfsData,
+)
 from fusecache.model.errors import (
     AcrossDevices,
     FusecacheError,
@@ -49,7 +59,7 @@ _NAMES = ("name", "name_old")
 _TARGET_BYTES_MAX = 600
 
 
-class Operations(pyfuse3.Operations):
+class Operations(RequestHandlers):
     """The request handlers of one mount."""
 
     supports_dot_lookup = False
@@ -78,14 +88,12 @@ class Operations(pyfuse3.Operations):
     # ---- names
 
     @guarded
-    async def lookup(
-        self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
+    async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         """Look up a name. The kernel caches a missing name for the TTL (`fresh_seconds`)."""
         if self._control.owns(parent_inode):
             inode = self._control.lookup(parent_inode, os.fsdecode(name))
             if inode is None:
-                raise pyfuse3.FUSEError(errno.ENOENT)
+                raise FUSEError(errno.ENOENT)
             return self._control.attributes(inode)
         parent = self._directory(parent_inode)
         text = decode_name(name)
@@ -101,8 +109,8 @@ class Operations(pyfuse3.Operations):
         except FusecacheError as exc:
             if errno_of(exc) != errno.ENOENT:
                 raise
-            missing = pyfuse3.EntryAttributes()
-            missing.st_ino = pyfuse3.InodeT(0)
+            missing = EntryAttributes()
+            missing.st_ino = 0
             missing.entry_timeout = self._fs.options.fresh_seconds
             return missing
         node.lookups += 1
@@ -115,7 +123,7 @@ class Operations(pyfuse3.Operations):
             self._fs.tree.forget(inode, count)
 
     @guarded
-    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+    async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
         """Return attributes."""
         if self._control.owns(inode):
             return self._control.attributes(inode)
@@ -128,11 +136,11 @@ class Operations(pyfuse3.Operations):
     async def setattr(
         self,
         inode: int,
-        attr: pyfuse3.EntryAttributes,
-        fields: pyfuse3.SetattrFields,
+        attr: EntryAttributes,
+        fields: SetattrFields,
         fh: int | None,
-        ctx: pyfuse3.RequestContext,
-    ) -> pyfuse3.EntryAttributes:
+        ctx: RequestContext,
+    ) -> EntryAttributes:
         """Change size, mode, owner or times."""
         if self._control.hints.owns(inode):
             # Truncation needs no action: each open starts a new message.
@@ -159,14 +167,12 @@ class Operations(pyfuse3.Operations):
         return self._entries.of_node(node)
 
     @guarded
-    async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
+    async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
         """Return the target of a symlink that is followed."""
         return os.fsencode(self._fs.symlinks.read(self._node(inode)))
 
     @guarded
-    async def mkdir(
-        self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
+    async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
         """Make a directory."""
         self._check_writable(parent_inode)
         bits = mode & ~ctx.umask & 0o7777
@@ -178,8 +184,8 @@ class Operations(pyfuse3.Operations):
 
     @guarded
     async def symlink(
-        self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
+        self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext
+    ) -> EntryAttributes:
         """Make a symlink."""
         self._check_writable(parent_inode)
         try:
@@ -193,7 +199,7 @@ class Operations(pyfuse3.Operations):
         return self._new(await self._fs.namespace_ops.symlink(parent, new_name, text))
 
     @guarded
-    async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+    async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         """Remove a file."""
         if parent_inode == hint_files.DIRECTORY:
             self._control.hints.unlink(os.fsdecode(name), ctx.uid)
@@ -202,7 +208,7 @@ class Operations(pyfuse3.Operations):
         await self._fs.namespace_ops.unlink(self._directory(parent_inode), decode_name(name))
 
     @guarded
-    async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+    async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         """Remove an empty directory."""
         self._check_writable(parent_inode)
         await self._fs.namespace_ops.rmdir(self._directory(parent_inode), decode_name(name))
@@ -215,25 +221,25 @@ class Operations(pyfuse3.Operations):
         parent_inode_new: int,
         name_new: bytes,
         flags: int,
-        ctx: pyfuse3.RequestContext,
+        ctx: RequestContext,
     ) -> None:
         """Rename, atomically on this node. RENAME_EXCHANGE is not supported."""
         self._check_writable(parent_inode_old)
         self._check_writable(parent_inode_new)
-        if flags & ~pyfuse3.RENAME_NOREPLACE:
-            raise pyfuse3.FUSEError(errno.EINVAL)
+        if flags & ~RENAME_NOREPLACE:
+            raise FUSEError(errno.EINVAL)
         await self._fs.namespace_ops.rename(
             self._directory(parent_inode_old),
             decode_name(name_old),
             self._directory(parent_inode_new),
             self._new_name(parent_inode_new, name_new),
-            replace=not flags & pyfuse3.RENAME_NOREPLACE,
+            replace=not flags & RENAME_NOREPLACE,
         )
 
     @guarded
     async def link(
-        self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
+        self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext
+    ) -> EntryAttributes:
         """Hard links do not exist in a bucket: EPERM, as link(2) specifies for such file systems."""
         node, parent = (self._fs.tree.nodes.get(each) for each in (inode, new_parent_inode))
         if node is not None and parent is not None and self._fs.tree.top(node) != self._fs.tree.top(parent):
@@ -242,15 +248,15 @@ class Operations(pyfuse3.Operations):
 
     @guarded
     async def mknod(
-        self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
+        self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext
+    ) -> EntryAttributes:
         """Devices, sockets and pipes are not supported."""
         raise NotPermitted("device nodes, sockets and pipes are not supported: a bucket stores only files")
 
     # ---- directories
 
     @guarded
-    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileHandleT:
+    async def opendir(self, inode: int, ctx: RequestContext) -> int:
         """Open a directory."""
         own = self._control.opendir(inode)
         if own is not None:
@@ -258,20 +264,20 @@ class Operations(pyfuse3.Operations):
         node = self._directory(inode)
         number = self._new_handle()
         self._directories.open(number, node, ctx.pid)
-        return pyfuse3.FileHandleT(number)
+        return number
 
     @guarded
-    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+    async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
         """Stream a directory's entries, with attributes."""
         if self._control.owns_directory_handle(fh):
             self._read_control_directory(fh, start_id, token)
             return
         await self._directories.reply(fh, start_id, token)
 
-    def _read_control_directory(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+    def _read_control_directory(self, fh: int, start_id: int, token: ReaddirToken) -> None:
         for index, (text, inode) in enumerate(self._control.entries(fh)[start_id:], start_id):
             entry = self._control.attributes(inode)
-            if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(text.encode()), entry, index + 1):
+            if not token.add(text.encode(), entry, index + 1):
                 return
 
     @guarded
@@ -288,8 +294,8 @@ class Operations(pyfuse3.Operations):
     @timed("open")
     @guarded
     async def create(
-        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
-    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
+    ) -> tuple[FileInfo, EntryAttributes]:
         """Create and open a file."""
         if parent_inode == hint_files.DIRECTORY:
             return self._control.hints.create(os.fsdecode(name), ctx.uid, ctx.pid)
@@ -303,18 +309,18 @@ class Operations(pyfuse3.Operations):
         return self._file_info(handle), self._new(node)
 
     @guarded
-    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+    async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         """Open a file. ESTALE makes the kernel look the name up again, if another client replaced the object."""
         if self._control.hints.owns(inode):
             return self._control.hints.open(inode, ctx.uid, ctx.pid)
         if self._control.owns(inode):
             if flags & os.O_ACCMODE != os.O_RDONLY:
-                raise pyfuse3.FUSEError(errno.EACCES)
+                raise FUSEError(errno.EACCES)
             return self._control.open(inode)
         return await self._open_file(inode, flags, ctx.pid)
 
     @timed("open")
-    async def _open_file(self, inode: int, flags: int, pid: int) -> pyfuse3.FileInfo:
+    async def _open_file(self, inode: int, flags: int, pid: int) -> FileInfo:
         node = self._node(inode)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         if writable:
@@ -337,8 +343,8 @@ class Operations(pyfuse3.Operations):
         return self._file_info(handle)
 
     @guarded
-    async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]
-        """Return bytes, as a view of a buffer that stays valid until pyfuse3 has replied."""
+    async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:
+        """Return bytes, as a view of a buffer that stays valid until the session has replied."""
         if self._control.owns_handle(fh):
             return self._control.read(fh, off, size)
         if self._control.hints.owns_handle(fh):
@@ -387,14 +393,14 @@ class Operations(pyfuse3.Operations):
         await self._fs.file_io.release(self._files.pop(fh))
 
     @guarded
-    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+    async def statfs(self, ctx: RequestContext) -> StatvfsData:
         """Return the cache's limit, its used bytes and the bytes that may be written now. The bucket has no limit.
 
         Cached blocks count as used, but are evicted for writes. So more may be available than is free.
         """
         cache = self._fs.cache.statistics()
         used = cache.used_bytes + cache.reserved_bytes + cache.staging_bytes
-        data = pyfuse3.StatvfsData()
+        data = StatvfsData()
         data.f_bsize = data.f_frsize = _BLOCK
         data.f_blocks = max(cache.limit_bytes, used) // _BLOCK
         data.f_bfree = max(0, cache.limit_bytes - used) // _BLOCK
@@ -418,23 +424,23 @@ class Operations(pyfuse3.Operations):
     def _node(self, inode: int) -> Node:
         node = self._fs.lookup.node_by_inode(inode)
         if node is None:
-            raise pyfuse3.FUSEError(errno.ESTALE)
+            raise FUSEError(errno.ESTALE)
         return node
 
     def _directory(self, inode: int) -> Node:
         if self._control.owns(inode):
-            raise pyfuse3.FUSEError(errno.EACCES)
+            raise FUSEError(errno.EACCES)
         node = self._node(inode)
         if node.kind is not Kind.DIRECTORY:
-            raise pyfuse3.FUSEError(errno.ENOTDIR)
+            raise FUSEError(errno.ENOTDIR)
         if not self._fs.tree.is_linked(node):
-            raise pyfuse3.FUSEError(errno.ENOENT)  # removed: nothing can be created in it
+            raise FUSEError(errno.ENOENT)  # removed: nothing can be created in it
         return node
 
     def _new_name(self, parent_inode: int, name: bytes) -> str:
         """Return the name of an entry to be created. Raises NotPermitted for the control directory's name."""
         text = decode_name(name)
-        if text == control.NAME and parent_inode == pyfuse3.ROOT_INODE:
+        if text == control.NAME and parent_inode == ROOT_INODE:
             raise NotPermitted(
                 f"{text}: this name in the mount's root is reserved for the daemon's control files"
             )
@@ -442,7 +448,7 @@ class Operations(pyfuse3.Operations):
 
     def _check_writable(self, inode: int) -> None:
         if self._control.owns(inode):
-            raise pyfuse3.FUSEError(errno.EACCES)
+            raise FUSEError(errno.EACCES)
         if self._read_only:
             raise ReadOnly("this mount is read-only")
 
@@ -451,13 +457,13 @@ class Operations(pyfuse3.Operations):
         self._next_handle += 1
         return number
 
-    def _file_info(self, handle: FileHandle) -> pyfuse3.FileInfo:
+    def _file_info(self, handle: FileHandle) -> FileInfo:
         # One inode is one version, so the kernel's cached pages of it are never stale.
         number = self._new_handle()
         self._files[number] = handle
-        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(number), direct_io=False, keep_cache=True)
+        return FileInfo(fh=number, direct_io=False, keep_cache=True)
 
-    def _new(self, node: Node) -> pyfuse3.EntryAttributes:
+    def _new(self, node: Node) -> EntryAttributes:
         node.lookups += 1
         return self._entries.of_node(node)
 

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fusecache.model.errors import FusecacheError
 
@@ -148,16 +148,32 @@ def decode_plan(message: bytes | bytearray | memoryview) -> Plan:
     return Plan(window, step, paths, path, start, length, first, span, is_exact)
 
 
-def encode_cursor(step: int) -> bytes:
-    """Return the message that a job has reached a step: all steps before it are done."""
-    return _line({"fusecache": "cursor", "version": VERSION, "step": step})
+class Cursor(NamedTuple):
+    """Where a job is: all steps before `step` are done. by_reads: unknown to it; the daemon follows its reads."""
+
+    step: int
+    by_reads: bool = False
 
 
-def decode_cursor(message: bytes | bytearray | memoryview) -> int:
-    """Return the step of a cursor. Raises HintError."""
+def encode_cursor(step: int, *, by_reads: bool = False) -> bytes:
+    """Return the message that a job has reached a step: all steps before it are done.
+
+    by_reads: only a sign of life; the daemon knows the step from the job's reads.
+    """
+    return _line(
+        {"fusecache": "cursor", "version": VERSION, "step": step} | ({"by_reads": True} if by_reads else {})
+    )
+
+
+def decode_cursor(message: bytes | bytearray | memoryview) -> Cursor:
+    """Return a cursor. Raises HintError."""
     if len(message) > _LONGEST_HEADER_BYTES:
         raise HintError(f"the cursor is longer than {_LONGEST_HEADER_BYTES} bytes: {len(message)}")
-    return _count(_header(bytes(message), "cursor"), "step")
+    header = _header(bytes(message), "cursor")
+    by_reads = header.get("by_reads", False)
+    if not isinstance(by_reads, bool):
+        raise HintError(f"by_reads is {by_reads!r}, must be true or false")
+    return Cursor(_count(header, "step"), by_reads)
 
 
 def _check(paths: Sequence[str], text: str, columns: Sequence["array[int]"]) -> None:

@@ -222,7 +222,7 @@ class Store(ReadStore, Protocol):
         ...
 
     def probe_write(self, prefix: str) -> None:
-        """Check that writing is allowed; leave nothing behind (CreateMultipartUpload, then Abort)."""
+        """Check that writing is allowed; by a write that must fail; leave nothing behind."""
         ...
 
 

@@ -26,12 +26,17 @@ def check_is_local(path: object) -> None:
         raise ArgumentError(
             f"{path!r}: give one directory, the loader uploads nothing. Mount the bucket, and give its directory"
         )
-    if isinstance(path, (str, Path)) and _SCHEME.match(str(path)):
+    if is_url(path):
         raise ArgumentError(
             f"{path}: the loader downloads and uploads nothing. Mount the bucket, and give its directory"
         )
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"the path of a directory is needed, not {path!r} ({type(path).__name__})")
+
+
+def is_url(path: object) -> bool:
+    """Return whether a path is a URL such as `s3://bucket/folder`."""
+    return isinstance(path, (str, Path)) and _SCHEME.match(str(path)) is not None
 
 
 def mount_advice(problem: OSError, path: str | Path) -> str:

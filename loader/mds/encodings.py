@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from loader.base.argument_checks import with_article
-from loader.errors import EncodingError, UnmetNeedError, cause_text
-from loader.mds.image_encodings import decode_image, decode_pil, encode_pil, image_encoder
+from loader.errors import EncodingError, UnmetNeedError, ValueTypeError, cause_text
+from loader.mds.image_encodings import checked_image, decode_image, decode_pil, encode_pil, image_encoder
 
 Encoder = Callable[[Any], bytes]
 Buffer = bytes | bytearray
@@ -51,6 +51,8 @@ NAMES = (
     *("jpeg_array", "jpegarray", "list[pil]", "list[jpeg]", "list[png]", "pkl"),
     *SCALARS,
 )
+# Encodings whose bytes are a file of an image.
+_IMAGE_FILES = ("jpeg", "png")
 MOST_AXES = 63
 # The errors of the decoders below, of json, pickle and PIL, for damaged bytes or missing packages.
 _DECODE_ERRORS = (
@@ -80,7 +82,8 @@ def makes_views(encoding: str) -> bool:
 
 def encoder(encoding: str) -> Encoder:
     """Return the function that encodes one value. It passes values of type bytes through as already encoded, except
-    for `pkl`, text and numbers written as text. It raises EncodingError for a value that does not fit.
+    for `pkl`, text and numbers written as text. It raises EncodingError for a value that does not fit, and for the
+    bytes of an image that is cut short.
     """
     _check(encoding)
     encode = _raw_encoder(encoding)
@@ -88,16 +91,18 @@ def encoder(encoding: str) -> Encoder:
 
     def checked(value: Any) -> bytes:
         if takes_bytes and isinstance(value, bytes):
-            return value
+            return checked_image(value) if encoding in _IMAGE_FILES else value
         try:
             return encode(value)
         except EncodingError:
             raise
+        except (TypeError, AttributeError) as problem:
+            raise ValueTypeError(
+                f"{with_article(value)} is not a valid {encoding}: {cause_text(problem)}"
+            ) from problem
         except (
-            TypeError,
             ValueError,
             OverflowError,
-            AttributeError,
             OSError,
             RecursionError,
             pickle.PicklingError,
@@ -317,13 +322,13 @@ def _raw_encoder(encoding: str) -> Encoder:
 
 def _encode_bytes(value: Any) -> bytes:
     if not isinstance(value, (bytearray, memoryview)):  # `encoder` has passed bytes through already
-        raise EncodingError(f"{with_article(value)} is not bytes")
+        raise ValueTypeError(f"{with_article(value)} is not bytes")
     return bytes(value)
 
 
 def _encode_text(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise EncodingError(f"{with_article(value)} is not text")
+        raise ValueTypeError(f"{with_article(value)} is not text")
     return value.encode()
 
 
@@ -335,7 +340,7 @@ def _text_of(kind: type) -> Encoder:
     def encode(value: Any) -> bytes:
         # The text "True" would not decode to a number.
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise EncodingError(f"{with_article(value)} is not a valid {kind.__name__}")
+            raise ValueTypeError(f"{with_article(value)} is not a valid {kind.__name__}")
         return str(value).encode()
 
     return encode
@@ -368,7 +373,7 @@ def _array_encoder(encoding: str) -> Encoder:
 
     def encode(value: Any) -> bytes:
         if not isinstance(value, np.ndarray):
-            raise EncodingError(f"{with_article(value)} is not an array")
+            raise ValueTypeError(f"{with_article(value)} is not an array")
         code = DTYPE_CODES.get(value.dtype.name)
         if code is None or (dtype is not None and value.dtype.name != dtype.name):
             raise EncodingError(f"an array of {value.dtype.name} does not fit {encoding}")
@@ -388,7 +393,7 @@ def _array_encoder(encoding: str) -> Encoder:
 
 def _items(value: Any) -> Iterable[Any]:
     if not isinstance(value, (list, tuple)):
-        raise EncodingError(f"{with_article(value)} is not a list")
+        raise ValueTypeError(f"{with_article(value)} is not a list")
     return value
 
 

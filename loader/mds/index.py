@@ -121,6 +121,8 @@ def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
         with open(path, "rb", opener=open_pulled) as file:
             try:
                 _read_in_pieces(file, rows)
+            except DatasetError:
+                raise
             except (ValueError, RecursionError):
                 # Not JSON; or JSON in which the border of two shards also occurs within a text. Parse it as a whole.
                 file.seek(0)
@@ -140,6 +142,8 @@ def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
         raise DatasetError(
             f"{path} cannot be read: {problem.strerror}{'. ' if remedy else ''}{remedy}"
         ) from problem
+    except DatasetError:
+        raise
     except (ValueError, RecursionError) as problem:
         raise DatasetError(f"{path} is damaged (not JSON: {problem}); copy or write it again") from None
     found = rows.columns()

@@ -79,8 +79,8 @@ class RandomPlan(BatchPlan):
         self, epoch_orders: EpochOrders, world: World, global_batch_size: int, *, drop_last: bool
     ) -> None:
         rows, samples = epoch_orders.spec.rows, epoch_orders.samples()
-        if samples <= rows:
-            # With more nodes than rows, StreamingDataset tiles so few samples differently.
+        if samples <= rows < world.nodes:
+            # StreamingDataset then repeats the samples to another length, so the epoch would depend on the nodes.
             world = World(world.rank, world.ranks)
         super().__init__(epoch_orders, even_world(world, rows), global_batch_size)
         self._partition = RankPartition(samples, rows, self._world.nodes)

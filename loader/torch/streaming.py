@@ -22,7 +22,7 @@ import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from loader.base.argument_checks import optional_whole, sample_count, whole_number
-from loader.errors import ArgumentError, LoaderError, StateError
+from loader.errors import ArgumentError, LoaderError, OrderError, StateError
 from loader.hints.client import Hints
 from loader.mds import stream
 from loader.mds.dataset import MDSDataset
@@ -36,6 +36,9 @@ from loader.sampling.worker_epochs import WorkerEpochs, WorkerPosition, WorkerPr
 from loader.torch.streaming_attributes import StreamingAttributes
 from loader.torch.streaming_streams import StreamingStream, check_ignored
 from loader.world import World
+
+# StreamingDataset's names. Both deal samples alike; orig refuses numbers of nodes that do not fit.
+_PARTITION_ALGOS = ("relaxed", "orig")
 
 
 class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
@@ -80,8 +83,10 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         check_ignored(ignored)
         if bool(streams) == (bool(remote) or bool(local)):
             raise ArgumentError("give either local, a directory with the dataset, or streams")
-        if partition_algo != "relaxed":
-            raise LoaderError(f"partition_algo {partition_algo!r} is not supported: use the default, relaxed")
+        if partition_algo not in _PARTITION_ALGOS:
+            raise OrderError(
+                f"partition_algo {partition_algo!r} is unknown: choose one of {', '.join(_PARTITION_ALGOS)}"
+            )
         if shuffle_algo == "native":
             # Ranks would also disagree on an epoch's end, which the native order does not pad.
             raise LoaderError(
@@ -308,7 +313,7 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
             self._adopt(position)
             self._sampler().load_state_dict(self._as_state(position.epoch, position.samples))
         except KeyError as missing:
-            raise LoaderError(f"this is not a state of a StreamingDataset: it lacks {missing}") from None
+            raise StateError(f"this is not a state of a StreamingDataset: it lacks {missing}") from None
         except LoaderError:
             self.num_canonical_nodes, self.shuffle_seed, self.initial_physical_nodes = was
             raise
@@ -359,7 +364,12 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         return OrderSpec(seed=self.shuffle_seed, canonical_nodes=self._rows, **self._order)
 
     def _sampler(self) -> ElasticBatchSampler:
-        spec = self._spec
+        spec, nodes = self._spec, self._world.nodes
+        if self.partition_algo == "orig" and max(spec.rows, nodes) % min(spec.rows, nodes):
+            raise OrderError(
+                f"partition_algo 'orig' needs that {spec.rows} canonical nodes and {nodes} nodes divide each other: "
+                f"use relaxed, or another num_canonical_nodes"
+            )
         return ElasticBatchSampler(
             self._samples,
             global_batch_size=(self.batch_size or 1) * self._world.ranks,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loader.base.paths import mounted_path
-from loader.errors import ArgumentError, LoaderError
+from loader.errors import ArgumentError, UnknownArgumentError
 from loader.mds import stream
 
 _IGNORED = {
@@ -19,7 +19,7 @@ class StreamingStream:
     remote: a directory, or a URL that a mount of this node shows, such as `s3://bucket/data`; the stream is read there,
     and `local` may be missing. A dataset fills in proportion, repeat and choose when it is made. source: what is read,
     with the weight that was asked for.
-    Raises LoaderError if the stream would have to be downloaded, ArgumentError without local and remote.
+    Raises ArgumentError without local and remote, and if the stream would have to be downloaded.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ def _directory(local: str | None, remote: str | None) -> str:
         return os.fspath(remote)
     path = mounted_path(remote)
     if path is None:
-        raise LoaderError(
+        raise ArgumentError(
             f"remote {remote!r}: the loader downloads nothing, and no mount of this node shows it. Mount it with "
             f"`fusecache mount {remote} DIRECTORY`, or give its directory as local"
         )
@@ -61,7 +61,7 @@ def _directory(local: str | None, remote: str | None) -> str:
 
 
 def check_ignored(ignored: Mapping[str, Any]) -> None:
-    """Raise LoaderError for arguments that StreamingDataset does not have either."""
+    """Raise UnknownArgumentError for arguments that StreamingDataset does not have either."""
     unknown = sorted(set(ignored) - _IGNORED)
     if unknown:
-        raise LoaderError(f"unknown arguments: {', '.join(unknown)}")
+        raise UnknownArgumentError(f"unknown arguments: {', '.join(unknown)}")

@@ -50,21 +50,23 @@ def whole_shards(directory: Path, packer: ShardPacker) -> list[dict[str, Any]]:
 
 def _entry(directory: Path, packer: ShardPacker, number: int) -> dict[str, Any] | None:
     path = directory / packer.file_name(number)
-    try:
-        with open(path, "rb") as file:
-            size = path.stat().st_size
-            if packer.family or packer.has_hashes:
-                stored = file.read()
-                raw = decompress(packer.family, stored) if packer.family else stored
-                count = _count(path, packer, raw, len(raw))
-                return packer.entry(number, count, raw, stored if packer.family else None) if count else None
-            words = np.frombuffer(file.read(4), "<u4")
-            count = int(words[0]) if words.size else 0
-            head = words.tobytes() + file.read(4 * (count + 1) + len(packer.config(count)))
-            count = _count(path, packer, head, size)
-            return packer.entry(number, count, size, None) if count else None
-    except (FileNotFoundError, ValueError):  # ValueError: it does not decompress
+    if not path.exists():
         return None
+    with open(path, "rb") as file:
+        size = path.stat().st_size
+        if packer.family or packer.has_hashes:
+            stored = file.read()
+            try:
+                raw = decompress(packer.family, stored) if packer.family else stored
+            except ValueError:  # it is incomplete
+                return None
+            count = _count(path, packer, raw, len(raw))
+            return packer.entry(number, count, raw, stored if packer.family else None) if count else None
+        words = np.frombuffer(file.read(4), "<u4")
+        count = int(words[0]) if words.size else 0
+        head = words.tobytes() + file.read(4 * (count + 1) + len(packer.config(count)))
+        count = _count(path, packer, head, size)
+        return packer.entry(number, count, size, None) if count else None
 
 
 def _count(path: Path, packer: ShardPacker, raw: bytes, size: int) -> int:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from loader.base.compression import compress, split
 from loader.base.hashing import digest
-from loader.errors import LoaderError, WriterError
+from loader.errors import LoaderError, UnknownEncodingError, WriterError
 from loader.mds.encodings import column_bytes
 from loader.mds.index_parser import VERSION, Schema
 
@@ -135,7 +135,7 @@ def schema_of(columns: Mapping[str, str]) -> Schema:
             tuple(column_bytes(columns[name]) for name in names),
         )
     except LoaderError as problem:
-        raise WriterError(str(problem)) from None
+        raise UnknownEncodingError(str(problem)) from None
 
 
 def _size_limit(size: int | str | None) -> int | None:

@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from loader.base.paths import check_is_local
-from loader.errors import EncodingError, WriterError
+from loader.errors import EncodingError, MissingValueError, NotEmptyError, ValueTypeError, WriterError
 from loader.mds.encodings import encoder
 from loader.mds.index import INDEX_NAME
 from loader.writing.resume_scan import left_over_shards, make_directory, whole_shards
@@ -80,7 +80,7 @@ class MDSWriter:
         self._directory = Path(out)
         make_directory(self._directory)
         if (self._directory / INDEX_NAME).exists():
-            raise WriterError(
+            raise NotEmptyError(
                 f"{self._directory} holds a dataset already: choose another directory, or remove it"
             )
         self._check_left_over(resume=resume)
@@ -118,7 +118,7 @@ class MDSWriter:
         if self._closed:
             raise WriterError("this writer is closed")
         if not hasattr(sample, "keys"):
-            raise EncodingError(
+            raise ValueTypeError(
                 f"a sample maps its columns to values; {reprlib.repr(sample)} ({type(sample).__name__}) does not"
             )
         data = self._encode(sample)
@@ -151,7 +151,7 @@ class MDSWriter:
         ending = self._packer.file_name(0).removeprefix("shard.00000")
         for name in left_over_shards(self._directory):
             if not resume:
-                raise WriterError(
+                raise NotEmptyError(
                     f"{self._directory} holds {name}, which an unfinished writer left: continue after its complete "
                     f"shards with resume=True (--resume), choose another directory, or remove it"
                 )
@@ -172,15 +172,15 @@ class MDSWriter:
             try:
                 value = encode(sample[name])
             except KeyError:
-                raise EncodingError(f"the sample has no value for column {name!r}") from None
+                raise MissingValueError(f"the sample has no value for column {name!r}") from None
             except EncodingError as problem:
-                raise EncodingError(f"column {name!r}: {problem}") from problem
+                raise type(problem)(f"column {name!r}: {problem}") from problem
             if not size:
                 if len(value) >= OFFSET_LIMIT:
                     raise EncodingError(f"column {name!r}: {len(value)} bytes are too many for a sample")
                 head.append(len(value))
             elif size != len(value):
-                raise EncodingError(f"column {name!r}: {len(value)} bytes, but each value has {size}")
+                raise MissingValueError(f"column {name!r}: {len(value)} bytes, but each value has {size}")
             values.append(value)
         return np.array(head, "<u4").tobytes() + b"".join(values)
 
@@ -188,14 +188,17 @@ class MDSWriter:
         number = len(self._shards)
         entry, data = self._packer.pack(number, self._pending)
         # An error at close (no space, a bucket that rejects the write) is raised here and ends the writer.
-        with open(self._directory / self._packer.file_name(number), "wb") as file:
-            file.write(data)
+        self._save(self._packer.file_name(number), data)
         self._shards.append(entry)
         self._pending = []
         self._pending_bytes = self._packer.empty_bytes
         self._count(entry)
         if self._on_shard is not None:
             self._on_shard(self._progress)
+
+    def _save(self, name: str, data: bytes) -> None:
+        with open(self._directory / name, "wb") as file:
+            file.write(data)
 
     def _count(self, entry: Mapping[str, Any]) -> None:
         so_far = self._progress

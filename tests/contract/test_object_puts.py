@@ -198,7 +198,7 @@ def test_a_session_token_is_sent_and_signed(server: S3Server, body: MakeBody) ->
     store.probe_write("")
     store.put("a", body(b"bytes"), metadata={}, condition=NEW)
     store.delete("a")
-    assert {entry.status for entry in server.control.wait_requests(4)} == {200, 204}
+    assert [entry.status for entry in server.control.wait_requests(3)] == [412, 200, 204]
 
 
 def test_keys_that_are_revoked_or_may_only_read_are_denied(server: S3Server, body: MakeBody) -> None:
@@ -304,10 +304,11 @@ def test_a_bucket_that_answers_nothing_is_given_up_and_not_asked_again(
     server: S3Server, hasty_store: S3Store, body: MakeBody
 ) -> None:
     hasty_store.put("first", body(b"1"), metadata={})
+    server.control.clear_log()
     server.control.faults(Fault(FaultAction.HOLD, operation="PutObject", key="a", times=1))
     with pytest.raises(Unavailable, match="timed out"):
         hasty_store.put("a", body(b"bytes"), metadata={}, condition=NEW)
-    assert [entry.key for entry in server.control.log("PutObject")] == ["first", "a"]
+    assert [entry.key for entry in server.control.log("PutObject")] == ["a"]
 
 
 def test_a_file_that_was_cut_is_no_body_and_harms_no_other(

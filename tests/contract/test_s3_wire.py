@@ -3,6 +3,7 @@
 import base64
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.s3.store import S3Store
-from fusecache.remote.store import Condition, FileSlice
+from fusecache.remote.store import PROBE_NAME, Condition, ConditionalWrites, FileSlice
 from tests.contract.conftest import HASTY, ONCE, SMALL_COPIES, closed_later, s3_store
 from tests.s3server import Account, Fault, FaultAction, S3Server
 
@@ -149,6 +150,7 @@ def test_no_call_of_any_kind_sends_what_r2_refuses(server: S3Server, body: MakeB
         "UploadPartCopy",
     }
     answered = server.control.wait_requests(len(server.control.log()))
+    answered = [entry for entry in answered if PROBE_NAME not in entry.key]
     assert {entry.status for entry in answered if entry.operation != "HeadObject"} <= {200, 204, 206}
     assert server.control.offences() == []
 
@@ -232,11 +234,65 @@ def test_a_probe_asks_nothing_of_the_bucket_itself(server: S3Server) -> None:
         )
     )
     narrow.probe_write("mine/")
-    assert server.control.uploads() == []
-    assert [entry.operation for entry in server.control.log()] == [
-        "CreateMultipartUpload",
-        "AbortMultipartUpload",
-    ]
+    (asked,) = server.control.log()
+    assert (asked.operation, asked.status, asked.took_effect) == ("PutObject", 412, False)
+
+
+@pytest.mark.case(31)
+@pytest.mark.parametrize("action", [FaultAction.DROP_AFTER, FaultAction.ANSWER_AFTER])
+def test_a_probe_whose_answers_are_lost_leaves_nothing_behind(
+    store: S3Store, server: S3Server, action: FaultAction
+) -> None:
+    server.control.faults(Fault(action))
+    with suppress(Unavailable):
+        store.probe_write("mine/")
+    assert server.control.log()
+    assert (server.control.objects(), server.control.uploads()) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("conditions", "found"),
+    [
+        ("kept", ConditionalWrites.KEPT),
+        ("ignored", ConditionalWrites.IGNORED),
+        ("refused", ConditionalWrites.REFUSED),
+    ],
+)
+def test_any_store_is_probed_and_left_as_it_was(
+    server: S3Server, conditions: str, found: ConditionalWrites
+) -> None:
+    server.control.set_rules(conditional_writes=conditions)
+    store = other_store(server, server.access_key, server.secret_key)
+    try:
+        store.probe_write("mine/")
+        asked = len(server.control.log())
+        assert store.probe_conditions("mine/") is found
+        assert len(server.control.log()) == asked, "it was known already"
+    finally:
+        server.control.set_rules(conditional_writes="kept")
+    assert (server.control.objects(), server.control.uploads()) == ({}, [])
+
+
+def test_keys_that_may_write_but_not_compare_versions_may_write(server: S3Server) -> None:
+    """As AWS answers keys without s3:GetObject."""
+    denied = Fault(FaultAction.ANSWER, operation="PutObject", status=403, code="AccessDenied")
+    server.control.faults(denied)
+    other_store(server, server.access_key, server.secret_key).probe_write("")
+    server.control.add_account(Account("reader", "secret" * 5, writable=False))
+    with pytest.raises(AccessDenied, match=r"PUT .*fusecache-probe-"):
+        other_store(server, "reader", "secret" * 5).probe_write("")
+
+
+def other_store(server: S3Server, access_key: str, secret_key: str) -> S3Store:
+    """Return a client of a store that is not R2."""
+    return closed_later(
+        S3Store(
+            server.bucket,
+            Endpoint(server.endpoint_url, "auto"),
+            credentials=Credentials(access_key, secret_key),
+            transport=ONCE,
+        )
+    )
 
 
 @pytest.mark.case(32)

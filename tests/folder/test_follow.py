@@ -230,3 +230,11 @@ def test_hints_that_are_wrong_are_refused_and_change_nothing() -> None:
     order.take("job.cursor", encode_cursor(1))
     order.take("job.plan", b"")
     assert rest(order) == ["a", "b"]
+
+
+def test_a_sign_of_life_leaves_the_step_as_it_is() -> None:
+    order = FetchOrder(["a", "b"])
+    order.take("job.plan", plan(["a"], first=[5]))
+    order.take("job.cursor", encode_cursor(9, by_reads=True))
+    order.take("other.plan", plan(["b"], first=[3]))
+    assert rest(order) == ["b", "a"]

@@ -38,7 +38,11 @@ class Service:
 
     def environment(self) -> dict[str, str]:
         """Return the variables of a process that uses it."""
-        others = {name: value for name, value in os.environ.items() if not name.startswith("FUSECACHE_")}
+        others = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("FUSECACHE_") or name == "FUSECACHE_FUSE_LIBRARY"
+        }
         return {
             **others,
             "AWS_ACCESS_KEY_ID": self.access_key,

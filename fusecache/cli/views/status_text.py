@@ -338,6 +338,10 @@ def _hints(hints: Mapping[str, Any]) -> Iterator[Row]:
             for name, what in (("late", "arrived late"), ("skipped", "skipped"))
             if job[name]
         ]
+        if job.get("skipped_path"):
+            words[-1] += f", such as {job['skipped_path']}"
+        if job.get("is_astray"):
+            words.append("paused: other files are read")
         if words:
             yield "", ", ".join(words)
     if len(jobs) > MAX_LINES:

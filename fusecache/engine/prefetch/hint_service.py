@@ -98,8 +98,8 @@ class HintService:
         """
         job, kind = job_of(file)
         if kind == CURSOR:
-            step = decode_cursor(message)
-            if not self._timeline.move(job, step, trio.current_time()):
+            cursor = decode_cursor(message)
+            if not self._timeline.move(job, None if cursor.by_reads else cursor.step, trio.current_time()):
                 raise NotFound(f"{job}: this job has no plan, or it was forgotten: send the plan again")
             process = process_of(pid)
             if process is not None and process == self._plan_senders.get(job):
@@ -174,6 +174,8 @@ class HintService:
             "missed_bytes": job.missed_bytes,
             "late": job.late,
             "skipped": job.skipped,
+            "skipped_path": job.skipped_path,
+            "is_astray": job.is_astray,
             "silent_seconds": round(trio.current_time() - job.last_message_at, 1),
             "ended_seconds": round(max(0.1, trio.current_time() - job.ended_at), 1) if job.has_ended else 0.0,
         }

@@ -115,15 +115,16 @@ class PieceFinder:
     def skip(self, job: Job, path: str, error: Exception) -> None:
         """Count a hinted file that cannot be fetched. Logs the first one of a plan."""
         job.skipped += 1
-        if not job.is_skip_logged:
-            job.is_skip_logged = True
+        if not job.skipped_path:
+            job.skipped_path = path
             log.info(
                 "skipped a hinted file that cannot be fetched job=%s path=%s error=%s", job.name, path, error
             )
 
     def is_live(self, cursor: PlanCursor) -> bool:
-        """Return whether the cursor's job is known and has not ended."""
-        return self._timeline.jobs.get(cursor.job.name) is cursor.job and not cursor.job.has_ended
+        """Return whether the cursor's job is known, has not ended, and its files are read."""
+        job = cursor.job
+        return self._timeline.jobs.get(job.name) is job and not job.has_ended and not job.is_astray
 
     async def _yield_sometimes(self) -> None:
         """Let other tasks run now and then: checks answered from memory never wait, and there may be very many."""

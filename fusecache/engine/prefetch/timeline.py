@@ -26,6 +26,9 @@ MOST_PLANS = 256
 _READS = 8
 # … that has sent no cursor for 5 s.
 _QUIET_SECONDS = 5.0
+# A job whose step is known from its reads alone is astray once so many bytes were fetched for it, and as many read of
+# other files since the last read of its own: its order does not happen. Some seconds of a far bucket.
+ASTRAY_BYTES = 256 << 20
 
 
 @dataclass(eq=False, slots=True)
@@ -35,7 +38,8 @@ class Job:
     last_message_at: when its last message came. For a job that has never sent a cursor, also when bytes of its plans
     were last read. last_cursor_at: when its last cursor came.
     bytes_per_second: the rate at which it consumes prefetched bytes. late: fetches that ended after their step began.
-    skipped: files that do not exist or cannot be fetched; is_skip_logged: whether that was logged.
+    skipped: files that do not exist or cannot be fetched; skipped_path: the first of a plan, logged; "" while none is.
+    other_bytes: read of files that it does not name, since one was read that it names.
     ended_at: when its process ended.
     """
 
@@ -55,13 +59,19 @@ class Job:
     missed_bytes: int = 0
     late: int = 0
     skipped: int = 0
-    is_skip_logged: bool = False
+    skipped_path: str = ""
+    other_bytes: int = 0
     ended_at: float = math.inf
 
     @property
     def has_ended(self) -> bool:
         """Whether its process has ended. It gets no prefetch until a process sends a message under its name again."""
         return self.ended_at < math.inf
+
+    @property
+    def is_astray(self) -> bool:
+        """Whether its order does not happen: all is read but what it names. It gets no prefetch until that is read."""
+        return min(self.other_bytes, self.fetched_bytes) >= ASTRAY_BYTES
 
     @property
     def extents(self) -> int:
@@ -162,19 +172,20 @@ class Timeline:
             job.step = plan.plan.step
         job.last_message_at, job.ended_at = now, math.inf
         job.plans = [*kept, plan]
-        job.is_skip_logged = False
+        job.skipped_path = ""
         job.move(plan.plan.step, now)
         return job
 
-    def move(self, name: str, step: int, now: float) -> bool:
-        """Receive a job's cursor; False if it has no plan."""
+    def move(self, name: str, step: int | None, now: float) -> bool:
+        """Receive a job's cursor; False if it has no plan. step: None if its reads tell."""
         job = self.jobs.get(name)
         if job is None:
             return False
-        job.last_message_at = job.last_cursor_at = now
-        job.ended_at = math.inf
-        job.reads.clear()
-        job.move(step, now)
+        job.last_message_at, job.ended_at = now, math.inf
+        if step is not None:
+            job.last_cursor_at = now
+            job.reads.clear()
+            job.move(step, now)
         return True
 
     def end(self, name: str, now: float) -> None:
@@ -245,17 +256,14 @@ class Timeline:
         """
         has_moved = False
         for job in self.running():
-            step = None
-            for index in job.plans:
-                # Of several extents in the same pages, the read is taken for the soonest.
-                soonest = min(index.steps_of(path, job.step, offset, offset + nbytes), default=None)
-                if soonest is None:
-                    continue
-                step = soonest if step is None else min(step, soonest)
-                if index.plan.is_exact and index.on_read(soonest, nbytes, job.step):
-                    has_moved = True
+            step, is_further = _step_read(job, path, offset, nbytes)
+            has_moved |= is_further
             if step is None:
+                if job.last_cursor_at == -math.inf:
+                    job.other_bytes += nbytes
                 continue
+            has_moved |= job.is_astray
+            job.other_bytes = 0
             # Not for a job that has sent cursors: other readers of its files would keep it alive after a kill.
             if job.last_cursor_at == -math.inf:
                 job.last_message_at = now
@@ -270,3 +278,16 @@ class Timeline:
                 job.move(at, now)
                 has_moved = True
         return has_moved
+
+
+def _step_read(job: Job, path: str, offset: int, nbytes: int) -> tuple[int | None, bool]:
+    """Return the soonest step of a job that reads these bytes, and whether they are exact bytes of a further step."""
+    step, is_further = None, False
+    for index in job.plans:
+        # Of several extents in the same pages, the read is taken for the soonest.
+        soonest = min(index.steps_of(path, job.step, offset, offset + nbytes), default=None)
+        if soonest is None:
+            continue
+        step = soonest if step is None else min(step, soonest)
+        is_further |= index.plan.is_exact and index.on_read(soonest, nbytes, job.step)
+    return step, is_further

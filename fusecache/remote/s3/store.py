@@ -21,7 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusecache.model.errors import FusecacheError, ObjectChanged, ObjectMissing, Unavailable, UploadLost
+from fusecache.model.errors import (
+    FusecacheError,
+    ObjectChanged,
+    ObjectMissing,
+    RemoteError,
+    Unavailable,
+    UploadLost,
+)
 from fusecache.model.objects import KIB, Extent, ObjectId, ObjectInfo
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.http.file_body import SliceBody
@@ -96,6 +103,7 @@ class S3Store:
         self._credentials_file = credentials_file
         self._settings = settings
         self._sends_conditions = True
+        self._conditional_writes = ConditionalWrites.UNKNOWN
         self._transport = transport or Transport()
         self._counter = RequestCounter()
         self._request_names = RequestNames(bucket, self._counter)
@@ -331,19 +339,17 @@ class S3Store:
                 raise Unavailable(f"{what}: the response has no valid Date: {date!r}") from exc
 
     def probe_write(self, prefix: str) -> None:
-        """Check that writing is allowed; leave nothing behind."""
-        key = f"{prefix}{PROBE_NAME}{uuid.uuid4().hex}"
-        self.abort_multipart(key, self.create_multipart(key, metadata={}))
+        """Check that writing is allowed, by a write that must fail; leave nothing behind."""
+        self._probe(prefix)
 
     def probe_conditions(self, prefix: str) -> ConditionalWrites:
-        """Find out what the store does with If-Match, by one write that must fail; leave nothing behind."""
+        """Find out what the store does with If-Match; leave nothing behind. `probe_write` has found that out, too."""
         if self._endpoint.is_r2:
             return ConditionalWrites.KEPT  # documented
-        key = f"{prefix}{PROBE_NAME}{uuid.uuid4().hex}"
-        found = ask_conditions(self._client, self._bucket, key)
-        if found is ConditionalWrites.IGNORED:
-            self.delete(key)
-        return found
+        if self._conditional_writes is ConditionalWrites.UNKNOWN:
+            with suppress(RemoteError):
+                self._probe(prefix)
+        return self._conditional_writes
 
     def send_no_conditions(self) -> None:
         """From now on send writes without their conditions, for a store that does not honour them."""
@@ -365,6 +371,16 @@ class S3Store:
             credentials_file=self._credentials_file,
             settings=self._settings,
         )
+
+    def _probe(self, prefix: str) -> None:
+        """Send a write that must fail. Raises RemoteError unless the answer shows that the keys may write."""
+        key = f"{prefix}{PROBE_NAME}{uuid.uuid4().hex}"
+        access = self._access
+        with self._request_names.named("PUT", key, "puts"):
+            self._conditional_writes = ask_conditions(access.client, self._bucket, key)
+        access.set_up_direct_http(key)
+        if self._conditional_writes is ConditionalWrites.IGNORED:
+            self.delete(key)
 
     def _get_by_botocore(self, access: ClientAccess, get: GetRequest) -> None:
         """Run a GET through botocore; the first success sets up the direct HTTP path."""

@@ -422,3 +422,36 @@ def test_who_reads_whole_files_is_not_taken_for_who_reads_samples() -> None:
     timeline.move("job", 30, 2.0)  # pages had all until there
     timeline.on_read("a", 46 * MIB, sample, 3.0, has_waited=False)
     assert window.read_to == 46
+
+
+def test_a_sign_of_life_leaves_the_step_to_the_reads() -> None:
+    timeline = Timeline()
+    take(timeline, "job", whole(100), 0.0)
+    assert not timeline.move("other", None, 0.0)
+    for number in range(10):
+        timeline.on_read(f"train/shard.{number:07d}.mds", 5, 1, 1.0, has_waited=False)
+        assert timeline.move("job", None, 1.0)
+    job = timeline.jobs["job"]
+    assert (job.step, job.last_message_at) == (2, 1.0)
+    # Nor does it end the job's life by its reads.
+    timeline.on_read("train/shard.0000010.mds", 5, 1, 500.0, has_waited=False)
+    assert timeline.forget_silent(1000.0) == []
+
+
+def test_an_order_that_never_happens_is_astray_until_one_of_its_files_is_read() -> None:
+    timeline = Timeline()
+    take(timeline, "wrong", whole(100), 0.0)
+    take(timeline, "exact", whole(100), 0.0)
+    timeline.move("exact", 0, 0.0)
+    wrong, exact = timeline.jobs["wrong"], timeline.jobs["exact"]
+    wrong.fetched_bytes = exact.fetched_bytes = module.ASTRAY_BYTES
+    for _ in range(2):
+        assert not wrong.is_astray
+        for _ in range(2):
+            timeline.on_read("elsewhere", 0, module.ASTRAY_BYTES // 2, 1.0, has_waited=True)
+        assert wrong.is_astray
+        assert not exact.is_astray  # it says itself where it is
+        assert timeline.on_read("train/shard.0000000.mds", 5, 1, 2.0, has_waited=True)  # fetching goes on
+    wrong.fetched_bytes -= 1
+    timeline.on_read("elsewhere", 0, module.ASTRAY_BYTES, 3.0, has_waited=True)
+    assert not wrong.is_astray  # it has cost too little

@@ -161,7 +161,8 @@ def test_too_many_extents_for_a_message_are_refused_where_they_are_written() -> 
 
 
 def test_a_cursor_is_a_step() -> None:
-    assert decode_cursor(encode_cursor(123)) == 123
+    assert decode_cursor(encode_cursor(123)) == (123, False)
+    assert decode_cursor(encode_cursor(123, by_reads=True)) == (123, True)
 
 
 def test_jobs_have_plain_names() -> None:

@@ -208,6 +208,22 @@ def test_an_epoch_of_fewer_samples_than_canonical_nodes_is_the_librarys(
     assert compared == 0 if order == "py1e" else compared >= 30
 
 
+@pytest.mark.parametrize("samples", [1, 3, 7, 8])
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 3), (2, 2), (4, 1), (8, 2)])
+def test_the_batches_of_so_small_an_epoch_are_dealt_as_the_library_deals_them(
+    library: SimpleNamespace, samples: int, nodes: int, ranks: int
+) -> None:
+    sizes, layout = np.array([samples], np.int64), Layout(nodes, ranks, 1, 1)
+    spec = OrderSpec("sequential", canonical_nodes=8)
+    work = library_work(library, sizes, [1], spec, 0, layout)
+    epoch_orders = EpochOrders(StreamTable.of(sizes, [1], spec), spec)
+    for rank in range(layout.ranks):
+        world = World(rank, layout.ranks, layout.ranks_per_node)
+        plan = batch_plan(epoch_orders, world, layout.global_batch_size, drop_last=False)
+        found = np.concatenate([plan.batch(0, 0, n) for n in range(plan.batches(0, drop_last=False))])
+        assert found.tolist() == work[world.node, world.rank_of_node].ravel().tolist()
+
+
 def test_an_order_is_a_permutation() -> None:
     sizes = np.array([5, 0, 17, 100, 3], np.int64)
     for order in (*GOLDEN, "sequential"):

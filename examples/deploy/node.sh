@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# One script for a rented node; the YAML files beside it call it.
+#
+#   node.sh install         FUSE and fusecache, unless they are there
+#   node.sh run COMMAND…    mount BUCKET at MOUNT, run COMMAND, upload what it wrote, unmount
+#
+# On SIGTERM COMMAND gets the signal, and 70 % of SYNC_DEADLINE to save; the rest is for the last uploads. Files that the
+# bucket lacks after that are named. The exit status is that of COMMAND, or 1 if it succeeded and the bucket lacks something.
+#
+#   BUCKET           s3://NAME[/PREFIX]; the keys are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
+#   S3_ENDPOINT_URL  the store, unless it is AWS
+#   MOUNT            where the bucket is shown [/data]
+#   CACHE_DIR        on a fast local disk [/var/tmp/fusecache]
+#   WARM             names below MOUNT that the daemon fetches while COMMAND starts, separated by blanks
+#   SYNC_DEADLINE    the time from the notice to the end of the node, less a reserve [25s]
+#   PACKAGE          what pip installs ['fusecache[mount,loader]']
+#   VENV             where to [/opt/fusecache/venv]
+#   APT              how system packages get here; empty: they are there [apt-get install --yes --no-install-recommends]
+set -euo pipefail
+
+MOUNT=${MOUNT:-/data} CACHE_DIR=${CACHE_DIR:-/var/tmp/fusecache} SYNC_DEADLINE=${SYNC_DEADLINE:-25s} WARM=${WARM:-}
+PACKAGE=${PACKAGE:-fusecache[mount,loader]} VENV=${VENV:-/opt/fusecache/venv}
+APT=${APT-apt-get install --yes --no-install-recommends}
+PATH=$PATH:$VENV/bin
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+
+install() {
+    if command -v fusecache >/dev/null && fusecache doctor >/dev/null; then return; fi
+    if [ -n "$APT" ]; then
+        as_root apt-get update
+        # pyfuse3 has no wheels: it is compiled here.
+        # shellcheck disable=SC2086 # words
+        as_root env DEBIAN_FRONTEND=noninteractive $APT fuse3 gcc libc6-dev libfuse3-dev pkg-config python3-dev python3-venv
+    fi
+    as_root python3 -m venv "$VENV"
+    as_root "$VENV/bin/pip" install --quiet "$PACKAGE"
+    # 1 is a warning, of a small disk for example; 2 is something that you must do first.
+    fusecache doctor || [ $? = 1 ]
+}
+
+run() {
+    : "${BUCKET:?is not set: which bucket? BUCKET=s3://NAME}"
+    # The command's own shell: it begins the warm-up, which goes on in the background, and becomes the command.
+    # shellcheck disable=SC2016
+    local begin='for name in $WARM; do fusecache warm "$MOUNT/$name" || true; done; exec "$@"'
+    export MOUNT WARM
+    exec fusecache run --mount "$BUCKET" "$MOUNT" --cache-dir "$CACHE_DIR" --sync-deadline "$SYNC_DEADLINE" -- \
+        bash -c "$begin" node.sh "$@"
+}
+
+case ${1:-} in
+    install) install ;;
+    run) shift; run "$@" ;;
+    *) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | sed '$d' >&2; exit 2 ;;
+esac

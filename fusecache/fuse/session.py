@@ -1,0 +1,319 @@
+"""The session of one mount: tasks that read the kernel's requests, run their handlers and answer.
+
+Leader and followers: one task, the leader, waits for requests and answers them one after the other. Most handlers never
+wait, and cost no switch of tasks. When one does, another task takes the lead, and the first answers its request later.
+
+Invariants:
+1. A request is answered exactly once, or not at all if the mount ends.
+2. Whatever the kernel sends, and whatever a handler raises, the session goes on until the mount is gone.
+3. Only requests that change nothing are interrupted (`KernelRequest.changes_nothing`).
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from dataclasses import dataclass
+from functools import partial
+from types import coroutine
+from typing import Any
+
+import trio
+
+from fusecache.fuse import mounting
+from fusecache.fuse.device import RELEASE_BYTES, Device, RequestBuffer
+from fusecache.fuse.handlers import RequestHandlers
+from fusecache.fuse.negotiation import Negotiated, negotiate
+from fusecache.fuse.notifier import Notifier
+from fusecache.fuse.protocol import INTERRUPT_IN, Opcode
+from fusecache.fuse.requests import SILENT, KernelRequest, Malformed, Payload, Requests
+from fusecache.fuse.signals import is_ending
+from fusecache.fuse.values import FUSEError, MountPlan
+
+log = logging.getLogger(__name__)
+
+# Requests that the leader answers before other tasks of the loop get their turn.
+_AT_ONCE = 64
+# Idle tasks and buffers that are kept for the next burst.
+_IDLE_TASKS = 64
+_IDLE_BUFFERS = 8
+# The kernel interrupts a request once: a second signal, such as SIGKILL, sends no event.
+_LOOK_SECONDS = 0.25
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request whose handler waits, and the scope that ends it. is_interrupted: by a signal."""
+
+    request: KernelRequest
+    scope: trio.CancelScope
+    is_interrupted: bool = False
+
+
+class OwnSession:
+    """One mount, served through /dev/fuse without libfuse. Its methods belong to the loop's thread.
+
+    library: which implementation this is. negotiated: what the kernel agreed to.
+    """
+
+    library = "own"
+
+    def __init__(self, operations: RequestHandlers, fd: int, mountpoint: str = "") -> None:
+        """Agree with the kernel on features. fd: of a fresh mount; close() closes it, and unmounts `mountpoint`.
+
+        Raises MountRefused, and then leaves the descriptor and the mount to the caller.
+        """
+        self._device = Device(fd)
+        self.negotiated: Negotiated = negotiate(self._device, operations)
+        self._notifier = Notifier(fd)
+        self._mountpoint = mountpoint
+        self._table: dict[int, Callable[[KernelRequest], Awaitable[Payload]]] = Requests(operations).table
+        self._buffers: list[RequestBuffer] = []
+        self._waiting: dict[int, _Waiting] = {}
+        self._followers = trio.lowlevel.ParkingLot()
+        self._has_leader = False
+        self._has_ended = False
+        self._tasks = 0
+        self._max_tasks = 0
+        self._expects_large = False
+        self._nursery: trio.Nursery | None = None
+
+    @classmethod
+    def mount(cls, operations: RequestHandlers, plan: MountPlan) -> "OwnSession":
+        """Mount a file system. Raises MountRefused, and leaves nothing mounted then."""
+        fd = mounting.mount(plan)
+        try:
+            return cls(operations, fd, plan.mountpoint)
+        except BaseException:
+            os.close(fd)
+            mounting.unmount(plan.mountpoint)
+            raise
+
+    async def serve(self, max_tasks: int = 4096) -> None:
+        """Answer requests until the mount is gone, or this is cancelled. max_tasks: requests in handlers at once."""
+        self._max_tasks = max_tasks
+        async with trio.open_nursery() as self._nursery:
+            self._start_leader()
+
+    def invalidate_entry(self, parent_inode: int, name: bytes) -> None:
+        """Make the kernel look a name up again. Returns at once, before it happens."""
+        self._notifier.invalidate_entry(parent_inode, name)
+
+    def invalidate_inode(self, inode: int) -> None:
+        """Make the kernel drop an inode's attributes and clean pages.
+
+        Blocks, perhaps until a read of such a page is answered: call it in a thread. Raises OSError, ENOENT if the
+        kernel does not know the inode.
+        """
+        self._notifier.invalidate_inode(inode)
+
+    def close(self) -> None:
+        """Unmount, unless that has happened. `serve` must have ended, and no notification may be running."""
+        fd = self._device.fd
+        if fd < 0:
+            return
+        is_mounted = bool(self._mountpoint) and mounting.is_connected(fd)
+        self._notifier.close()
+        # First: else the unmount would wait for answers.
+        self._device.close()
+        if is_mounted:
+            mounting.unmount(self._mountpoint)
+
+    # ---- leader and followers
+
+    def _start_leader(self) -> None:
+        assert self._nursery is not None
+        self._has_leader = True
+        self._tasks += 1
+        self._nursery.start_soon(self._work, name=f"fuse-{self._tasks}")
+
+    def _hand_over(self) -> None:
+        """Give the lead to another task, as this one's handler waits."""
+        if len(self._followers):
+            self._followers.unpark()
+        elif self._tasks < self._max_tasks:
+            self._start_leader()
+        else:
+            self._has_leader = False  # the first task that is done takes it
+
+    async def _work(self) -> None:
+        """Lead, answer a request whose handler waits, lead or follow. Begins as the leader."""
+        try:
+            while not self._has_ended:
+                # A signal cancels it, to end the handler that waits.
+                with trio.CancelScope() as scope:
+                    await self._lead(scope)
+                if not await self._follow():
+                    return
+        finally:
+            self._tasks -= 1
+
+    async def _follow(self) -> bool:
+        """Wait to be the leader; return False if this task is not needed any more."""
+        if self._has_ended:
+            return False
+        if not self._has_leader:
+            self._has_leader = True
+            return True
+        if len(self._followers) >= _IDLE_TASKS:
+            return False
+        await self._followers.park()
+        return not self._has_ended
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._followers.unpark_all()
+
+    async def _lead(self, scope: trio.CancelScope) -> None:
+        """Answer requests until a handler waited, or the mount is gone."""
+        device = self._device
+        answered = 0
+        while True:
+            buffer = self._buffers.pop() if self._buffers else RequestBuffer(self.negotiated.buffer_bytes)
+            count = device.receive(buffer, release=self._expects_large)
+            if count <= 0:
+                self._buffers.append(buffer)
+                if count < 0:
+                    self._end()
+                    return
+                self._expects_large = False
+                answered = 0
+                await trio.lowlevel.wait_readable(device.fd)
+                continue
+            self._expects_large = count >= RELEASE_BYTES
+            if await self._serve_one(buffer, count, scope):
+                return
+            answered += 1
+            if answered >= _AT_ONCE:
+                answered = 0
+                await trio.lowlevel.checkpoint()
+
+    # ---- one request
+
+    async def _serve_one(self, buffer: RequestBuffer, count: int, scope: trio.CancelScope) -> bool:
+        """Answer the request in a buffer, and give the buffer back; return whether another task leads now."""
+        try:
+            request = KernelRequest(buffer.view[:count])
+        except Malformed:
+            log.warning("a message of the kernel is too short bytes=%d", count)
+            self._give_back(buffer)
+            return False
+        if request.opcode == Opcode.INTERRUPT:
+            self._interrupt(request)
+            self._give_back(buffer)
+            return False
+        handler = self._answer(request)
+        has_waited = False
+        is_write = request.opcode == Opcode.WRITE
+
+        def on_wait() -> None:
+            nonlocal has_waited
+            has_waited = True
+            if request.changes_nothing():
+                self._waiting[request.unique] = _Waiting(request, scope)
+            if not is_write:
+                self._give_back(buffer)
+            self._hand_over()
+
+        try:
+            await _watched(handler, on_wait)
+        finally:
+            if has_waited:
+                self._waiting.pop(request.unique, None)
+            if is_write or not has_waited:
+                self._give_back(buffer)
+        return has_waited
+
+    def _give_back(self, buffer: RequestBuffer) -> None:
+        if len(self._buffers) < _IDLE_BUFFERS:
+            self._buffers.append(buffer)
+
+    async def _answer(self, request: KernelRequest) -> None:
+        payload: Payload = b""
+        error = 0
+        try:
+            handler = self._table.get(request.opcode)
+            if handler is None:
+                error = errno.ENOSYS
+            else:
+                payload = await handler(request)
+        except Malformed:
+            log.warning("a request is malformed opcode=%d bytes=%d", request.opcode, len(request.body))
+            error = errno.EINVAL
+        except FUSEError as exc:
+            error = exc.errno
+        except trio.Cancelled:
+            self._reply_to_interrupted(request)
+            raise
+        except Exception:
+            log.exception("a handler failed opcode=%d", request.opcode)
+            error = errno.EIO
+        if request.opcode not in SILENT:
+            self._reply(request, payload if not error else b"", error)
+
+    def _reply(self, request: KernelRequest, payload: Payload, error: int) -> None:
+        try:
+            self._device.send(request.unique, payload, error=error)
+        except OSError as exc:
+            log.error("a reply was refused opcode=%d error=%s", request.opcode, exc)
+            if not error:
+                self._reply(request, b"", errno.EIO)
+
+    # ---- interrupts
+
+    def _reply_to_interrupted(self, request: KernelRequest) -> None:
+        """Answer a request whose handler was cancelled, if a signal did it: else the mount ends."""
+        waiting = self._waiting.get(request.unique)
+        if waiting is None or not waiting.is_interrupted:
+            return
+        # The kernel has to hear of entries that were added: each of them holds a reference.
+        listed = request.token.payload() if request.token is not None else b""
+        self._reply(request, listed, 0 if listed else errno.EINTR)
+
+    def _interrupt(self, message: KernelRequest) -> None:
+        try:
+            (unique,) = message.fields(INTERRUPT_IN)
+        except Malformed:
+            return
+        waiting = self._waiting.get(unique)
+        if waiting is None or self._ends(waiting) or self._nursery is None:
+            return
+        self._nursery.start_soon(self._look_again, unique, waiting, name="fuse-signals")
+
+    async def _look_again(self, unique: int, waiting: _Waiting) -> None:
+        """End a request whose process got a harmless signal, when another signal ends the process."""
+        while True:
+            await trio.sleep(_LOOK_SECONDS)
+            if self._has_ended or self._waiting.get(unique) is not waiting or self._ends(waiting):
+                return
+
+    def _ends(self, waiting: _Waiting) -> bool:
+        """Cancel a request's handler if a signal ends it; return whether that is so."""
+        request = waiting.request
+        # A read may be the page fault of a mapping: EINTR would end a program that handles Ctrl-C.
+        is_ended = is_ending(request.pid, by_hand=request.opcode != Opcode.READ)
+        if is_ended:
+            waiting.is_interrupted = True
+            waiting.scope.cancel()
+        return is_ended
+
+
+@coroutine
+def _watched(task: Coroutine[Any, Any, None], on_wait: Callable[[], None]) -> Generator[Any, Any, None]:
+    """Run a coroutine; call `on_wait` once, before its first wait."""
+    try:
+        trap = task.send(None)
+    except StopIteration:
+        return
+    on_wait()
+    while True:
+        try:
+            answer = yield trap
+        except BaseException as exc:  # noqa: BLE001  # the coroutine's to handle
+            resume: Callable[[], Any] = partial(task.throw, exc)
+        else:
+            resume = partial(task.send, answer)
+        try:
+            trap = resume()
+        except StopIteration:
+            return

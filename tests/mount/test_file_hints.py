@@ -1,0 +1,344 @@
+"""Hints for any files, on a real mount: a DataLoader with workers, tars of WebDataset, parts of files, wrong lists."""
+
+import io
+import itertools
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusecache.model.objects import KIB, MIB
+from loader import FileHints
+from loader.hints import file_hints as module
+from tests.mount.conftest import FLAGS
+from tests.support import ROOT
+from tests.support.mounts import Mount, wait_until
+from tests.support.s3_buckets import Bucket
+
+pytestmark = pytest.mark.s3server_only
+IMAGES = 48
+IMAGE_BYTES = 300 * KIB
+
+# An ImageFolder whose samples wait for a file: so it is known that all was fetched before the first read.
+TRAIN = """
+import itertools, os, sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+from loader import FileHints
+root, gate, kind = sys.argv[1:]
+
+class Folder(Dataset):
+    def __init__(self, root):
+        classes = sorted(os.listdir(root))
+        self.samples = [
+            (os.path.join(root, name, file), number)
+            for number, name in enumerate(classes)
+            for file in sorted(os.listdir(os.path.join(root, name)))
+        ]
+    def __getitem__(self, index):
+        path, label = self.samples[index]
+        while not os.path.exists(gate):
+            time.sleep(0.01)
+        with open(path, "rb") as file:
+            return file.read()[:1], label
+    def __len__(self):
+        return len(self.samples)
+
+folder = Folder(root)
+files = [path for path, _ in folder.samples]
+
+def order():
+    return RandomSampler(folder, generator=torch.Generator().manual_seed(7))
+
+if kind == "batches":
+    batches = torch.utils.data.BatchSampler(order(), 4, drop_last=False)
+    loader = DataLoader(folder, batch_sampler=FileHints(files, batches), num_workers=2, collate_fn=list)
+else:
+    loader = DataLoader(folder, batch_size=4, sampler=FileHints(files, order()), num_workers=2, collate_fn=list)
+seen = [sample for batch in loader for sample in batch]
+plain = [(bytes([index]), folder.samples[index][1]) for index in order()]
+assert seen == plain, (seen, plain)
+print(len(seen), len(loader))
+"""
+
+
+def jobs(mount: Mount) -> list[dict[str, Any]]:
+    """Return what the daemon says of its jobs."""
+    found: list[dict[str, Any]] = json.loads((mount.path / ".fusecache/stats.json").read_text())["hints"][
+        "jobs"
+    ]
+    return found
+
+
+def fetched(mount: Mount, cause: str) -> int:
+    """Return how many bytes were fetched for a cause."""
+    return int(mount.status()["cache"]["bytes_by_cause"][cause])
+
+
+@pytest.fixture
+def images(bucket: Bucket) -> list[str]:
+    """Files of an ImageFolder; the first byte of each is its number."""
+    names = [f"train/class{number % 3}/{number:03}.jpg" for number in range(IMAGES)]
+    for number, name in enumerate(sorted(names)):
+        bucket.put(name, bytes([number]) + os.urandom(IMAGE_BYTES - 1))
+    return sorted(names)
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Start programs; none is left."""
+    living: list[subprocess.Popen[str]] = []
+
+    def start(program: str, *arguments: object) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", program, *map(str, arguments)]
+        pipe = subprocess.PIPE
+        living.append(subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe, stderr=pipe))
+        return living[-1]
+
+    yield start
+    for process in living:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("kind", ["samples", "batches"])
+def test_an_image_folder_read_by_workers_in_a_random_order_waits_for_nothing(
+    mount: Callable[..., Mount], images: list[str], started, tmp_path: Path, kind: str
+) -> None:
+    pytest.importorskip("torch")
+    one = mount()
+    process = started(TRAIN, one.path / "train", tmp_path / "gate", kind)
+    total = IMAGES * IMAGE_BYTES
+    wait_until(lambda: fetched(one, "hint") >= total, "all images, fetched by hints", seconds=60)
+    (tmp_path / "gate").touch()
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert output.split() == [str(IMAGES), str(IMAGES // 4)]
+    assert fetched(one, "demand") == 0
+    assert fetched(one, "readahead") == 0
+    # The end of the process withdraws the hints.
+    wait_until(lambda: jobs(one) == [], "the end of the job")
+
+
+def test_the_daemon_follows_the_reads_over_passes(mount: Callable[..., Mount], images: list[str]) -> None:
+    one = mount()
+    paths = [one.path / name for name in images]
+    with FileHints(paths, range(0, IMAGES, 2)) as hints:
+        wait_until(lambda: fetched(one, "hint") >= IMAGES // 2 * IMAGE_BYTES, "the hinted bytes")
+        for _ in range(2):
+            for item in hints:
+                assert paths[item].read_bytes()[0] == item
+            (job,) = jobs(one)
+            assert job["missed_bytes"] == 0
+        # The kernel answers the second pass, so the daemon knows only that it began.
+        wait_until(lambda: jobs(one)[0]["step"] == 0, "the second pass")
+    wait_until(lambda: jobs(one) == [], "the end of the job")
+    assert fetched(one, "demand") == 0
+
+
+def test_the_step_is_that_of_the_last_reads(mount: Callable[..., Mount], images: list[str]) -> None:
+    one = mount()
+    paths = [one.path / name for name in images]
+    with FileHints(paths):
+        wait_until(lambda: fetched(one, "hint") >= IMAGES * IMAGE_BYTES, "the hinted bytes")
+        for path in paths[:30]:
+            path.read_bytes()
+        # It is the least of the last eight reads, and each file took one or two.
+        wait_until(lambda: jobs(one)[0]["step"] >= 22, "the step")
+        assert jobs(one)[0]["step"] < 30
+
+
+def make_tar(names: list[str]) -> bytes:
+    """Return a tar of samples, 40 KiB each."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name in names:
+            member = tarfile.TarInfo(f"{name}.bin")
+            member.size = 40 * KIB
+            tar.addfile(member, io.BytesIO(name.encode().ljust(40 * KIB, b".")))
+    return packed.getvalue()
+
+
+@pytest.fixture
+def tars(bucket: Bucket) -> list[str]:
+    """Six tars of 50 samples."""
+    for number in range(6):
+        bucket.put(f"tars/{number}.tar", make_tar([f"{number}-{sample:02}" for sample in range(50)]))
+    return [f"tars/{number}.tar" for number in range(6)]
+
+
+def test_tars_that_are_read_from_end_to_end_come_in_the_order_of_a_list(
+    mount: Callable[..., Mount], tars: list[str]
+) -> None:
+    one = mount()
+    paths = [one.path / name for name in (tars[4], tars[1], tars[5], tars[0])]
+    with FileHints(paths) as hints:
+        total = sum(path.stat().st_size for path in paths)
+        wait_until(lambda: fetched(one, "hint") >= total, "the hinted tars")
+        for number in hints:
+            with tarfile.open(paths[number], "r|") as tar:
+                assert sum(1 for _ in tar) == 50
+    assert fetched(one, "demand") + fetched(one, "readahead") == 0
+    assert fetched(one, "hint") < total + MIB  # and nothing of the others
+
+
+WORKERS = """
+import os, random, sys
+from operator import itemgetter
+import torch
+import webdataset as wds
+from loader import FileHints
+pipeline = wds.DataPipeline(
+    wds.SimpleShardList([f"file:{path}" for path in sys.argv[2:]]),
+    wds.split_by_worker,
+    wds.shuffle(10),
+    FileHints(itemgetter("url")).follow,
+    wds.tarfile_to_samples(),
+)
+if sys.argv[1] == "alone":
+    samples = iter(pipeline)
+    keys = {next(samples)["__key__"]}
+    print("first", flush=True)
+    sys.stdin.readline()
+    keys |= {sample["__key__"] for sample in samples}
+else:
+    loader = torch.utils.data.DataLoader(
+        pipeline, batch_size=None, num_workers=2, multiprocessing_context=sys.argv[1]
+    )
+    keys = {sample["__key__"] for sample in loader}
+print(len(keys))
+"""
+
+
+def test_a_shuffled_list_of_webdataset_is_looked_at_in_advance(
+    mount: Callable[..., Mount], tars: list[str], started
+) -> None:
+    pytest.importorskip("webdataset")
+    one = mount()
+    sizes = [(one.path / name).stat().st_size for name in tars]
+    process = started(WORKERS, "alone", *(one.path / name for name in tars))
+    assert process.stdout.readline() == "first\n"
+    # All but the first tar, which was asked for at once.
+    causes = ("hint", "demand", "readahead")
+    wait_until(lambda: sum(fetched(one, cause) for cause in causes) >= sum(sizes), "all tars")
+    before = fetched(one, "demand") + fetched(one, "readahead")
+    assert before <= max(sizes)
+    output, errors = process.communicate("\n", timeout=60)
+    assert (process.returncode, output) == (0, "300\n"), errors
+    assert fetched(one, "demand") + fetched(one, "readahead") == before
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_send_for_themselves_and_their_jobs_end_with_them(
+    mount: Callable[..., Mount], tars: list[str], started, context: str
+) -> None:
+    pytest.importorskip("webdataset")
+    pytest.importorskip("torch")
+    one = mount()
+    process = started(WORKERS, context, *(one.path / name for name in tars))
+    output, errors = process.communicate(timeout=100)
+    assert (process.returncode, output) == (0, "300\n"), errors
+    # Forked workers run no handlers at their end: the daemon sees that they are gone.
+    wait_until(lambda: all(job["ended_seconds"] for job in jobs(one)), "the end of the workers' jobs")
+    assert fetched(one, "hint") > 0
+
+
+def test_parts_of_a_file_are_fetched_without_the_rest(mount: Callable[..., Mount], bucket: Bucket) -> None:
+    bucket.put("tokens.bin", bytes(40 * MIB))
+    one = mount()
+    path = one.path / "tokens.bin"
+    documents = {"a": (path, 0, 5000), "b": [(path, 20 * MIB, 5000), (path, 30 * MIB, 5000)], "none": None}
+    with FileHints(documents, ["b", "none", "a"]) as hints:
+        wait_until(lambda: jobs(one) and jobs(one)[0]["fetched"] == [3], "three parts")
+        assert list(hints) == ["b", "none", "a"]
+    assert 3 * 5000 <= fetched(one, "hint") < 4 * MIB
+
+
+def test_files_that_are_not_there_are_named_once_and_the_others_come(
+    mount: Callable[..., Mount],
+    images: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0.1)
+    caplog.set_level(logging.INFO, module.__name__)
+    one = mount()
+    paths = [
+        one.path / "train/none/1.jpg",
+        "/no/mount/2.jpg",
+        *(one.path / name for name in images),
+        one.path / "3",
+    ]
+    with FileHints(paths):
+        wait_until(lambda: fetched(one, "hint") >= IMAGES * IMAGE_BYTES, "the files that are there")
+        wait_until(lambda: jobs(one)[0]["skipped"] == 2, "what was skipped")
+        wait_until(lambda: "cannot be fetched" in caplog.text, "the warning")
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
+    assert len(said) == 1
+    assert "train/none/1.jpg" in said[0]
+    assert one.log().count("skipped a hinted file") == 1
+
+
+def test_a_function_that_fails_costs_its_own_hints_only(
+    mount: Callable[..., Mount], images: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, module.__name__)
+    one = mount()
+    table = {number: one.path / name for number, name in enumerate(images) if number % 2}
+    with FileHints(table.__getitem__, list(range(IMAGES))) as hints:
+        wait_until(lambda: fetched(one, "hint") >= IMAGES // 2 * IMAGE_BYTES, "the others")
+        assert list(hints) == list(range(IMAGES))
+    assert [record.getMessage() for record in caplog.records] == ["no hint for 0: KeyError: 0"]
+
+
+def test_a_daemon_that_was_started_again_gets_the_plans_again(
+    mount: Callable[..., Mount], images: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0.1)
+    one = mount()
+    with FileHints([one.path / name for name in images]):
+        wait_until(lambda: jobs(one), "the job")
+        one.unmount()
+        one.start(*FLAGS, "--cache-dir", str(tmp_path))
+        wait_until(lambda: jobs(one), "the job, again")
+        wait_until(lambda: fetched(one, "hint") >= IMAGES * IMAGE_BYTES, "the hinted bytes")
+
+
+KILLED = """
+import sys, time
+from loader import FileHints
+hints = FileHints(sys.argv[1:])
+print("sent", flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_killed_process_ends_its_job(mount: Callable[..., Mount], images: list[str], started) -> None:
+    one = mount()
+    process = started(KILLED, *(one.path / name for name in images))
+    wait_until(lambda: jobs(one), "the job")
+    assert jobs(one)[0]["ended_seconds"] == 0
+    process.send_signal(signal.SIGKILL)
+    wait_until(lambda: jobs(one)[0]["ended_seconds"], "the end of the job")
+
+
+def test_an_endless_order_is_looked_at_a_part_at_a_time(
+    mount: Callable[..., Mount], images: list[str]
+) -> None:
+    one = mount()
+    paths = [one.path / name for name in images]
+    with FileHints(paths, itertools.cycle(range(IMAGES)), ahead=20) as hints:
+        order = iter(hints)
+        assert next(order) == 0
+        wait_until(lambda: fetched(one, "hint") >= 20 * IMAGE_BYTES, "the first files")
+        assert fetched(one, "hint") == 20 * IMAGE_BYTES
+        assert [next(order) for _ in range(5)] == [1, 2, 3, 4, 5]
+        wait_until(lambda: fetched(one, "hint") >= 25 * IMAGE_BYTES, "five more")

@@ -1,0 +1,67 @@
+"""The structs, opcodes and flags against the kernel's header of this machine."""
+
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+from fusecache.fuse import protocol
+from fusecache.fuse.protocol import FIELDS, FLAGS, Notify, Opcode
+
+HEADER = Path("/usr/include/linux/fuse.h")
+CODES = {"uint16_t": "H", "uint32_t": "I", "uint64_t": "Q", "int32_t": "i", "int64_t": "q"}
+
+
+@pytest.fixture(scope="module")
+def header() -> str:
+    return re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+
+
+def fields_of(header: str, name: str, prefix: str = "") -> list[str]:
+    """A struct's fields as `FIELDS` has them; arrays of char at the end are not part of it."""
+    found = re.search(rf"struct fuse_{name} \{{(.*?)\}};", header, re.DOTALL)
+    assert found is not None, name
+    fields = []
+    for kind, field, size in re.findall(r"((?:struct )?\w+)\s+(\w+)(\[\w*\])?;", found[1]):
+        if kind.startswith("struct "):
+            fields += fields_of(header, kind.removeprefix("struct fuse_"), f"{prefix}{field}.")
+        elif kind in CODES:
+            fields.append(f"{prefix}{field}:{size.strip('[]')}{CODES[kind]}")
+        else:
+            assert kind == "char", kind
+    return fields
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_struct_is_the_kernels(header: str, name: str) -> None:
+    assert FIELDS[name].split() == fields_of(header, name)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_struct_has_no_hidden_padding(name: str) -> None:
+    """Packed as C aligns it: without padding it is the same layout as the compiler's."""
+    codes = "".join(field.rpartition(":")[2] for field in FIELDS[name].split())
+    assert struct.calcsize("@" + codes) == struct.calcsize("<" + codes)
+
+
+@pytest.mark.parametrize("code", Opcode)
+def test_opcode_is_the_kernels(header: str, code: Opcode) -> None:
+    assert re.search(rf"\bFUSE_{code.name}\s*= {code.value},", header)
+
+
+@pytest.mark.parametrize("code", Notify)
+def test_notification_is_the_kernels(header: str, code: Notify) -> None:
+    assert re.search(rf"\bFUSE_NOTIFY_{code.name}\s*= {code.value},", header)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((f"FUSE_{name}", value) for name, value in FLAGS.items()),
+        *((name, value) for name, value in vars(protocol).items() if name.startswith(("FATTR_", "FOPEN_"))),
+        ("FUSE_FSYNC_FDATASYNC", protocol.FSYNC_FDATASYNC),
+    ],
+)
+def test_flag_is_the_kernels(header: str, name: str, value: int) -> None:
+    assert re.search(rf"#define {name}\s+\(1 << {value.bit_length() - 1}\)", header)

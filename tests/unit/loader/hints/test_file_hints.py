@@ -1,0 +1,124 @@
+"""FileHints yields what an order yields, wherever the files lie, and refuses what it cannot work with."""
+
+import itertools
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loader import FileHints
+from loader.errors import ArgumentError
+
+
+class Epochs:
+    """A sampler with epochs, one item at a time."""
+
+    def __init__(self) -> None:
+        self.epoch, self.drawn = 0, 0
+
+    def __iter__(self) -> Any:
+        for item in range(self.epoch, self.epoch + 10):
+            self.drawn += 1
+            yield item
+
+    def __len__(self) -> int:
+        return 10
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Files that are on no mount."""
+    return [tmp_path / str(number) for number in range(20)]
+
+
+def test_the_order_is_that_of_the_sampler_in_each_epoch(files: list[Path]) -> None:
+    sampler = Epochs()
+    with FileHints(files, sampler) as hints:
+        assert len(hints) == 10
+        assert sampler.drawn == 0  # nothing is drawn before the iteration: it may belong to another epoch
+        assert list(hints) == list(range(10))
+        hints.set_epoch(3)
+        assert list(hints) == list(range(3, 13))
+
+
+def test_no_more_is_drawn_than_asked_for(files: list[Path]) -> None:
+    sampler = Epochs()
+    with FileHints(files, sampler, ahead=4) as hints:
+        order = iter(hints)
+        drawn = [(next(order), sampler.drawn) for _ in range(10)]
+        assert [item for item, _ in drawn] == list(range(10))
+        assert all(item < count <= item + 4 for item, count in drawn)
+
+
+def test_an_endless_order_and_a_pass_that_is_given_up(files: list[Path]) -> None:
+    with FileHints(files, itertools.cycle([3, 1, 2]), ahead=5) as hints:
+        assert list(itertools.islice(hints, 7)) == [3, 1, 2, 3, 1, 2, 3]
+        assert len(list(itertools.islice(hints, 7))) == 7
+
+
+def test_items_of_any_kind_pass_through(files: list[Path]) -> None:
+    batches = [[0, 1], [2, 19], []]
+    with FileHints(files, batches) as hints:
+        assert list(hints) == batches
+        assert list(hints) == batches
+    with FileHints(str) as hints:
+        assert list(hints.follow(files)) == files
+        assert list(hints.follow(iter(files))) == files
+        with pytest.raises(ArgumentError, match=r"follow\(items\)"):
+            iter(hints)
+    with FileHints({"a": files[0], "b": None}) as hints:
+        assert list(hints) == ["a", "b"]
+    with FileHints(files) as hints:
+        assert list(hints) == list(range(20))
+
+
+def test_it_pickles_without_its_thread(files: list[Path]) -> None:
+    with FileHints(files, [5, 6]) as hints:
+        with pickle.loads(pickle.dumps(hints)) as copy:
+            assert list(copy) == [5, 6]
+        assert list(hints) == [5, 6]
+
+
+def test_its_thread_ends_with_the_last_reference(files: list[Path]) -> None:
+    def threads() -> list[threading.Thread]:
+        return [each for each in threading.enumerate() if each.name == "fusecache-file-hints"]
+
+    before = len(threads())
+    hints = FileHints(files, [1])
+    assert len(threads()) == before + 1
+    (thread,) = threads()[before:]
+    del hints
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+class Loads:
+    """A data set: its items are samples, not paths."""
+
+    def __getitem__(self, index: int) -> bytes:
+        raise AssertionError("a sample was loaded")
+
+    def __len__(self) -> int:
+        return 3
+
+
+class Saving(Epochs):
+    """A sampler that saves its position."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+
+def test_what_cannot_work_is_refused(files: list[Path]) -> None:
+    for wrong in ("/data/train", Loads(), 3):
+        with pytest.raises(ArgumentError, match="give a sequence, a mapping, or a function"):
+            FileHints(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"Saving.*Give the rest of its order as a list"):
+        FileHints(files, Saving())
+    with pytest.raises(ArgumentError, match="ahead is 0"):
+        FileHints(files, ahead=0)
