@@ -78,7 +78,7 @@ def mounted(podman: Podman) -> Iterator[tuple[str, ServerProcess]]:
 
 
 def test_image_runs_fusecache(podman: Podman) -> None:
-    assert podman.run("--rm", command=("--version",)).stdout.startswith("fusecache ")
+    assert podman.run("--rm", command=("version",)).stdout.startswith("fusecache ")
 
 
 def test_image_without_the_device_says_how_to_give_it(podman: Podman) -> None:
