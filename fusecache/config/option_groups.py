@@ -249,6 +249,13 @@ class RequestOptions:
         default=None,
         default_text="no limit",
     )
+    read_timeout: float = option(
+        Duration(1, 86400),
+        "a read of data that is not cached, or the lookup of a name that is not known here, fails with EIO once the "
+        "bucket has answered nothing for this long",
+        unit="seconds",
+        default=60.0,
+    )
     endpoints: tuple[EndpointOptions, ...] = ()
     buckets: tuple[BucketOptions, ...] = ()
 

@@ -47,7 +47,8 @@ def test_without_control_groups_it_is_the_machines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "default"), [(64 * GIB, 256 * MIB), (2 * GIB, 256 * MIB), (GIB, 128 * MIB), (100 * MIB, 32 * MIB)]
+    ("node", "default"),
+    [(64 * GIB, 256 * MIB), (2 * GIB, 256 * MIB), (GIB, 128 * MIB), (100 * MIB, 32 * MIB)],
 )
 def test_the_default_is_an_eighth_within_bounds(
     monkeypatch: pytest.MonkeyPatch, node: int, default: int
