@@ -251,8 +251,8 @@ class RequestOptions:
     )
     read_timeout: float = option(
         Duration(1, 86400),
-        "a read of data that is not cached, or the lookup of a name that is not known here, fails with EIO once the "
-        "bucket has answered nothing for this long",
+        "time without any answer of the bucket, after which reads of data that is not cached fail with EIO, and "
+        "lookups of names that are not known",
         unit="seconds",
         default=60.0,
     )

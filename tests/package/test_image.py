@@ -75,7 +75,8 @@ def _keys(server: ServerProcess) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def podman() -> Iterator[Podman]:
     """Podman with the image that was built last."""
-    (archive,) = (ROOT / "build" / "release").glob("fusecache-*-oci.tar")
+    archives = (ROOT / "build" / "release").glob("*-oci.tar")
+    archive = max(archives, key=lambda path: path.stat().st_mtime)
     # Below build: what a container's layers are kept in is large, and must allow devices.
     folder = ROOT / "build" / f"podman-{uuid.uuid4().hex[:8]}-root"
     folder.mkdir()
