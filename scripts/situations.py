@@ -21,8 +21,8 @@ TMUX = ("tmux", "-L", "fusecache-situations", "-f", "/dev/null")
 HEAD = """\
 # Read the status in five situations
 
-The first line says whether you must act; `only here` says what would be lost with this node. Below each `status` is what
-`fusecache top` shows at the same time. `python -m scripts.situations` captured all of it from a mount of the test server.
+The first line says whether you must act; `only here` says what would be lost with this node. Below each `status` is
+what `fusecache top` shows. `python -m scripts.situations` captured all of it from a mount of the test server.
 """
 
 
