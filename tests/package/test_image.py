@@ -21,9 +21,12 @@ from tests.s3server import ServerProcess
 from tests.support import ROOT
 from tests.support.mounts import wait_until
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("FUSECACHE_TEST_IMAGE"), reason="needs podman and the image: make test-image"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not os.environ.get("FUSECACHE_TEST_IMAGE"), reason="needs podman and the image: make test-image"
+    ),
+    pytest.mark.timeout(900),  # each container is a copy of the image
+]
 MAY_MOUNT = ("--device=/dev/fuse", "--cap-add=SYS_ADMIN")
 # Podman's own are more than a machine may allow that is a container itself.
 LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000")
@@ -150,8 +153,8 @@ def test_training_without_the_device_does_what_it_does_on_a_mount(podman: Podman
             command=("run", "--mount", "s3://mounted", "/data", "--", "sh", "-c", f"cd {ROOT} && {train} /data"),
         )  # fmt: skip
         script = (
-            f"! test -e /dev/fuse && fusecache pull s3://pulled /work && cd {ROOT} && {train} /work && "
-            "fusecache push /work s3://pulled"
+            f"! test -e /dev/fuse && fusecache pull s3://pulled /local && cd {ROOT} && {train} /local && "
+            "fusecache push /local s3://pulled"
         )
         podman.train(server, "--entrypoint=sh", command=("-euc", script))
         mounted, pulled = (
