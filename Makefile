@@ -208,8 +208,10 @@ soak: setup ## sixteen readers at random, every byte compared, limits watched; M
 
 .PHONY: chaos
 chaos: MINUTES = 30
-chaos: setup ## faults at random under a trainer's load, all checked; MINUTES, SEED, CHAOS_ARGS; disk faults as root
-	@$(PRIVATE_MOUNTS) $(VENV)/bin/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
+chaos: SHAPE = one
+chaos: setup ## faults at random under a trainer's load; MINUTES, SEED, SHAPE=endpoints or buckets, CHAOS_ARGS; disk faults as root
+	@$(PRIVATE_MOUNTS) $(VENV)/bin/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+	    --shape $(SHAPE) $(CHAOS_ARGS)
 
 .PHONY: check
 check: $(VENV)/.installed ## format, lint, types, layers; under a minute

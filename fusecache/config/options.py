@@ -21,7 +21,7 @@ from typing import Any
 from fusecache.config.bucket_options import resolve_places
 from fusecache.config.cache_directory import default_cache_dir, free_bytes_at
 from fusecache.config.endpoint_options import own_endpoint
-from fusecache.config.node_memory import SMALLEST_BYTES, default_memory
+from fusecache.config.node_memory import default_memory, smallest_memory
 from fusecache.config.option_groups import (
     BucketOptions,
     EndpointOptions,
@@ -390,7 +390,7 @@ def load_options(
             source, url or "", environment=environment, home=home or Path.home(), user_id=user_id
         )
     chosen_size = values.get("cache_size", f"{DEFAULT_CACHE_SHARE:.0%}")
-    values.setdefault("memory", default_memory())
+    values.setdefault("memory", default_memory(len(values.get("buckets", ()))))
     values["cache_size"] = _cache_bytes(chosen_size, values["cache_dir"], free_bytes or free_bytes_at)
     groups: dict[str, Any] = {
         group: kind(
@@ -475,10 +475,11 @@ def _check_kind(options: MountOptions) -> None:
 
 def _check_together(options: MountOptions, *, share: str) -> None:
     """Raise ConfigError if options contradict each other. share: the cache size as given in percent, else ""."""
-    if options.memory < SMALLEST_BYTES:
+    smallest = smallest_memory(len(options.requests.buckets))
+    if options.memory < smallest:
         raise ConfigError(
-            f"memory = {size_text(options.memory)}: allowed is {SMALLEST_BYTES // MIB} MiB or more, so that a "
-            "few buffers of each size fit"
+            f"memory = {size_text(options.memory)}: allowed is {smallest // MIB} MiB or more, so that a few buffers of "
+            "each size fit, and a large one for each bucket"
         )
     floor = max(SMALLEST_CACHE_BYTES, options.memory)
     if options.cache_size < floor:

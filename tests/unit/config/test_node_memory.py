@@ -54,7 +54,8 @@ def test_the_default_is_an_eighth_within_bounds(
     monkeypatch: pytest.MonkeyPatch, node: int, default: int
 ) -> None:
     monkeypatch.setattr("fusecache.config.node_memory.memory_bytes", lambda: node)
-    assert default_memory() == default
+    assert default_memory(0) == default
+    assert default_memory(40) == max(default, 360 * MIB)
 
 
 @pytest.mark.whole_machine
