@@ -8,7 +8,7 @@ from fusecache.model.objects import MIB
 
 _SMALLEST_BYTES = 32 * MIB
 # One large buffer for each bucket of a mount, with a share for small ones: none may have to wait for another's.
-_BUCKET_BYTES = 9 * MIB
+BUCKET_MEMORY_BYTES = 9 * MIB
 _LARGEST_DEFAULT_BYTES = 256 * MIB
 # The daemon needs about 100 MiB beside its buffers, and a container also has its programs and the page cache.
 _DEFAULT_SHARE = 8
@@ -16,7 +16,7 @@ _DEFAULT_SHARE = 8
 
 def smallest_memory(buckets: int) -> int:
     """Return the least that the option `memory` allows, in bytes. buckets: of a mount of several, else 0."""
-    return max(_SMALLEST_BYTES, buckets * _BUCKET_BYTES)
+    return max(_SMALLEST_BYTES, buckets * BUCKET_MEMORY_BYTES)
 
 
 def default_memory(buckets: int) -> int:
