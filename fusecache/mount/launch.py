@@ -233,8 +233,8 @@ def check_fuse(*, allow_other: bool) -> None:
     """Raise MountError, with the remedy, unless this user can use FUSE."""
     if not os.path.exists("/dev/fuse"):
         raise MountError(
-            "/dev/fuse is missing: run `modprobe fuse`, or start the container with "
-            "--device /dev/fuse --cap-add SYS_ADMIN"
+            "/dev/fuse is missing: run `modprobe fuse`, or start the container with --device /dev/fuse --cap-add "
+            "SYS_ADMIN. Where neither is allowed, use a folder: `fusecache pull`, `push` and `watch`"
         )
     if os.geteuid() == 0:
         return
