@@ -41,6 +41,8 @@ MONITORING_PACKAGES := prometheus
 CONTAINER_PACKAGES := $(SYSTEMD_PACKAGES) iproute2
 DEPLOY_PACKAGES := $(CONTAINER_PACKAGES) podman runc
 RELEASE_PACKAGES := $(SYSTEMD_PACKAGES) git
+IMAGE_PACKAGES := buildah mmdebstrap
+PODMAN_PACKAGES := podman runc
 
 .PHONY: help
 help: ## show this list
@@ -168,8 +170,13 @@ test-deploy: setup $(VENV)/.deploy ## examples/deploy: a real Slurm, podman, clo
 	@$(AS_ROOT) tests/deploy/run $(PLATFORMS)
 
 .PHONY: test-package
-test-package: fuse-device release ## the .deb in a bare Debian: install, upgrade, remove; DISTRIBUTION; needs root
+test-package: fuse-device release-packages ## the .deb in a bare Debian: install, upgrade, remove; DISTRIBUTION; needs root
 	@$(AS_ROOT) $(if $(AS_ROOT),--preserve-env) tests/package/run
+
+.PHONY: test-image
+test-image: setup release ## the OCI image, with podman: mounts, reads, writes; needs root
+	@$(if $(APT),$(APT) $(PODMAN_PACKAGES))
+	@$(AS_ROOT) env FUSECACHE_TEST_IMAGE=1 $(VENV)/bin/python -m pytest tests/package $(PYTEST_ARGS)
 
 # What runs in the container: COMMAND="make test", say, or COMMAND="make fuzz".
 COMMAND ?= make test
@@ -201,8 +208,10 @@ soak: setup ## sixteen readers at random, every byte compared, limits watched; M
 
 .PHONY: chaos
 chaos: MINUTES = 30
-chaos: setup ## faults at random under a trainer's load, all checked; MINUTES, SEED, CHAOS_ARGS; disk faults as root
-	@$(PRIVATE_MOUNTS) $(VENV)/bin/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
+chaos: SHAPE = one
+chaos: setup ## faults at random under a trainer's load; MINUTES, SEED, SHAPE=endpoints or buckets, CHAOS_ARGS; disk faults as root
+	@$(PRIVATE_MOUNTS) $(VENV)/bin/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+	    --shape $(SHAPE) $(CHAOS_ARGS)
 
 .PHONY: check
 check: $(VENV)/.installed ## format, lint, types, layers; under a minute
@@ -276,9 +285,14 @@ RELEASE = $(AS_ROOT) env DAEMON_PACKAGES="$(DAEMON_PACKAGES)" \
     $(foreach name,DISTRIBUTION MIRROR COMPONENTS REVISION,$(if $($(name)),$(name)="$($(name))")) packaging/release
 
 .PHONY: release
-release: ## sdist, wheel and .deb of this commit, in build/release; DISTRIBUTION; needs root
+release: release-packages ## sdist, wheel, .deb and OCI image of this commit, in build/release; DISTRIBUTION; needs root
+	@$(if $(APT),$(APT) $(IMAGE_PACKAGES))
+	@$(RELEASE) image
+
+.PHONY: release-packages
+release-packages:
 	@$(if $(APT),$(APT) $(RELEASE_PACKAGES))
-	@$(RELEASE)
+	@$(RELEASE) packages
 
 # ---- installing the daemon
 

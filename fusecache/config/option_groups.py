@@ -249,6 +249,13 @@ class RequestOptions:
         default=None,
         default_text="no limit",
     )
+    read_timeout: float = option(
+        Duration(1, 86400),
+        "time without any answer of the bucket, after which reads of data that is not cached fail with EIO, and "
+        "lookups of names that are not known",
+        unit="seconds",
+        default=60.0,
+    )
     endpoints: tuple[EndpointOptions, ...] = ()
     buckets: tuple[BucketOptions, ...] = ()
 

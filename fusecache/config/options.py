@@ -21,6 +21,7 @@ from typing import Any
 from fusecache.config.bucket_options import resolve_places
 from fusecache.config.cache_directory import default_cache_dir, free_bytes_at
 from fusecache.config.endpoint_options import own_endpoint
+from fusecache.config.node_memory import default_memory, smallest_memory
 from fusecache.config.option_groups import (
     BucketOptions,
     EndpointOptions,
@@ -56,7 +57,6 @@ TABLES = ("bucket", "endpoint")
 OTHER_VARIABLES = re.compile(r"FUSECACHE_(CONFIG|SOCKET|TEST_.*|HINT_.*|LOADER_.*)")
 
 SMALLEST_CACHE_BYTES = 64 * MIB
-SMALLEST_MEMORY_BYTES = 32 * MIB
 # Share of the disk's free space. The journal, the logs and other programs of the node need the rest.
 DEFAULT_CACHE_SHARE = 0.8
 
@@ -114,7 +114,10 @@ class MountOptions:
         default_text="80% of the free space",
     )
     memory: int = option(
-        parse_size, "memory for the buffers of reads in flight", unit="bytes", default=256 * MIB
+        parse_size,
+        "memory for the buffers of reads in flight",
+        unit="bytes",
+        default_text="256 MiB, at most 1/8 of the memory of this node or control group",
     )
     read_only: bool = option(as_flag, "mount read-only: every change fails with EROFS", default=False)
     allow_other: bool = option(
@@ -387,6 +390,7 @@ def load_options(
             source, url or "", environment=environment, home=home or Path.home(), user_id=user_id
         )
     chosen_size = values.get("cache_size", f"{DEFAULT_CACHE_SHARE:.0%}")
+    values.setdefault("memory", default_memory(len(values.get("buckets", ()))))
     values["cache_size"] = _cache_bytes(chosen_size, values["cache_dir"], free_bytes or free_bytes_at)
     groups: dict[str, Any] = {
         group: kind(
@@ -471,10 +475,11 @@ def _check_kind(options: MountOptions) -> None:
 
 def _check_together(options: MountOptions, *, share: str) -> None:
     """Raise ConfigError if options contradict each other. share: the cache size as given in percent, else ""."""
-    if options.memory < SMALLEST_MEMORY_BYTES:
+    smallest = smallest_memory(len(options.requests.buckets))
+    if options.memory < smallest:
         raise ConfigError(
-            f"memory = {size_text(options.memory)}: allowed is {SMALLEST_MEMORY_BYTES // MIB} MiB or more, so that a "
-            "few buffers of each size fit"
+            f"memory = {size_text(options.memory)}: allowed is {smallest // MIB} MiB or more, so that a few buffers of "
+            "each size fit, and a large one for each bucket"
         )
     floor = max(SMALLEST_CACHE_BYTES, options.memory)
     if options.cache_size < floor:

@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from urllib.parse import quote, urlsplit
 
+from fusecache.config.node_memory import memory_bytes
 from fusecache.config.options import MountOptions
 from fusecache.daemon.connect import keys_from, open_stores
 from fusecache.daemon.disk_check import check_disk, nearest_directory, shortage_text
@@ -128,9 +129,9 @@ def cache_findings(options: MountOptions) -> Iterator[CheckResult]:
 
 
 def _available_bytes() -> int:
-    """Return the memory that programs can still get."""
+    """Return the memory that programs can still get, in this control group at most."""
     (line,) = (each for each in MEMORY.read_text().splitlines() if each.startswith("MemAvailable:"))
-    return int(line.split()[1]) * 1024
+    return min(int(line.split()[1]) * 1024, memory_bytes())
 
 
 def _disk_speed(place: Path, free: int) -> CheckResult:

@@ -26,13 +26,7 @@ from fusecache.daemon.bucket_link import (
     key_facts,
     request_prices,
 )
-from fusecache.daemon.connect import (
-    StartConnection,
-    connect,
-    connect_several,
-    endpoint_of,
-    identity_of,
-)
+from fusecache.daemon.connect import StartConnection, connect, connect_several, endpoint_of, identity_of
 from fusecache.daemon.control_server import ControlServer
 from fusecache.daemon.control_socket import ControlSocket
 from fusecache.daemon.disk_check import check_disk, shortage_text
@@ -476,6 +470,7 @@ def _engine_options(
         pin=options.pin,
         symlinks=options.symlinks,
         download_rate=options.requests.download_rate,
+        patience_seconds=options.requests.read_timeout,
         prices=request_prices(mounts.values()),
         buckets={name: bucket_access(each) for name, each in mounts.items()},
     )

@@ -149,6 +149,7 @@ def open_storage(
             buffer_bytes=options.buffer_bytes,
             write_reserve_bytes=2 * dirty_limit_bytes(),
             download_rate=options.download_rate,
+            patience_seconds=options.patience_seconds,
             buckets=tuple(options.buckets),
             writable=tuple(name for name, each in options.buckets.items() if not each.read_only),
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fusecache.engine.namespace.tree import Ownership
 from fusecache.model.prices import Prices
+from fusecache.policy.backoff import PATIENCE_SECONDS
 from fusecache.policy.symlink_targets import SymlinkRule
 
 
@@ -28,7 +29,7 @@ class EngineOptions:
 
     symlinks: the value of a SymlinkRule. read_only: the whole mount. buckets: by name of the folder that every key of
     the bucket begins with; "" for the only bucket of a mount, which has no such folder. prices: None if unknown.
-    download_rate: bytes a second of all reads; None: no limit.
+    download_rate: bytes a second of all reads; None: no limit. patience_seconds: of a reader, and of a lookup.
     """
 
     directory: Path
@@ -53,6 +54,7 @@ class EngineOptions:
     drain_seconds: float = 300.0
     prices: Prices | None = None
     download_rate: float | None = None
+    patience_seconds: float = PATIENCE_SECONDS
     buckets: Mapping[str, BucketAccess] = field(default_factory=lambda: {"": BucketAccess()})
 
     @property

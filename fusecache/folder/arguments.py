@@ -27,7 +27,15 @@ _OPTIONS = (
     "order_last",
 )
 _PULL_OPTIONS = (*_OPTIONS, "unsigned")
-_PUSH_OPTIONS = (*_OPTIONS, "write_profile", "storage_class", "temp_names", "cache_dir", "cache_size")
+_PUSH_OPTIONS = (
+    *_OPTIONS,
+    "write_profile",
+    "storage_class",
+    "temp_names",
+    "drain_timeout",
+    "cache_dir",
+    "cache_size",
+)
 
 PULL_STATUS = "0 everything is there, 1 something was left out (it is named) or an error"
 PUSH_STATUS = (
@@ -49,6 +57,10 @@ def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--foreground", action="store_true", help="with --follow: stay in this terminal")
     parser.add_argument("--force", action="store_true", help="replace files that were changed here")
+    parser.add_argument(
+        "--give-up-after", type=as_argument(Duration(1)), default=300.0, metavar="DURATION",
+        help="end once the bucket has answered nothing for this long; the next pull goes on where it was [5m]",
+    )  # fmt: skip
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     _add_common(parser, _PULL_OPTIONS, "pull")
 

@@ -74,7 +74,7 @@ def _pull(arguments: argparse.Namespace, options: MountOptions, parent: Parent) 
         LocalFolder(arguments.folder, identity_of("", options, endpoint), "pull", create=True) as folder,
         closing(connect(options, endpoint, max_connections=WORKERS, was_used=False).remote) as remote,
     ):
-        patience = Patience()
+        patience = Patience(arguments.give_up_after)
         one = Pull(
             folder,
             remote,

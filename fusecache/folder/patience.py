@@ -12,14 +12,13 @@ from fusecache.policy.backoff import backoff_seconds
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# A bucket that has answered nothing for this long ends the command; the next one goes on where it was.
-GIVE_UP_SECONDS = 300.0
-
 
 class Patience:
     """Counts all requests of a command together: one that succeeds shows that the bucket answers. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 300.0) -> None:
+        """seconds: a bucket that has answered nothing for so long ends the command."""
+        self._seconds = seconds
         self._last_success = time.monotonic()
 
     def call(self, request: Callable[[], T]) -> T:
@@ -32,7 +31,7 @@ class Patience:
                 raise
             except Unavailable as exc:
                 attempt += 1
-                if time.monotonic() - self._last_success > GIVE_UP_SECONDS:
+                if time.monotonic() - self._last_success > self._seconds:
                     raise
                 log.info("retrying attempt=%d error=%s", attempt, exc)
                 time.sleep(exc.retry_after_seconds or backoff_seconds(attempt, random.random()))

@@ -16,6 +16,8 @@ PROBE_SECONDS = 10.0
 # After this long without a throttling signal the bucket counts as recovered: the limit grows by one per success, so it
 # doubles per round.
 WELL_SECONDS = 10.0
+# A reader, or a lookup, waits this long for a bucket that does not answer.
+PATIENCE_SECONDS = 60.0
 
 
 def backoff_seconds(attempt: int, chance: float) -> float:
@@ -31,10 +33,13 @@ class RequestLimit:
     """Limits the client's requests in flight: additive increase, multiplicative decrease.
 
     silent_until: no request may start before this moment, because the bucket asked for a pause.
+    patience_seconds: how long a caller waits for a bucket that does not answer.
     Invariants: 1 <= limit <= ceiling; silent_until is at most LONGEST_SECONDS after the last signal.
     """
 
-    def __init__(self, ceiling: int, pace: Pace | None = None) -> None:
+    def __init__(
+        self, ceiling: int, pace: Pace | None = None, patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
         """pace: of the bytes that requests ask for; several limits may share it."""
         if ceiling < 1:
             raise ValueError(f"the request limit must be at least 1, not {ceiling}")
@@ -43,6 +48,7 @@ class RequestLimit:
         self._last_signal = float("-inf")
         self.silent_until = float("-inf")
         self.pace = pace or Pace(None)
+        self.patience_seconds = patience_seconds
 
     @property
     def free_at(self) -> float:

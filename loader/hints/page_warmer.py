@@ -20,6 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fusecache.config.node_memory import memory_bytes
+
 log = logging.getLogger(__name__)
 
 # How often the daemon's report is read.
@@ -30,7 +32,6 @@ STRIDE_BYTES = 8 << 20
 SLOW_STRIDE_SECONDS = 0.04
 # A stride that took longer was an outage, so rest no longer than this.
 LONGEST_REST_SECONDS = 1.0
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(eq=False, slots=True)
@@ -165,16 +166,3 @@ class PageWarmer:
         """After a slow stride (a slow disk, or other readers), leave the disk to others for as long as it took."""
         if seconds > SLOW_STRIDE_SECONDS:
             self._stopped.wait(min(seconds, LONGEST_REST_SECONDS))
-
-
-def memory_bytes() -> int:
-    """Return the memory of this machine, or of this container if that is less, in bytes."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for path in _CGROUP_LIMITS:
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():  # "max" means no limit
-            total = min(total, int(text))
-    return total

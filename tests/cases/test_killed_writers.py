@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.mount.conftest import ExpectedLog, Place
+from tests.support.control_groups import memory_group
 from tests.support.mounts import run, wait_until
 
 pytest.importorskip("torch")
@@ -178,20 +178,8 @@ def little_memory() -> Iterator[str]:
 
     Skips where the machine allows no control group: nothing else makes the kernel kill for want of memory.
     """
-    name = f"fusecache-test-{os.getpid()}"
-    old, new = Path("/sys/fs/cgroup/memory") / name, Path("/sys/fs/cgroup") / name
-    group, limit = (old, "memory.limit_in_bytes") if old.parent.is_dir() else (new, "memory.max")
-    try:
-        group.mkdir()
-        (group / limit).write_text(str(MEMORY_BYTES))
-    except OSError as exc:
-        with suppress(OSError):
-            group.rmdir()
-        pytest.skip(f"no control group for memory: {exc}")
-    try:
+    with memory_group(MEMORY_BYTES) as group:
         yield str(group)
-    finally:
-        group.rmdir()
 
 
 def content(place: Place) -> dict[str, bytes]:

@@ -1,6 +1,7 @@
 """`make chaos`: faults at random under a load like a trainer's. Exits with 1 on any finding."""
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from tests.chaos.bucket_faults import BucketFaults
 from tests.chaos.checks import Markers, compare
 from tests.chaos.load import Load
 from tests.chaos.node import USUAL_DESCRIPTORS, Node, memory_group
-from tests.chaos.plan import ANSWERS, WAYS, Plan, Planned, draw_plan
+from tests.chaos.plan import COPY, PROGRAMS, Plan, Planned, draw_plan
 from tests.chaos.programs import FILES, RUNS, SAMPLES
 from tests.s3server import ServerProcess
 from tests.support.disks import has_disks
@@ -33,6 +34,14 @@ EXCUSED_SECONDS = 65.0
 # `--memory 64MiB`, Python itself, and what uploads hold.
 MOST_RSS = 400 << 20
 ABSENT = {"ENOENT", "ENOTCONN", "ECONNABORTED"}
+# Where a fault is that is at no server.
+NODE = -1
+# By the shape of the mount: the server whose faults may fail a call of a program, NODE for neither; else it is 0.
+SHAPES: dict[str, dict[tuple[str, str], int]] = {
+    "one": {},
+    "endpoints": {("reader", "read"): NODE},  # of an open file: names come from the first server
+    "buckets": {("reader", ""): 1, ("job", ""): 1},
+}
 FINDINGS = (
     "lost", "wrong bytes", "unhealed", "order", "slow call", "error without a fault", "absent without a cause",
     "daemon", "program", "memory", "unmount",
@@ -42,37 +51,34 @@ FINDINGS = (
 class Run:
     """One run: the server, the node, the load, and the lanes of faults."""
 
-    def __init__(
-        self, plan: Plan, seed: int, directory: Path, *, endpoints: int, whole_machine: bool
-    ) -> None:
-        """endpoints: with 2, another server has a copy of what is read, and gets the bucket's faults: harmless then."""
-        self._plan, self._seed = plan, seed
+    def __init__(self, plan: Plan, seed: int, directory: Path, *, shape: str, whole_machine: bool) -> None:
+        """shape: of the mount, a key of `SHAPES`."""
+        self._plan, self._seed, self._shape = plan, seed, shape
         self.findings: list[tuple[str, str]] = []
         self.injected: Counter[str] = Counter()
-        self._active: dict[str, float] = {}
-        self._last_fault = 0.0
+        # Faults in force, and when the last one ended, by where they are: a server, or NODE.
+        self._active: dict[str, int] = {}
+        self._last_fault = dict.fromkeys(range(NODE, 2), -EXCUSED_SECONDS)
         self._ends = threading.Event()
         self._may_begin = threading.Event()
         self._may_begin.set()
         self._lock = threading.Lock()
         self._began = time.monotonic()
-        self._server = ServerProcess(directory / "bucket")
+        self._servers = [ServerProcess(directory / "bucket")]
+        self._server = self._servers[0]
         self._server.start()
-        self._copy = ServerProcess(directory / "copy", bucket=self._server.bucket) if endpoints == 2 else None
-        self._harmless = {*ANSWERS, *WAYS} if self._copy else set()
         flags: tuple[str, ...] = ()
-        if self._copy is not None:
-            self._copy.start()
-            keys, config = directory / "copy-keys", directory / "endpoints.toml"
-            config.write_text(
-                f'[[endpoint]]\nurl = "{self._copy.endpoint_url}"\ncredentials_file = "{keys}"\n'
-            )
-            flags = ("--config", str(config))
+        if shape != "one":
+            self._servers.append(ServerProcess(directory / "other", bucket=self._server.bucket))
+            self._servers[1].start()
+            flags = ("--config", str(directory / "mount.toml"))
         self.node = Node(self._server, directory, seed, *flags, whole_machine=whole_machine)
-        self._faults = BucketFaults(self._server, self.node.credentials)
-        if self._copy is not None:
-            self._faults = BucketFaults(self._copy, keys)
-        self._copy_gets = 0
+        self.node.daemon.has_buckets = shape == "buckets"
+        keys = [self.node.credentials, directory / "other-keys"]
+        self._faults = [BucketFaults(*each) for each in zip(self._servers, keys, strict=False)]
+        if flags:
+            Path(flags[1]).write_text(_tables(shape, self._servers, keys))
+        self._other_gets = 0
         self.load = Load(self.node.daemon.path, seed, self.report, self._is_excused)
         self.markers = Markers(self._server, self.load.ledger, directory, self.report)
 
@@ -91,8 +97,7 @@ class Run:
 
     def carry_out(self, seconds: float) -> None:
         """Do everything; findings are in `findings`."""
-        servers = [self._server] if self._copy is None else [self._server, self._copy]
-        _fill_buckets(servers)
+        _fill_buckets(self._servers)
         with self.node:
             try:
                 if problem := self.node.start(MOUNT_SECONDS):
@@ -103,15 +108,15 @@ class Run:
                 self._heal()
             finally:
                 self._ends.set()
-                for server in servers:
+                for server in self._servers:
                     server.control.clear_faults()
                     server.control.resume()
                 self.load.stop(5.0)
-        if self._copy is not None:
-            self._copy_gets = self._copy.control.counts().get("GetObject", 0)
-            if not self._copy_gets:
-                self.report("program", "no read went to the other endpoint")
-        for server in servers:
+        if self._shape != "one":
+            self._other_gets = self._servers[1].control.counts().get("GetObject", 0)
+            if not self._other_gets:
+                self.report("program", "no read went to the other server")
+        for server in self._servers:
             server.stop()
 
     def _inject(self, seconds: float) -> None:
@@ -158,25 +163,33 @@ class Run:
     def _lane(self, name: str, faults: list[Planned]) -> None:
         is_node = name == "node"
         for fault in faults:
+            where = NODE if name in ("node", "programs") else self._server_of(fault)
+            if fault.kind in COPY and where == 0:
+                continue  # what the primary serves is right
             if self._wait(fault.start - (time.monotonic() - self._began), is_node=is_node):
                 break
             self._may_begin.wait()
             with self._lock:
-                self._active[fault.kind] = time.monotonic()
-                self.injected[fault.kind] += 1
-                self._say(f"{fault.kind}, {fault.seconds:.0f} s")
+                if fault.kind not in PROGRAMS:  # these excuse nothing
+                    self._active[fault.kind] = where
+                self.injected[f"{fault.kind}{' at the other server' if where == 1 else ''}"] += 1
+                self._say(
+                    f"{fault.kind}, {fault.seconds:.0f} s, {'at the other server' if where == 1 else ''}"
+                )
             try:
                 self._begin(name, fault)
                 self._wait(fault.seconds, is_node=is_node)
             finally:
                 self._end(name, fault)
                 with self._lock:
-                    del self._active[fault.kind]
-                    if fault.kind not in self._harmless:
-                        self._last_fault = time.monotonic()
+                    if self._active.pop(fault.kind, None) is not None:
+                        self._last_fault[where] = time.monotonic()
         if is_node:
             while not self._wait(TICK_SECONDS, is_node=True):
                 pass
+
+    def _server_of(self, fault: Planned) -> int:
+        return self._plan.server_of(fault) if self._shape != "one" else 0
 
     def _begin(self, lane: str, fault: Planned) -> None:
         if lane == "node":
@@ -184,7 +197,7 @@ class Run:
         elif lane == "programs":
             self.load.kill_one(fault.choice)
         else:
-            self._faults.begin(fault.kind, fault.choice)
+            self._faults[self._server_of(fault)].begin(fault.kind, fault.choice)
 
     def _end(self, lane: str, fault: Planned) -> None:
         if lane == "node":
@@ -192,12 +205,12 @@ class Run:
             if self.node.is_down_on_purpose():
                 self._mount()
         elif lane != "programs":
-            self._faults.end(fault.kind)
+            self._faults[self._server_of(fault)].end(fault.kind)
 
     def _mount(self) -> None:
         # While the bucket is away no daemon starts: its service manager goes on trying.
         while problem := self.node.start(MOUNT_SECONDS):
-            if time.monotonic() - self._last_fault > EXCUSED_SECONDS and len(self._active) <= 1:
+            if time.monotonic() - max(self._last_fault.values()) > EXCUSED_SECONDS and len(self._active) <= 1:
                 self.report("daemon", f"does not mount: {problem}")
                 return
 
@@ -226,7 +239,7 @@ class Run:
         finally:
             self._may_begin.set()
 
-    def _is_excused(self, error: str, began: float, ended: float) -> bool:
+    def _is_excused(self, program: str, call: str, error: str, began: float, ended: float) -> bool:
         """Return whether a fault explains an error of a call."""
         if self.node.was_down(began, ended):
             return True
@@ -234,11 +247,13 @@ class Run:
             return False
         if error in {"EMFILE", "ENFILE"} and self.node.has_few_descriptors():
             return True
+        server = SHAPES[self._shape].get((program, call), SHAPES[self._shape].get((program, ""), 0))
         with self._lock:
-            return (
-                bool(self._active.keys() - self._harmless)
-                or ended - self._last_fault < EXCUSED_SECONDS
-                or began < self._last_fault
+            return any(
+                where in self._active.values()
+                or ended - self._last_fault[where] < EXCUSED_SECONDS
+                or began < self._last_fault[where]
+                for where in (NODE, server)
             )
 
     # ---- the end
@@ -253,7 +268,8 @@ class Run:
             self.node.measure()
             wrong = compare(self._server, self.load.ledger)
             uploads = [each.key for each in self._server.control.uploads()]
-            if not (status or wrong or uploads) or time.monotonic() > deadline:
+            failing = self._failing_endpoints()
+            if not (status or wrong or uploads or failing) or time.monotonic() > deadline:
                 break
             time.sleep(1.0)
         self._say(f"healed or given up {time.monotonic() - began:.0f} s after the last fault")
@@ -264,10 +280,21 @@ class Run:
             self.report("unhealed", f"sync ends with {status}: {self._state()}")
         if uploads:
             self.report("unhealed", f"uploads left: {uploads}")
+        if failing:
+            self.report("unhealed", f"endpoints fail, and there is no fault: {failing}")
         self.markers.look()
         self._unmount()
         if self.node.most_rss > MOST_RSS:
             self.report("memory", f"the daemon had {self.node.most_rss >> 20} MiB")
+
+    def _failing_endpoints(self) -> list[str]:
+        """Return endpoints that the daemon does not read from. A request probes them: this one for names."""
+        try:
+            os.listdir(self.node.daemon.path / "data")
+            rows = self.node.daemon.status().get("endpoints") or []
+        except OSError as exc:
+            return [f"no status: {exc}"]
+        return [f"{each['endpoint']}: {each['error']}" for each in rows if each["state"] == "failing"]
 
     def _state(self) -> str:
         try:
@@ -317,12 +344,23 @@ class Run:
             ("daemons started", self.node.starts),
             ("acknowledged closes", ledger.closes),
             ("files at the end", ledger.certain()),
-            ("GETs at the other endpoint", self._copy_gets),
+            ("GETs at the other server", self._other_gets),
             ("highest RSS, MiB", self.node.most_rss >> 20),
             (f"highest descriptors (of {USUAL_DESCRIPTORS})", self.node.most_descriptors),
         ]
         rows += [(f"finding: {kind}", counts[kind]) for kind in FINDINGS]
         return "\n".join(f"{name:40} {value!s:>10}" for name, value in rows)
+
+
+def _tables(shape: str, servers: Sequence[ServerProcess], keys: Sequence[Path]) -> str:
+    """Return the options of a mount of both servers."""
+    if shape == "endpoints":
+        return f'[[endpoint]]\nurl = "{servers[1].endpoint_url}"\ncredentials_file = "{keys[1]}"\n'
+    return "".join(
+        f'[[bucket]]\nname = "{name}"\nsource = "s3://{servers[number].bucket}/{name}"\n'
+        f'endpoint_url = "{servers[number].endpoint_url}"\ncredentials_file = "{keys[number]}"\n'
+        for number, name in ((0, RUNS), (1, "data"), (1, "samples"))
+    )
 
 
 def _fill_buckets(servers: Sequence[ServerProcess]) -> None:
@@ -347,8 +385,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="kinds of faults, separated by commas")
     parser.add_argument("--without", default="", help="kinds of faults to leave out")
     parser.add_argument(
-        "--endpoints", type=int, choices=(1, 2), default=1,
-        help="2: another endpoint has copies, and gets the bucket's faults, which must reach no program",
+        "--shape", choices=SHAPES, default="one",
+        help="endpoints: another server has a copy of what is read; buckets: what is read is a bucket of that server. "
+        "The bucket's faults are at one of the servers at a time, and must not reach what the other can do [one]",
     )  # fmt: skip
     parser.add_argument("--directory", type=Path, default=Path("/var/tmp"))
     parser.add_argument(
@@ -362,6 +401,7 @@ def main() -> int:
         seed,
         options.minutes,
         whole_machine=whole_machine,
+        has_copy=options.shape == "endpoints",
         only=[kind for kind in options.only.split(",") if kind],
         without=[kind for kind in options.without.split(",") if kind],
     )
@@ -375,7 +415,7 @@ def main() -> int:
         ),
         flush=True,
     )
-    run = Run(plan, seed, directory, endpoints=options.endpoints, whole_machine=whole_machine)
+    run = Run(plan, seed, directory, shape=options.shape, whole_machine=whole_machine)
     run.carry_out(options.minutes * 60)
     print(run.table())  # noqa: T201
     if run.findings:

@@ -5,6 +5,7 @@ import random
 import threading
 from pathlib import Path
 
+from tests.chaos.programs import FILES
 from tests.s3server import Account, Fault, FaultAction, ServerProcess
 
 WRITES = (
@@ -15,6 +16,8 @@ WRITES = (
     "DeleteObject",
     "CreateMultipartUpload",
 )
+
+OTHER_SEED = 1000
 
 
 class BucketFaults:
@@ -43,6 +46,12 @@ class BucketFaults:
                 control.revoke(self.account)
             case "clock jump":
                 control.set(clock_skew=rng.choice([-7200.0, -1000.0, 1000.0, 86_400.0]))
+            case "other bytes":
+                for number, size in enumerate(FILES):
+                    if rng.random() < 0.6:
+                        control.add_synthetic(
+                            f"data/f{number}", size - rng.choice([0, 0, 1]), OTHER_SEED + number
+                        )
             case _:
                 control.faults(*_answers(kind, rng))
                 if kind == "resets":
@@ -60,6 +69,9 @@ class BucketFaults:
                 self._give_keys()
             case "clock jump":
                 control.set(clock_skew=0.0)
+            case "other bytes":
+                for number, size in enumerate(FILES):
+                    control.add_synthetic(f"data/f{number}", size, number)
             case _:
                 control.clear_faults()
 

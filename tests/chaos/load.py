@@ -133,7 +133,7 @@ class Running:
             else:
                 self._may_have(self._pending, line["at"] - began)
                 self._ledger.failed(line["failed"])
-                if not self._is_excused(line["failed"], began, line["at"]):
+                if not self._is_excused(self.words[0], call, line["failed"], began, line["at"]):
                     self._report("error without a fault", f"{call}: {line['failed']} of {line['path']}")
             self._look(line["at"])
             self._pending = None
@@ -172,7 +172,8 @@ class Running:
             self._report("program", f"{self.words} ended with {status}")
 
 
-Excuse = Callable[[str, float, float], bool]
+# Says whether a fault explains an error: kind of program, call, error's name, begin and end of the call.
+Excuse = Callable[[str, str, str, float, float], bool]
 
 
 class Load:

@@ -48,6 +48,7 @@ class ChaosDaemon(Daemon):
         )
         self.cache = cache
         self.few_descriptors = False
+        self.has_buckets = False
 
     @property
     def pid(self) -> int:
@@ -59,6 +60,11 @@ class ChaosDaemon(Daemon):
         limit = FEW_DESCRIPTORS if self.few_descriptors else USUAL_DESCRIPTORS
         self.program = ["prlimit", f"--nofile={limit}:{limit}", sys.executable, "-m", "fusecache"]
         super().mount(*flags)
+
+    def mount_words(self, *flags: str) -> list[str | Path]:
+        """Return the words of the mount command; without a source if a file of options names several buckets."""
+        command, source, *words = super().mount_words(*flags)
+        return [command, *([] if self.has_buckets else [source]), *words]
 
     def take_ended(self) -> int:
         """Return the status of a daemon that ended by itself, and clear its mount away."""

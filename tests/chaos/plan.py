@@ -12,6 +12,8 @@ ANSWERS = {
 WAYS = {
     "silent": (5, 60), "refused": (5, 60), "slow": (10, 60), "keys revoked": (10, 60), "clock jump": (10, 40),
 }  # fmt: skip
+# Where a copy of the data is at another endpoint.
+COPY = {"other bytes": (10, 60)}
 NODE = {"daemon stopped": (1, 20), "daemon killed": (0, 8), "socket flooded": (5, 20)}
 # These need root, loop devices or control groups: a whole machine.
 WHOLE_MACHINE = {
@@ -47,14 +49,24 @@ class Plan:
     lanes: dict[str, list[Planned]]
     rests: list[float]
 
+    def server_of(self, fault: Planned) -> int:
+        """Return which of two servers has the bucket's faults then: the second, and after each rest the other one."""
+        return (1 + sum(rest <= fault.start for rest in self.rests)) % 2
+
 
 def draw_plan(
-    seed: int, minutes: float, *, whole_machine: bool, only: Sequence[str] = (), without: Sequence[str] = ()
+    seed: int,
+    minutes: float,
+    *,
+    whole_machine: bool,
+    has_copy: bool = False,
+    only: Sequence[str] = (),
+    without: Sequence[str] = (),
 ) -> Plan:
-    """Draw all faults. only, without: kinds, to narrow a finding down."""
+    """Draw all faults. has_copy: of the data, at another endpoint. only, without: kinds, to narrow a finding down."""
     lanes = {
         "answers": ANSWERS,
-        "ways": WAYS,
+        "ways": {**WAYS, **(COPY if has_copy else {})},
         "node": {**NODE, **(WHOLE_MACHINE if whole_machine else {})},
         "programs": PROGRAMS,
     }

@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.checks import Markers, compare
 from tests.chaos.contents import Content, bytes_of
 from tests.chaos.load import Ledger
-from tests.chaos.plan import ANSWERS, NODE, PERIOD_SECONDS, REST_SECONDS, WAYS, WHOLE_MACHINE, draw_plan
+from tests.chaos.plan import ANSWERS, COPY, NODE, PERIOD_SECONDS, REST_SECONDS, WAYS, WHOLE_MACHINE, draw_plan
 from tests.s3server import ServerProcess
 from tests.support import ROOT
 
@@ -36,6 +36,17 @@ def test_half_an_hour_has_every_kind() -> None:
     plan = draw_plan(1, 30, whole_machine=True)
     drawn = {fault.kind for faults in plan.lanes.values() for fault in faults}
     assert drawn == {*ANSWERS, *WAYS, *NODE, *WHOLE_MACHINE, "writer killed"}
+
+
+def test_servers_take_turns_from_rest_to_rest() -> None:
+    """No fault of one server is in force while another's is, and a copy has a fault of its own."""
+    plan = draw_plan(1, 30, whole_machine=True, has_copy=True)
+    faults = [*plan.lanes["answers"], *plan.lanes["ways"]]
+    assert {fault.kind for fault in faults} == {*ANSWERS, *WAYS, *COPY}
+    for server in (0, 1):
+        for fault in (each for each in faults if plan.server_of(each) == server):
+            for other in (each for each in faults if plan.server_of(each) != server):
+                assert not fault.start <= other.start <= fault.start + fault.seconds
 
 
 def test_lanes_rest_before_each_look() -> None:

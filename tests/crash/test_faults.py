@@ -293,10 +293,9 @@ def test_keys_that_are_refused_for_long_are_said_to_have_failed_until_they_are_g
     assert shows(server) == {"file": b"2", "new": b"3", "step/": b"", "step/model": b"4"}
 
 
-# A daemon for which a minute is two seconds, and which takes a bucket for silent after half a second.
+# A daemon that takes a bucket for silent after half a second.
 HASTY = (
-    "import sys, fusecache.engine.runtime.metadata_client as requests; requests.UNREACHABLE_SECONDS = 2.0;"
-    "requests.ANSWER_SECONDS = 1.4; requests.SILENT_SECONDS = 0.5;"
+    "import sys, fusecache.engine.runtime.metadata_client as requests; requests.SILENT_SECONDS = 0.5;"
     "from fusecache.cli.main import main; sys.exit(main())"
 )
 # Finds the mount of a path as a command does, but for its patience; says what is left of the path, and the seconds.
@@ -311,7 +310,7 @@ def test_of_a_bucket_that_takes_requests_and_says_nothing_a_name_never_seen_is_a
     server: ServerProcess, make_daemon: Callable[..., Daemon]
 ) -> None:
     server.control.put("seen", b"1")
-    daemon = make_daemon()
+    daemon = make_daemon("--read-timeout=2s")
     daemon.program = [sys.executable, "-c", HASTY]
     daemon.mount()
     assert is_there(daemon.path / "seen")  # of the directory nothing else is known
@@ -321,6 +320,10 @@ def test_of_a_bucket_that_takes_requests_and_says_nothing_a_name_never_seen_is_a
             os.stat(daemon.path / "dir")
         assert 1.3 < time.monotonic() - began < 10
         assert (daemon.path / "seen").stat().st_size == 1
+        began = time.monotonic()
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            (daemon.path / "seen").read_bytes()
+        assert 1.3 < time.monotonic() - began < 30
         status = daemon.command("status", daemon.path / "other")
         assert status.returncode == 1
         assert "other: not known locally, and the bucket has not answered for" in status.stderr

@@ -246,6 +246,19 @@ def test_two_pulls_into_one_folder_do_not_meet(node: Node, tmp_path: Path) -> No
     assert first.wait(60) == 0
 
 
+def test_a_bucket_that_is_away_ends_a_pull_as_soon_as_it_was_told(node: Node, tmp_path: Path) -> None:
+    """Without the flag it would go on for 5 minutes, longer than the test's time for a command."""
+    node.server.control.put("a", b"1")
+    node.server.control.pause()
+    try:
+        done = node.pull(tmp_path, "--give-up-after=1s")
+    finally:
+        node.server.control.resume()
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("fusecache: error: ")
+    assert node.pull(tmp_path).returncode == 0
+
+
 Usage = namedtuple("Usage", "total used free")
 
 

@@ -3,6 +3,7 @@
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from fusecache.model.objects import MIB, Extent
 from fusecache.remote.clouds.azure import AzureStore
 from fusecache.remote.clouds.gcs import GcsStore
+from tests.s3server import ServerProcess
 from tests.support.azurite import Azurite
 from tests.support.clouds import (
     CONTAINER,
@@ -21,8 +23,10 @@ from tests.support.clouds import (
     running_azurite,
 )
 from tests.support.gcs_server import GcsServer
-from tests.support.mounts import Mount, pattern, run, tree_of, wait_until
+from tests.support.mounts import FUSECACHE, Mount, pattern, run, tree_of, wait_until
 
+# What a daemon says while a bucket is away.
+AWAY = ("publish failed", "upload failed", "request failed call=", "DEGRADED")
 PROMISE = "Google Cloud Storage takes no precondition for a file over 64 MiB"
 
 
@@ -129,7 +133,7 @@ def test_another_mount_reads_what_one_wrote(cloud, mount_cloud):
         "step": None,
         "step/model": pattern(3 * MIB),
     }
-    text = run(Path(os.sys.executable).parent / "fusecache", "status", other.path).stdout
+    text = run(FUSECACHE, "status", other.path).stdout
     assert cloud.source.rstrip("/") in text
     assert "R2's prices" not in text
     promise = "kept" if cloud.source.startswith("az") else "not-of-parts"
@@ -185,3 +189,53 @@ def test_a_killed_daemons_files_are_uploaded_later(cloud, mount_cloud, server, e
         assert [each for each in server.requests if "uploads=" in each] == [
             f"POST /{server.bucket}/{cloud.prefix}large?uploads="
         ]
+
+
+@pytest.mark.parametrize("server", ["azure"], indirect=True)
+def test_an_azure_bucket_beside_one_of_s3(server, mount, tmp_path, expect_log):
+    """Each folder's changes reach its own bucket. While that of S3 is away, Azure's is read and written as ever."""
+    prefix = f"{uuid.uuid4().hex}/"
+    keys = tmp_path / "keys"
+    config = tmp_path / "two.toml"
+    with ServerProcess() as s3, closing(azure_store(server)) as store:
+        keys.write_text(f"AWS_ACCESS_KEY_ID={s3.access_key}\nAWS_SECRET_ACCESS_KEY={s3.secret_key}\n")
+        keys.chmod(0o600)
+        config.write_text(
+            f'[[bucket]]\nname = "archive"\nsource = "az://{CONTAINER}/{prefix[:-1]}"\n'
+            f'endpoint_url = "{server.endpoint_url}"\n'
+            f'[[bucket]]\nname = "gradients"\nsource = "s3://{s3.bucket}/run"\nendpoint_url = "{s3.endpoint_url}"\n'
+            f'credentials_file = "{keys}"\n'
+        )
+        azure = Cloud(CloudService("", azure_variables(server)), "", prefix, store)
+        made = mount("--config", str(config), of=azure)
+        for name in ("archive", "gradients"):
+            (made.path / name / "large").write_bytes(pattern(70 * MIB))
+            (made.path / name / "old").write_bytes(name.encode())
+            (made.path / name / "gone").write_bytes(b"x")
+        made.sync()
+        (made.path / "archive/old").rename(made.path / "archive/new")
+        for name in ("archive", "gradients"):
+            (made.path / name / "gone").unlink()
+        made.sync()
+        assert azure.contents() == {"large": pattern(70 * MIB), "new": b"archive"}
+        assert sorted(s3.control.objects()) == ["run/large", "run/old"]
+        assert s3.control.read("run/large") == pattern(70 * MIB)
+        assert [each["source"] for each in made.status()["buckets"]] == [
+            f"az://{CONTAINER}/{prefix[:-1]}",
+            f"s3://{s3.bucket}/run",
+        ]
+        s3.control.pause("refuse")
+        for name in ("archive", "gradients"):
+            (made.path / name / "late").write_bytes(name.encode())
+        made.sync("archive")
+        assert azure.contents()["late"] == b"archive"
+        run(FUSECACHE, "evict", made.path / "archive")
+        assert (made.path / "archive/large").read_bytes() == pattern(70 * MIB)
+        wait_until(lambda: made.status()["reasons"], "the reason")
+        assert all(each.startswith("bucket gradients: ") for each in made.status()["reasons"])
+        s3.control.resume()
+        made.sync()
+        assert s3.control.read("run/late") == b"gradients"
+        made.unmount()
+        expect_log.patterns += [each for each in AWAY if each in made.log()]
+        assert s3.control.offences() == []

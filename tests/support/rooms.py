@@ -163,7 +163,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "fusecache.model",
         "fusecache.engine.recovery.offline",
     ),
-    # The loader talks to the daemon through files; all that both share is the format of the hints.
+    # The loader talks to the daemon through files; both share the format of the hints, and know the node's memory.
     "loader": (
         "fusecache.__version__",
         "loader.base",
@@ -187,6 +187,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "loader.base",
         "loader.errors",
         "loader.world",
+        "fusecache.config.node_memory",
         "fusecache.model.hints",
     ),
     "loader.torch": (

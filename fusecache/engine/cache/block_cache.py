@@ -36,6 +36,7 @@ from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor, TaskNursery
 from fusecache.index.cache_index import CacheIndex, ObjectRow, read_boot_id
 from fusecache.model.objects import GIB, GRANULE_BYTES, MIB, Extent, ObjectId
+from fusecache.policy.backoff import PATIENCE_SECONDS
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES, mask_between, mask_of_bytes, split_by_chunk
 from fusecache.policy.cache.readahead import Phase, demand_stop, grow, request_bytes, side_stream
@@ -67,6 +68,7 @@ class CacheOptions:
     buffer_bytes: int = 512 * MIB
     connections: int = 64
     download_rate: float | None = None
+    patience_seconds: float = PATIENCE_SECONDS
     free_space_floor_bytes: int = FREE_SPACE_FLOOR_BYTES
     write_reserve_bytes: int = 0
     boot_id: str = field(default_factory=read_boot_id)
@@ -150,6 +152,7 @@ class BlockCache:
             tasks,
             connections=options.connections,
             download_rate=options.download_rate,
+            patience_seconds=options.patience_seconds,
             buckets=options.buckets,
         )
         self.limit_of, self.is_fetching = self._fetcher.limit_of, self._fetcher.is_fetching

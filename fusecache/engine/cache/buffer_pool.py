@@ -3,7 +3,7 @@
 Used on the trio loop only. Nothing here awaits, so a reply that views a buffer stays valid until the next checkpoint.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
 from fusecache.disk.aligned_buffers import AlignedBuffers
@@ -64,6 +64,22 @@ class BufferPool:
                     return None
                 self.release(buffer)
                 return self._free[small].pop()
+        return self._take_back(bucket, small=small) if self._is_shared and cause is Cause.DEMAND else None
+
+    def _take_back(self, bucket: str, *, small: bool) -> Buffer | None:
+        """Take a buffer for a bucket that holds less than its part from one that holds more than its own.
+
+        All that no thread uses have readers then. In a bucket that is away these wait for the rest of a chunk, which
+        may never come; others fetch the bytes again.
+        """
+        idle = [*self._consumed[small].values(), *self._clean[small].values()]
+        held = Counter(map(_bucket_of, idle))
+        unused = self._busy[small].unused
+        if held[bucket] < unused(bucket):
+            for buffer in idle:
+                if held[owner := _bucket_of(buffer)] > unused(owner):
+                    self.release(buffer)
+                    return self._free[small].pop()
         return None
 
     def acquire_use(self, buffer: Buffer) -> None:
@@ -122,5 +138,9 @@ class BufferPool:
 
     def _count_busy(self, buffer: Buffer, change: int) -> None:
         if self._is_shared:
-            assert buffer.chunk is not None
-            self._busy[buffer.small].take(bucket_of(buffer.chunk.owner.object_id.key), change)
+            self._busy[buffer.small].take(_bucket_of(buffer), change)
+
+
+def _bucket_of(buffer: Buffer) -> str:
+    assert buffer.chunk is not None
+    return bucket_of(buffer.chunk.owner.object_id.key)

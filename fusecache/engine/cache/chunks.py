@@ -3,8 +3,8 @@
 Used on the trio loop only; nothing here awaits. Threads write only some fields of a `Fetch`, as its docstring says.
 
 Invariants:
-1. A buffer with `busy > 0` is used by a thread. A buffer of a chunk with `readers > 0` is about to be read. Neither is
-   recycled.
+1. A buffer with `busy > 0` is used by a thread, and not recycled. A buffer of a chunk with `readers > 0` is about to be
+   read: only another bucket may take it, as its guaranteed part. So readers look again after each await.
 2. A bit of `Chunk.present` is set only after its bytes are in the cache file, and cleared before they are removed.
 3. A granule is pending in at most one fetch.
 """
@@ -29,8 +29,6 @@ from fusecache.remote.store import Interruption
 _CHECKSUM_BYTES = 8
 # A small buffer (128 KiB) holds 2 granules, as a read of 64 KiB may touch two.
 SMALL_GRANULES = 2
-# A reader waits one minute for a bucket that does not answer.
-DEMAND_SECONDS = 60.0
 
 
 class FetchSource(enum.Enum):
@@ -217,7 +215,7 @@ class Fetch:
 
     received: valid bytes from `first` on, written by the thread. wake_at: the thread calls the loop when `received`
     reaches it. After a failure, `first` moves past the granules that arrived.
-    Times in seconds of the loop's clock. started_at: of the first attempt; demanded_at: since when a reader waits.
+    Times in seconds of the loop's clock. started_at: of the first attempt; give_up_at: until when a reader waits.
     Of the newest attempt: is_underway, a thread works on it; first_byte_seconds, until the first piece of the body;
     longest_gap_seconds, between two pieces; interruption, aborts it; is_aborted, it was silent and is being aborted.
     early_retries: retries without a pause. denials: how often the bucket answered that this version is gone.
@@ -235,7 +233,7 @@ class Fetch:
     queued_at: float
     started_at: float | None = None
     state: FetchState = FetchState.QUEUED
-    demanded_at: float | None = None
+    give_up_at: float | None = None
     buffer: "Buffer | None" = None
     received: int = 0
     first_byte_seconds: float | None = None
@@ -271,8 +269,8 @@ class Fetch:
         self.is_underway = self.is_aborted = False
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether a reader has waited for it for DEMAND_SECONDS."""
-        return self.demanded_at is not None and now >= self.demanded_at + DEMAND_SECONDS
+        """Return whether a reader has waited for it as long as readers wait."""
+        return self.give_up_at is not None and now >= self.give_up_at
 
     def absorb(self) -> None:
         """Mark the complete granules that have arrived as valid."""

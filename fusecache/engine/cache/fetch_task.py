@@ -14,7 +14,7 @@ from typing import Protocol
 
 import trio
 
-from fusecache.engine.cache.chunks import DEMAND_SECONDS, Buffer, Chunk, Fetch, FetchSource, FetchState
+from fusecache.engine.cache.chunks import Buffer, Chunk, Fetch, FetchSource, FetchState
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
@@ -209,7 +209,7 @@ class FetchTasks:
             fetch.register_wake_up()
 
     def _has_time(self, fetch: Fetch) -> bool:
-        """Return whether no reader has waited for the fetch for DEMAND_SECONDS."""
+        """Return whether no reader has waited for the fetch as long as readers wait."""
         return not fetch.is_overdue(trio.current_time())
 
     def _retry_early(self, fetch: Fetch) -> None:
@@ -231,7 +231,7 @@ class FetchTasks:
         if isinstance(error, (ObjectChanged, ObjectMissing)):
             fetch.denials += 1
             retriable = fetch.denials <= DENIALS_CHECKED
-        left = 0.0 if fetch.demanded_at is None else fetch.demanded_at + DEMAND_SECONDS - now
+        left = 0.0 if fetch.give_up_at is None else fetch.give_up_at - now
         if not retriable or left <= 0:
             log.debug("fetch failed key=%s error=%s", fetch.chunk.owner.object_id.key, error)
             self._scheduler.end(fetch, error)

@@ -18,7 +18,6 @@ import trio
 
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import (
-    DEMAND_SECONDS,
     SMALL_GRANULES,
     Buffer,
     Chunk,
@@ -50,7 +49,7 @@ DISK_LOADS = 8
 SMALL_LOADS = 16
 # A reader that is still reading pauses less than this between two GETs; after a longer gap it counts as ended.
 IDLE_GAP_SECONDS = 1.0
-# How often a reader looks whether its fetch is back in a queue, once it has waited for DEMAND_SECONDS.
+# How often a reader looks whether its fetch is back in a queue, once its patience is over.
 _LOOK_AGAIN_SECONDS = 1.0
 
 
@@ -147,7 +146,7 @@ class Fetcher:
             for first, stop in pieces(part, step):
                 fetch = Fetch(chunk, first, stop, source, cause, depth, handle, now)
                 if cause is Cause.DEMAND:
-                    fetch.demanded_at = now
+                    fetch.give_up_at = now + self.limit.patience_seconds
                 chunk.fetches.append(fetch)
                 self._push(fetch)
 
@@ -174,7 +173,7 @@ class Fetcher:
     async def wait_for(self, chunk: Chunk, need: int) -> None:
         """Wait until the granules are in memory, or until no fetch will deliver them. Raises the fetch's error.
 
-        Raises Unavailable if a fetch of them is queued for DEMAND_SECONDS, and its queue stands still.
+        Raises Unavailable if a fetch of them is queued until its patience is over, and its queue stands still.
 
         The caller keeps `chunk.readers` above zero and checks again: perhaps only some granules have come.
         """
@@ -194,7 +193,8 @@ class Fetcher:
 
     async def _wait_while_queues_move(self, chunk: Chunk, waiter: ChunkWaiter) -> None:
         began = trio.current_time()
-        deadline = began + DEMAND_SECONDS
+        patience = self.limit.patience_seconds
+        deadline = began + patience
         while not waiter.event.is_set():
             with trio.move_on_at(deadline):
                 await waiter.event.wait()
@@ -206,10 +206,10 @@ class Fetcher:
                 # Queues share the slots, so a queue without one waits its turn while others move.
                 line = fetch.queue if self._has_slot(fetch.source) else fetch.source
                 stands_since = max(began, self._moved_at.get(line, began))
-                if now >= stands_since + DEMAND_SECONDS:
+                if now >= stands_since + patience:
                     self._give_up(fetch, waiter)
                     return
-                deadline = max(deadline, stands_since + DEMAND_SECONDS)
+                deadline = max(deadline, stands_since + patience)
             deadline = max(deadline, now + _LOOK_AGAIN_SECONDS)
 
     def _give_up(self, fetch: Fetch, waiter: ChunkWaiter) -> None:
@@ -219,7 +219,7 @@ class Fetcher:
         if not self._has_slot(fetch.source):
             what = f"slot for {fetch.source.value}"
         waiter.error = Unavailable(
-            f"{chunk.owner.object_id.key}: no free {what} for {DEMAND_SECONDS:.0f} s; retry the read, "
+            f"{chunk.owner.object_id.key}: no free {what} for {self.limit.patience_seconds:.0f} s; retry the read, "
             f"and see `fusecache status`"
         )
         if fetch.kept is None and not any(
@@ -356,8 +356,8 @@ class Fetcher:
 
     def _promote(self, fetch: Fetch, cause: Cause, now: float) -> None:
         """Move a fetch forward if the cause is more urgent than its own."""
-        if cause is Cause.DEMAND and fetch.demanded_at is None:
-            fetch.demanded_at = now
+        if cause is Cause.DEMAND and fetch.give_up_at is None:
+            fetch.give_up_at = now + self.limit.patience_seconds
         if cause >= fetch.cause:
             return
         fetch.cause, fetch.depth = cause, 0
@@ -416,8 +416,8 @@ class Fetcher:
         self._moved_at[fetch.source] = now
         if fetch.queue is not None:
             self._moved_at[fetch.queue] = now
-        if fetch.cause is Cause.HINT and fetch.demanded_at is None:
-            fetch.demanded_at = now  # a hint named it: it gets as many attempts as a reader's fetch
+        if fetch.cause is Cause.HINT and fetch.give_up_at is None:
+            fetch.give_up_at = now + self.limit.patience_seconds  # as a reader's fetch: a hint named it
         run, name = (self._gets.run, "cache-get") if is_get else (self._load, "cache-load")
         about = fetch.chunk.owner.object_id.key
         self.tasks.start_soon(name, run, fetch, about=about, on_failed=partial(self.on_failed, fetch))
@@ -473,7 +473,7 @@ class Fetcher:
         fetch.error = error
         chunk = fetch.chunk
         chunk.fetches.remove(fetch)
-        if error is not None and fetch.demanded_at is not None:
+        if error is not None and fetch.give_up_at is not None:
             for waiter in chunk.waiters:
                 if waiter.need & fetch.mask:
                     waiter.error = error

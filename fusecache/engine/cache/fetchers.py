@@ -37,11 +37,13 @@ class Fetchers:
         *,
         connections: int,
         download_rate: float | None,
+        patience_seconds: float,
         buckets: Iterable[str],
     ) -> None:
         """connections: most GETs in flight to one bucket. buckets: the names of their folders.
 
         download_rate: limit of the bytes a second that all buckets are asked for; None: no limit.
+        patience_seconds: how long a reader waits for a bucket that does not answer.
         """
         self.disk = disk
         pace = Pace(download_rate)
@@ -56,7 +58,7 @@ class Fetchers:
                 disk,
                 counters,
                 tasks,
-                limit=RequestLimit(connections, pace),
+                limit=RequestLimit(connections, pace, patience_seconds),
                 bucket=name,
                 on_freed=partial(self._pump_others, name),
             )

@@ -22,7 +22,7 @@ from fusecache.engine.namespace.reconciler import Reconciler
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace.ttl import AttributeTtl, is_within
 from fusecache.engine.runtime.by_bucket import ByBucket
-from fusecache.engine.runtime.metadata_client import UNREACHABLE_SECONDS, MetadataClient, SharedRequest
+from fusecache.engine.runtime.metadata_client import MetadataClient, SharedRequest
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
@@ -461,10 +461,10 @@ async def _probe_name(
 ) -> None:
     """Fill in the probe's rows, or its failure. Usually one LIST, plus a HEAD where `with_metadata` needs one.
 
-    The whole probe fails once the bucket has not answered any request for UNREACHABLE_SECONDS.
+    The whole probe fails once the bucket has not answered any request for its `patience_seconds`.
     """
     try:
-        with metadata_client.deadline(UNREACHABLE_SECONDS):
+        with metadata_client.deadline():
             rows = await _rows_of(metadata_client, key, name)
             prefix = key.removesuffix(name)
             probe.rows = await with_metadata(metadata_client, prefix, rows, {name: known}, of_all=of_all)

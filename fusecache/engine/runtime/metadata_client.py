@@ -31,10 +31,9 @@ from fusecache.remote.store import Store
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Deadline of a lookup or readdir while the bucket is unreachable; after it the caller gets EIO.
-UNREACHABLE_SECONDS = 60.0
-# Timeout of one request, as its connection may be dead. A retry gets the rest of the deadline.
+# Timeout of one request, as its connection may be dead: at most a share of the caller's patience, for a retry.
 ANSWER_SECONDS = 40.0
+ANSWER_SHARE = 2 / 3
 # A bucket without an answer for this long counts as unresponsive: serve stale.
 SILENT_SECONDS = 10.0
 # Deadline while the keys are refused, or the bucket is missing. A new key's permissions take up to a minute to
@@ -114,6 +113,7 @@ class MetadataClient:
         self._prefix = prefix
         self._offload = offload
         self._limit = limit
+        self.patience_seconds = limit.patience_seconds
         self._slots = trio.CapacityLimiter(limit.limit)
         # Scopes of callers that wait: each answer to any request extends their deadlines.
         self._deadline_scopes: set[trio.CancelScope] = set()
@@ -147,14 +147,15 @@ class MetadataClient:
             self._on_unresponsive(SILENT_SECONDS)
 
     @contextmanager
-    def deadline(self, seconds: float) -> Iterator[None]:
-        """Give the body a deadline. After it, raises Unavailable, or the refusal if the keys are refused.
+    def deadline(self, seconds: float | None = None) -> Iterator[None]:
+        """Give the body a deadline [`patience_seconds`]. After it, raises Unavailable, or the refusal of the keys.
 
-        A deadline of UNREACHABLE_SECONDS or more restarts with each answer to any caller: it is over only when the
+        A deadline of `patience_seconds` or more restarts with each answer to any caller: it is over only when the
         bucket answered no request for that long.
         """
+        seconds = self.patience_seconds if seconds is None else seconds
         with trio.move_on_after(seconds) as scope:
-            if seconds >= UNREACHABLE_SECONDS:
+            if seconds >= self.patience_seconds:
                 self._deadline_scopes.add(scope)
             try:
                 yield
@@ -192,11 +193,11 @@ class MetadataClient:
             self._on_success()
 
     async def call(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the answer. Raises the last error after UNREACHABLE_SECONDS (DENIED_SECONDS for refused keys).
+        """Return the answer. Raises the last error after `patience_seconds` (DENIED_SECONDS for refused keys).
 
         call: must not fill the caller's memory nor change anything: its thread may outlive a cancelled caller.
         """
-        with self.deadline(UNREACHABLE_SECONDS):
+        with self.deadline():
             return await self._retry_call(partial(call, *args, **kwargs))
 
     async def _retry_call(self, call: Callable[[], T]) -> T:
@@ -220,7 +221,7 @@ class MetadataClient:
                     raise
             except (Unavailable, AccessDenied, CredentialsMissing, BucketMissing) as exc:
                 attempt += 1
-                deadline = began + UNREACHABLE_SECONDS
+                deadline = began + self.patience_seconds
                 if isinstance(exc, Unavailable):
                     self._on_unresponsive()
                 elif isinstance(exc, BucketMissing):
@@ -274,7 +275,7 @@ class MetadataClient:
         request = object()  # holds its slot as long as its thread runs
         await self._slots.acquire_on_behalf_of(request)
         try:
-            with self.deadline(ANSWER_SECONDS):
+            with self.deadline(min(ANSWER_SECONDS, ANSWER_SHARE * self.patience_seconds)):
                 answer = await self._offload.metadata(
                     call, partial(self._slots.release_on_behalf_of, request)
                 )
@@ -289,7 +290,7 @@ class MetadataClient:
         now = trio.current_time()
         self._limit.on_success(now)
         for scope in self._deadline_scopes:
-            scope.deadline = max(scope.deadline, now + UNREACHABLE_SECONDS)
+            scope.deadline = max(scope.deadline, now + self.patience_seconds)
 
     async def list_all(self, prefix: str) -> AsyncGenerator[ObjectInfo, None]:
         """Yield every object whose key starts with `prefix`, in the bucket's order. One page is in memory at a time.

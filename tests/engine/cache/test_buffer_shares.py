@@ -1,12 +1,19 @@
 """The buffers of a mount with two buckets: each finds its part, and may use what the other does not."""
 
+from pathlib import Path
+
 import pytest
+import trio
+from trio.testing import MockClock
 
 from fusecache.disk.aligned_buffers import AlignedBuffers
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import Buffer, CachedObject, Chunk
-from fusecache.model.objects import MIB, ObjectId
+from fusecache.model.errors import Unavailable
+from fusecache.model.objects import KIB, MIB, ObjectId
 from fusecache.policy.cache.fetch_order import Cause
+from tests.support.block_caches import new_bucket, read_all, running_cache, some_bytes
+from tests.support.faulty_store import Fault, FaultyStore
 
 
 def take(pool: BufferPool, bucket: str, *, small: bool) -> list[Buffer]:
@@ -47,3 +54,60 @@ def test_a_single_bucket_takes_all_buffers() -> None:
     memory = AlignedBuffers(128 * MIB)
     pool = BufferPool(memory, lambda chunk: None)
     assert len(take(pool, "a", small=False)) == len(memory.large)
+
+
+async def test_readers_of_buckets_that_end_answers_midway_leave_a_buffer_to_the_next(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Each of their readers waits for the rest of a chunk, whose beginning lies in a buffer."""
+    bucket, data = new_bucket(), some_bytes(8 * MIB)
+    keys = [f"{name}/{number}" for name in ("a", "b") for number in range(4)]
+    objects = {key: bucket.put(key, data) for key in [*keys, "c/0"]}
+    store = FaultyStore(
+        bucket.memory,
+        *(Fault(Unavailable("half"), "get_into", key, deliver_bytes=128 * KIB) for key in keys),
+        *(Fault(Unavailable("away"), "get_into", f"{name}/*", times=None) for name in ("a", "b")),
+    )
+    failed: list[str] = []
+
+    async def read(key: str) -> None:
+        with pytest.raises(Unavailable):
+            await read_all(cache, objects[key], len(data))
+        failed.append(key)
+
+    async with (
+        running_cache(
+            store, tmp_path, buffer_bytes=32 * MIB, threads=False, buckets=("a", "b", "c")
+        ) as cache,
+        trio.open_nursery() as nursery,
+    ):
+        for key in keys:
+            nursery.start_soon(read, key)
+        await trio.sleep(20)
+        assert not failed
+        with trio.fail_after(5):
+            assert await read_all(cache, objects["c/0"], len(data)) == data
+    assert sorted(failed) == keys
+
+
+def test_a_bucket_takes_back_its_part_and_no_more() -> None:
+    """Of three buffers, each of two buckets is guaranteed one."""
+    pool = BufferPool(AlignedBuffers(32 * MIB), lambda chunk: None, ("a", "b"))
+
+    def take_one(bucket: str, cause: Cause = Cause.DEMAND) -> Chunk | None:
+        """Have a reader wait for the rest of a chunk that one buffer holds in part."""
+        buffer = pool.acquire(small=False, cause=cause, now=0, bucket=bucket)
+        if buffer is None:
+            return None
+        chunk = Chunk(CachedObject(ObjectId(f"{bucket}/0", "etag"), 8 * MIB), 0, readers=1)
+        pool.give(buffer, chunk, 0)
+        pool.acquire_use(buffer)
+        buffer.valid = 1
+        pool.release_use(buffer, 0)
+        return chunk
+
+    chunks = [take_one("a") for _ in range(3)]
+    assert take_one("a") is take_one("b", Cause.HINT) is None
+    assert take_one("b") is not None
+    assert [bool(chunk and chunk.buffers) for chunk in chunks] == [False, True, True]
+    assert take_one("a") is take_one("b") is None

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fusecache.config.node_memory import BUCKET_MEMORY_BYTES
 from fusecache.config.options import MountOptions, load_options
+from fusecache.disk.aligned_buffers import AlignedBuffers
 from fusecache.model.errors import ConfigError
 from fusecache.remote.endpoints import Credentials
 
@@ -47,6 +49,16 @@ def test_each_bucket_has_the_options_of_a_mount_of_its_own(tmp_path: Path) -> No
     assert (one.read_only, one.immutable) == (False, ())
     assert (two.source, two.prefix, two.profile, two.read_only) == ("s3://two/p", "p/", "q", True)
     assert two.immutable == ("x/",)
+
+
+def test_each_bucket_needs_memory_of_its_own(tmp_path: Path) -> None:
+    tables = "".join(f'[[bucket]]\nname = "b{number}"\nsource = "s3://b{number}"\n' for number in range(4))
+    with pytest.raises(
+        ConfigError, match=r"memory = 32.0 MiB: allowed is 36 MiB or more.* a large one for each bucket"
+    ):
+        load(f'memory = "32MiB"\n{tables}', tmp_path)
+    for count in (4, 9, 16, 30, 100):
+        assert len(AlignedBuffers(count * BUCKET_MEMORY_BYTES).large) >= count
 
 
 def test_a_mount_of_one_bucket_is_its_own_bucket(tmp_path: Path) -> None:

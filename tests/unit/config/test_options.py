@@ -115,6 +115,7 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "profile_for": "serving",
         "upload_rate": "200MB/s",
         "download_rate": "1GiB/s",
+        "read_timeout": "10m",
         "cache_dir": "/var/tmp/c",
         "cache_size": "50GiB",
         "memory": "128MiB",

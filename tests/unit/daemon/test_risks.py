@@ -21,6 +21,7 @@ def _options(*, cache_dir: Path, mountpoint: Path = Path("/m"), read_only: bool 
         mountpoint=mountpoint,
         cache_dir=cache_dir,
         cache_size=1,
+        memory=1,
         read_only=read_only,
         writeback=WritebackOptions(),
         requests=RequestOptions(),

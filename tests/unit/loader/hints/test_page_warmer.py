@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from loader.hints.page_warmer import POLL_SECONDS, PageWarmer, memory_bytes
+from loader.hints.page_warmer import POLL_SECONDS, PageWarmer
 from tests.support.mounts import wait_until
 
 SHARD_BYTES = 10_000
@@ -128,10 +128,3 @@ def test_a_slow_disk_is_left_to_others_for_as_long_as_it_was_used(
     wait_until(lambda: len(rests) == len(rested), "the rests")
     job.warmer.close()
     assert rests == pytest.approx(rested)
-
-
-def test_memory_is_that_of_the_machine_or_of_its_container() -> None:
-    total = next(
-        line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal")
-    )
-    assert 0 < memory_bytes() <= int(total.split()[1]) * 1024

@@ -1,0 +1,72 @@
+"""The memory of a node: the least that its control groups allow, and the default of `memory` in it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusecache.config.node_memory import default_memory, memory_bytes
+from fusecache.model.objects import GIB, MIB
+from tests.support import ROOT
+from tests.support.control_groups import memory_group
+
+MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+LIMIT = 96 * MIB
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "expected"),
+    [
+        ("", {}, MACHINE),
+        ("0::/job\n", {"job/memory.max": "max\n"}, MACHINE),
+        ("0::/job\n", {"job/memory.max": f"{LIMIT}\n"}, LIMIT),
+        # Slurm and systemd: the limit is that of a group above.
+        ("0::/job/step/task\n", {"job/memory.max": f"{LIMIT}", "job/step/task/memory.max": "max"}, LIMIT),
+        # A container that sees its host's path, but its own group.
+        ("0::/host/path\n", {"memory.max": f"{LIMIT}"}, LIMIT),
+        ("5:memory:/docker/1\n0::/\n", {"memory/docker/1/memory.limit_in_bytes": f"{LIMIT}"}, LIMIT),
+        ("5:cpu,memory:/a/b\n", {"memory/memory.limit_in_bytes": f"{LIMIT}"}, LIMIT),
+        ("5:memory:/\n", {"memory/memory.limit_in_bytes": str(2**63 - 4096)}, MACHINE),
+    ],
+)
+def test_the_least_limit_of_all_groups_counts(
+    tmp_path: Path, groups: str, limits: dict[str, str], expected: int
+) -> None:
+    files = {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()}}
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert memory_bytes(tmp_path) == expected
+
+
+def test_without_control_groups_it_is_the_machines(tmp_path: Path) -> None:
+    assert memory_bytes(tmp_path) == MACHINE
+
+
+@pytest.mark.parametrize(
+    ("node", "default"),
+    [(64 * GIB, 256 * MIB), (2 * GIB, 256 * MIB), (GIB, 128 * MIB), (100 * MIB, 32 * MIB)],
+)
+def test_the_default_is_an_eighth_within_bounds(
+    monkeypatch: pytest.MonkeyPatch, node: int, default: int
+) -> None:
+    monkeypatch.setattr("fusecache.config.node_memory.memory_bytes", lambda: node)
+    assert default_memory(0) == default
+    assert default_memory(40) == max(default, 360 * MIB)
+
+
+@pytest.mark.whole_machine
+def test_a_mount_in_a_small_control_group_takes_less() -> None:
+    """In a real group, with whichever version of control groups this machine has."""
+    code = (
+        "import os, sys; from pathlib import Path; Path(sys.argv[1]).write_text(str(os.getpid())); "
+        "from fusecache.config.options import load_options; "
+        "print(load_options({'source': 's3://b', 'mountpoint': '/m'}, {}).memory)"
+    )
+    with memory_group(512 * MIB) as group:
+        words = [sys.executable, "-c", code, str(group / "cgroup.procs")]
+        shown = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert int(shown) == 64 * MIB
