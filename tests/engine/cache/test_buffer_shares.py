@@ -91,8 +91,8 @@ async def test_readers_of_buckets_that_end_answers_midway_leave_a_buffer_to_the_
 
 
 def test_a_bucket_takes_back_its_part_and_no_more() -> None:
-    """Of three buffers, each of two buckets is guaranteed one."""
-    pool = BufferPool(AlignedBuffers(32 * MIB), lambda chunk: None, ("a", "b"))
+    """Of three buffers, each bucket is guaranteed one."""
+    pool = BufferPool(AlignedBuffers(32 * MIB), lambda chunk: None, ("a", "b", "c"))
 
     def take_one(bucket: str, cause: Cause = Cause.DEMAND) -> Chunk | None:
         """Have a reader wait for the rest of a chunk that one buffer holds in part."""
@@ -106,8 +106,8 @@ def test_a_bucket_takes_back_its_part_and_no_more() -> None:
         pool.release_use(buffer, 0)
         return chunk
 
-    chunks = [take_one("a") for _ in range(3)]
-    assert take_one("a") is take_one("b", Cause.HINT) is None
-    assert take_one("b") is not None
-    assert [bool(chunk and chunk.buffers) for chunk in chunks] == [False, True, True]
-    assert take_one("a") is take_one("b") is None
+    chunks = [take_one(name) for name in ("b", "a", "a")]
+    assert take_one("a") is take_one("b") is take_one("c", Cause.HINT) is None
+    assert take_one("c") is not None  # of a, which has more than its part, and not the oldest
+    assert [bool(chunk and chunk.buffers) for chunk in chunks] == [True, False, True]
+    assert take_one("a") is take_one("b") is take_one("c") is None
