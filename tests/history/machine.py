@@ -252,12 +252,18 @@ class Machine:
         if handle is None:
             return
         inode, flush = handle.inode, self.user.fs.close_protocol.flush(handle.there)
-        if inode.path is None or not inode.is_dirty:
+        if inode.path is None:
             await self._call(flush)
             return
+        now = frozenset({inode.data})
+        if not inode.is_dirty:
+            # An earlier close may have been taken back as a writer was left: then this one is the promise.
+            is_again = inode.is_flushed and self.past.now(inode.path) != now
+            change = Change(now, Cause.CLOSE, closed_at=inode.flushed_at)
+            await self._promise({inode.path: change} if is_again else {}, Cause.CLOSE, flush)
+            return
         before = inode.before if inode.is_flushed else self.past.now(inode.path)
-        change = Change(frozenset({inode.data}), Cause.CLOSE)
-        await self._promise({inode.path: change}, Cause.CLOSE, flush)
+        await self._promise({inode.path: Change(now, Cause.CLOSE)}, Cause.CLOSE, flush)
         inode.before = before
         inode.is_dirty, inode.is_flushed, inode.has_place = False, True, True
         inode.flushed_at = trio.current_time()

@@ -265,3 +265,13 @@ def test_a_close_that_is_taken_back_leaves_the_closed_version_before_it() -> Non
     )  # fmt: skip
     moments = every_moment(run_program(Program(1, steps)).counts, [COMMIT])
     assert {run_program(Program(1, steps, (moment,))).why for moment in moments} == {""}
+
+
+def test_a_close_that_was_taken_back_and_is_made_again_has_its_new_place() -> None:
+    """Another writer is left at the first close of `b`. Its own close, which changes nothing, comes after `latest`."""
+    steps: tuple[Step, ...] = (
+        ("mkdir", "d"), ("save", "a", 1), ("drain",), ("open", 2, "b", "truncate"), ("rename", "a", "d/a"),
+        ("save", "b", 5000), ("replace", "d/a", 0), ("replace", "latest", LARGE), ("wait", 1.2),
+    )  # fmt: skip
+    moments = every_moment(run_program(Program(1, steps)).counts, [COMMIT])
+    assert {run_program(Program(1, steps, (moment,))).why for moment in moments} == {""}
