@@ -279,6 +279,10 @@ bench-http: setup $(VENV)/.bench ## the HTTP client, beside boto3, awscrt and ob
 bench-session: setup $(VENV)/.bench ## the own FUSE session beside pyfuse3, idle and busy; 4 minutes; BENCH_ARGS for parts
 	@$(VENV)/bin/python -m benchmarks.session $(BENCH_ARGS)
 
+.PHONY: bench-scale
+bench-scale: setup $(VENV)/.bench ## what a huge index and many directories cost a node, at a hundredth; 1 minute
+	@$(VENV)/bin/python -m benchmarks.scale $(BENCH_ARGS)
+
 # ---- releasing it
 
 RELEASE = $(AS_ROOT) env DAEMON_PACKAGES="$(DAEMON_PACKAGES)" \
