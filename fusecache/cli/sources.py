@@ -32,7 +32,8 @@ def split_source(text: str) -> tuple[str, str]:
     """Return the bucket and prefix of a source; the prefix as written. Raises ConfigError."""
     if text.startswith(("gs://", "az://")):
         raise ConfigError(
-            f"{text}: this command knows s3:// only; `fusecache uploads MOUNT` works on a mount of {text[:5]} too"
+            f"{text}: this command knows s3:// only; use the provider's own tool. `fusecache uploads` takes a mount of "
+            f"{text[:5]}, too"
         )
     try:
         bucket, _, prefix = as_source(text).removeprefix(SCHEME).partition("/")

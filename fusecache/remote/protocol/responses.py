@@ -114,6 +114,8 @@ def error_of_response(
     remedy = REMEDIES.get(kind)
     if 300 <= status < 400:
         remedy = "check the endpoint and the region"
+    if code == "RequestTimeTooSkewed":
+        remedy = "the clock of this machine differs from the store's: set it (`timedatectl set-ntp true`)"
     error = kind(f"{request}: {cause}{detail}" + (f"; {remedy}" if remedy else ""))
     error.asks_to_slow_down = kind is Throttled or status >= 500
     error.retry_after_seconds = retry_after_seconds

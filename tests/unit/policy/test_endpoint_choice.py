@@ -157,6 +157,16 @@ def test_slowness_is_forgotten_and_measured_again() -> None:
     assert of.state(1, later) is EndpointState.OK
 
 
+def test_what_comes_back_after_a_failure_is_measured_again() -> None:
+    of = choice(1, 1)
+    measure(of, 0, QUICK, 0.0)
+    measure(of, 1, CRAWLING, 0.0)
+    assert of.state(1, 1.0) is EndpointState.SLOW
+    fail(of, 1, 1.0)
+    of.on_probed(1)
+    assert of.state(1, 2.0) is EndpointState.OK
+
+
 def test_small_reads_do_not_look_slow() -> None:
     """Few bytes say little about the rate: only the time to the first byte counts."""
     of = choice(1, 1)
