@@ -17,7 +17,6 @@ from tests.support.daemons import MIB, Daemon, wait_until
 
 PAGE = ROOT / "docs" / "how-to" / "read-the-status.md"
 COLUMNS, ROWS = 100, 45
-TMUX = ("tmux", "-L", "fusecache-situations", "-f", "/dev/null")
 HEAD = """\
 # Read the status in five situations
 
@@ -28,11 +27,13 @@ what `fusecache top` shows. `python -m scripts.situations` captured all of it fr
 
 def screen(mount: Daemon, command: str) -> str:
     """Return what a command leaves on a terminal, once it has had time for a second view."""
+    # A server of its own: the last one may still be ending.
+    tmux = ("tmux", "-L", f"fusecache-{command}-{time.monotonic_ns()}", "-f", "/dev/null")
     words = f"{mount.program[0]} {command} {mount.path}; sleep 60"
     subprocess.run(
-        [*TMUX, "new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS), "sh", "-c", words], check=True
+        [*tmux, "new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS), "sh", "-c", words], check=True
     )
-    capture = [*TMUX, "capture-pane", "-p"]
+    capture = [*tmux, "capture-pane", "-p", "-J"]
 
     def text() -> str:
         return subprocess.run(capture, capture_output=True, text=True, check=True).stdout
@@ -42,7 +43,7 @@ def screen(mount: Daemon, command: str) -> str:
         time.sleep(5)
         lines = [line.rstrip() for line in text().splitlines()]
     finally:
-        subprocess.run([*TMUX, "kill-server"], check=True)
+        subprocess.run([*tmux, "kill-server"], check=True)
     found = "\n".join(lines).rstrip()
     return found.replace(str(mount.path), "/data").replace(str(mount.cache), "/nvme/fusecache")
 
@@ -68,7 +69,7 @@ def situations(server: ServerProcess, mount: Daemon) -> Iterator[tuple[str, str,
     control.revoke(server.access_key)
     yield (
         "The keys are refused",
-        "Somebody has replaced the keys. What is pending waits for new ones.",
+        "An administrator replaced the keys. Pending files wait for new ones.",
         "ACTION",
     )
     mount.signal(signal.SIGKILL)
