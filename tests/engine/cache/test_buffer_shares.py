@@ -1,6 +1,7 @@
 """The buffers of a mount with two buckets: each finds its part, and may use what the other does not."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -9,7 +10,8 @@ from trio.testing import MockClock
 from fusecache.disk.aligned_buffers import AlignedBuffers
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import Buffer, CachedObject, Chunk
-from fusecache.model.errors import Unavailable
+from fusecache.engine.cache.maintenance import CacheMaintenance
+from fusecache.model.errors import NoSpace, Unavailable
 from fusecache.model.objects import KIB, MIB, ObjectId
 from fusecache.policy.cache.fetch_order import Cause
 from tests.support.block_caches import new_bucket, read_all, running_cache, some_bytes
@@ -88,6 +90,49 @@ async def test_readers_of_buckets_that_end_answers_midway_leave_a_buffer_to_the_
         with trio.fail_after(5):
             assert await read_all(cache, objects["c/0"], len(data)) == data
     assert sorted(failed) == keys
+
+
+async def test_a_buffer_that_is_taken_back_while_its_chunk_is_stored_is_not_stored_as_that_chunk() -> None:
+    """The chunk lies in two buffers. While the first is written, another bucket takes the second for its own bytes."""
+    pool = BufferPool(AlignedBuffers(32 * MIB), lambda chunk: None, ("a", "b", "c"))
+    chunk = Chunk(CachedObject(ObjectId("a/0", "etag"), 8 * MIB), 0, loaded=True)
+    chunk.readers = 1
+    for valid in (0b01, 0b10):
+        buffer = pool.acquire(small=False, cause=Cause.DEMAND, now=0, bucket="a")
+        assert buffer is not None
+        pool.give(buffer, chunk, 0)
+        pool.acquire_use(buffer)
+        buffer.valid = valid
+        pool.release_use(buffer, 0)
+    stored: list[tuple[Chunk, int, int]] = []
+
+    class Disk:
+        """Takes its time with the first: another bucket's reader gets the buffers that no thread uses."""
+
+        async def store(self, of: Chunk, buffer: Buffer, first: int, stop: int) -> None:
+            stored.append((of, first, stop))
+            for other in (Chunk(CachedObject(ObjectId(f"c/{n}", "etag"), 8 * MIB), 0) for n in range(2)):
+                if taken := pool.acquire(small=False, cause=Cause.DEMAND, now=0, bucket="c"):
+                    pool.give(taken, other, 0)
+                    taken.valid = 0b11
+
+    class Parts:
+        """What a fill asks of the table and the fetchers."""
+
+        disk = Disk()
+
+        async def loaded_chunk(self, entry: CachedObject, index: int) -> Chunk:
+            return chunk
+
+        def drop_if_idle(self, chunk: Chunk) -> None:
+            pass
+
+    parts: Any = Parts()
+    maintenance = CacheMaintenance(parts, parts, parts, parts, parts, parts, pool, parts)
+    with pytest.raises(NoSpace):
+        await maintenance.fill(chunk.owner, 0, mask=0b11, attempts=0)
+    assert stored == [(chunk, 0, 1)]
+    assert len(chunk.buffers) == 1
 
 
 def test_a_bucket_takes_back_its_part_and_no_more() -> None:
