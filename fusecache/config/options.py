@@ -168,7 +168,7 @@ class MountOptions:
     )
     fuse_library: str = option(
         one_of("auto", "own", "pyfuse3"),
-        "what answers the kernel's requests: own, in this package; pyfuse3, if the extra `pyfuse3` is installed; auto, "
+        "what answers the kernel's requests: own, in this package; pyfuse3, which the extra `mount` installs; auto, "
         "own where its self-test passes, else pyfuse3",
         default="pyfuse3",
         metavar="auto|own|pyfuse3",
