@@ -32,7 +32,7 @@ def test_help_shows_sizes_as_people_write_them(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         main(["mount", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "[256 MiB]" in said
+    assert "[256 MiB, at most 1/8 of the memory" in said
     assert "268435456" not in said
 
 
