@@ -280,7 +280,7 @@ bench-session: setup $(VENV)/.bench ## the own FUSE session beside pyfuse3, idle
 	@$(VENV)/bin/python -m benchmarks.session $(BENCH_ARGS)
 
 .PHONY: bench-scale
-bench-scale: setup $(VENV)/.bench ## what a huge index and many directories cost a node, at a hundredth; 1 minute
+bench-scale: setup $(VENV)/.bench ## what a huge index and many directories cost a node, at a smaller size
 	@$(VENV)/bin/python -m benchmarks.scale $(BENCH_ARGS)
 
 # ---- releasing it
