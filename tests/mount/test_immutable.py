@@ -3,19 +3,10 @@
 import errno
 from collections.abc import Callable
 
-from tests.support.mounts import Mount
+from tests.support.mounts import Mount, refusal
 from tests.support.s3_buckets import Bucket
 
 Mounting = Callable[..., Mount]
-
-
-def refusal(call: Callable[[], object]) -> int | None:
-    """Return the errno with which a call fails; None if it succeeds."""
-    try:
-        call()
-    except OSError as exc:
-        return exc.errno
-    return None
 
 
 def test_no_name_is_made_below_an_immutable_directory(mount: Mounting, bucket: Bucket, expect_log):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusecache.model.metadata import SYMLINK_TARGET
-from tests.support.mounts import FUSECACHE, Mount, run
+from tests.support.mounts import FUSECACHE, Mount, refusal, run
 from tests.support.s3_buckets import Bucket
 
 Mounting = Callable[..., Mount]
@@ -32,15 +32,6 @@ def link(bucket: Bucket, name: str, target: str) -> None:
 def climb(path: Path, *, first: str = "") -> str:
     """Return a relative target that leaves any mount of this machine and ends at a path."""
     return f"{first}{'../' * 40}{path.as_posix().lstrip('/')}"
-
-
-def refusal(call: Callable[[], object]) -> int | None:
-    """Return the errno with which a call fails; None if it succeeds."""
-    try:
-        call()
-    except OSError as exc:
-        return exc.errno
-    return None
 
 
 def put_outward_links(bucket: Bucket, host_file: Path) -> list[str]:

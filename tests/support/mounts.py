@@ -63,6 +63,15 @@ def run_python(program: str, *arguments: str | Path, **more: Any) -> "subprocess
     return run(sys.executable, "-c", program, *arguments, **more)
 
 
+def refusal(call: Callable[[], object]) -> int | None:
+    """Return the errno with which a call fails; None if it succeeds."""
+    try:
+        call()
+    except OSError as exc:
+        return exc.errno
+    return None
+
+
 def mounted_at(path: Path) -> bool:
     """Return whether anything is mounted there; never asks the mount itself."""
     return f" {path} " in Path("/proc/self/mountinfo").read_text()
