@@ -28,10 +28,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if os.environ.get("FUSECACHE_TEST_FUSE_LIBRARY"):
     os.environ["FUSECACHE_FUSE_LIBRARY"] = os.environ["FUSECACHE_TEST_FUSE_LIBRARY"]
 
-# A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 NEEDS_TORCH = re.compile(
     r"^(import|from) (torch|torchdata|streaming|loader\.(torch|fast|streaming)|examples\.demo\.\w+"
@@ -50,6 +46,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if HAS_TORCH or collection_path.suffix != ".py":
         return None
     return True if NEEDS_TORCH.search(collection_path.read_text()) else None
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name bytes by their parameter alone: each worker must collect the same names, and gzip's bytes hold the time."""
+    return argname if isinstance(val, bytes) else None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

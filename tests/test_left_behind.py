@@ -69,6 +69,9 @@ class Cycle:
 def test_cycle():
     Cycle()
 
+def test_cycle_of_a_thread():
+    threading.Thread(target=lambda kept: time.sleep(0.3), args=(Cycle(),)).start()
+
 def test_timer():
     threading.Timer(0.3, print).start()
 
@@ -94,7 +97,7 @@ LEFT = {
     "fixture": r"descriptor \d+ of pipe:\[\d+\]; descriptor \d+ of pipe:\[\d+\]",
     "async": r"descriptor \d+ of /\S+/left by a task",
 }
-NOTHING = ["nothing", "cycle", "timer", "session_fixture"]
+NOTHING = ["nothing", "cycle", "cycle_of_a_thread", "timer", "session_fixture"]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """A time limit for a blocking request that has only its own, longer timeout."""
 
 from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import NoReturn, TypeVar
@@ -30,12 +31,7 @@ def within(
         try:
             value = call()
         except Exception as exc:  # noqa: BLE001  # raised by the caller
-            failure = exc
-
-            def raise_failure() -> T:
-                raise failure
-
-            results.put(raise_failure)
+            results.put(partial(_raise, exc))
         else:
             if is_over.acquire(blocking=False):
                 results.put(lambda: value)
@@ -56,6 +52,14 @@ def within(
             if not is_over.acquire(blocking=False):
                 return results.get()()  # it came at the last moment
             raise Unavailable(f"the bucket has not answered for {seconds:g} s") from None
+
+
+def _raise(failure: Exception) -> NoReturn:
+    """Raise it, and keep no reference: its traceback has this frame, and would live with it until a collection."""
+    try:
+        raise failure
+    finally:
+        del failure
 
 
 def _raise_interrupted() -> NoReturn:

@@ -59,20 +59,24 @@ def nothing_left_behind(
         vars(sys).pop(name, None)  # of a test that failed
     for phase in ("setup", "call"):
         caplog.get_records(phase).clear()
-    gc.collect()  # datasets and torch's DataLoaders have no close, and end with their last reference
     left = _left_after_a_while(before, folder)
     if left:
         pytest.fail("left behind: " + "; ".join(sorted(left)), pytrace=False)
 
 
 def _left_after_a_while(before: Found, folder: Path) -> list[str]:
-    """Return what stays: timers, queues' threads and connections that just closed end by themselves."""
+    """Return what stays: timers, queues' threads and connections that just closed end by themselves.
+
+    Datasets, torch's DataLoaders and botocore's connections have no close, and end with their last reference: garbage
+    is collected at each look, as a thread that is about to end still holds its own.
+    """
     end = time.monotonic() + _ENDING_SECONDS
-    while left := _left(before, folder):
-        if time.monotonic() > end:
-            break
+    while True:
+        gc.collect()
+        left = _left(before, folder)
+        if not left or time.monotonic() > end:
+            return left
         time.sleep(0.05)
-    return left
 
 
 def _left(before: Found, folder: Path) -> list[str]:

@@ -219,7 +219,10 @@ class Connection:
                 self.close()
                 if self._interrupted:
                     break
-        raise failure or ConnectionError(f"no address of {peer.host}")
+        try:
+            raise failure or ConnectionError(f"no address of {peer.host}")
+        finally:
+            failure = None  # its traceback has this frame, and would live with it until a collection
 
     def _wrapped(self, sock: socket.socket, tls: ssl.SSLContext) -> socket.socket:
         with self._lock:  # no `interrupt` while the plain socket hands its descriptor over
