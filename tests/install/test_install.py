@@ -185,6 +185,6 @@ def test_lock_file_satisfies_every_requirement() -> None:
     rows = [line.split() for line in lines if line[:1].isalnum()]
     locked = {(pin := Requirement(row[0])).name: str(pin.specifier).removeprefix("==") for row in rows}
     assert all("--hash=sha256:" in " ".join(row) for row in rows)
-    for text in _declared({"mount", "metrics"}):
+    for text in _declared({"pyfuse3", "metrics"}):
         requirement = Requirement(text)
         assert requirement.specifier.contains(locked[requirement.name]), text
