@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import os
 import re
+import signal
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -19,9 +20,17 @@ __all__ = ["kept_by_the_session", "nothing_left_behind"]
 os.environ.setdefault("TMPDIR", "/var/tmp")
 tempfile.tempdir = None  # pytest has asked for the folder before, and Python remembers the answer
 
+# A shell's background jobs ignore SIGINT, and so would all that a test starts, and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # FUSECACHE_TEST_FUSE_LIBRARY=pyfuse3 runs every mount of the tests on that library.
 if os.environ.get("FUSECACHE_TEST_FUSE_LIBRARY"):
     os.environ["FUSECACHE_FUSE_LIBRARY"] = os.environ["FUSECACHE_TEST_FUSE_LIBRARY"]
+
+# A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 NEEDS_TORCH = re.compile(

@@ -44,8 +44,8 @@ from fusecache.mount.launch import (
     resolve_in_mount,
     start_daemon,
 )
-from fusecache.mount.leftover_text import left_texts, missing_texts
-from fusecache.mount.progress import ProgressView, awaited_text, pending_text
+from fusecache.mount.leftover_text import left_texts, missing_texts, unsent_text
+from fusecache.mount.progress import ProgressView, awaited_text
 
 SYNC_EXIT = {"durable": 0, "ok": 0, "timeout": 1, "error": 2, "conflict": 3}
 INTERRUPTED = 130  # 128 + SIGINT, the convention of shells
@@ -407,7 +407,7 @@ def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     if arguments.force:
         answer = log_tail(mountpoint)
         if answer.progress.pending_files:
-            say(f"{pending_text(answer.progress)} not in the bucket yet; the next mount uploads the rest")
+            say(unsent_text(answer))
     else:
         with ProgressView(sys.stderr, verb="uploading") as view:
             drain(mountpoint, timeout_seconds=arguments.timeout, on_progress=view.show_upload)

@@ -15,8 +15,18 @@ from fusecache.model.errors import MountError
 from fusecache.model.format_text import size_text
 from fusecache.mount.command_run import NOT_EXECUTABLE, NOT_FOUND, CommandRun, NoticeReceived
 from fusecache.mount.control_client import Mount, daemon_pid, find_mount
-from fusecache.mount.launch import check_mountpoint, detach_and_wait, drain, log_tail, start_daemon
-from fusecache.mount.progress import ProgressView, pending_text
+from fusecache.mount.launch import (
+    MountState,
+    check_mountpoint,
+    clear_dead,
+    detach_and_wait,
+    drain,
+    log_tail,
+    mount_state,
+    start_daemon,
+)
+from fusecache.mount.leftover_text import unsent_text
+from fusecache.mount.progress import ProgressView
 
 # Words of the command line that are not the mount's, with the number of their values.
 _OWN_FLAGS = {"--mount": 2, "--sync-deadline": 1}
@@ -104,20 +114,29 @@ def _upload(running: CommandRun, mount: Mount) -> bool:
         except NoticeReceived:
             continue
         except MountError as exc:
+            if mount_state(mount.root) is MountState.DEAD:
+                return False  # `_unmount` says so
             say_error(str(exc).partition("; wait longer")[0].replace(" stays mounted", ""))
             return False
 
 
 def _unmount(mount: Mount, options: MountOptions, *, is_complete: bool) -> None:
     """Unmount, and name what the bucket lacks."""
-    answer = log_tail(mount.root)
-    is_ended = detach_and_wait(mount.root, forced=not is_complete)
+    is_ended = is_dead = mount_state(mount.root) is MountState.DEAD
+    if is_dead:
+        clear_dead(mount.root)
+    else:
+        answer = log_tail(mount.root)
+        is_ended = detach_and_wait(mount.root, forced=not is_complete)
     if is_complete:
         return
-    say(
-        f"not in the bucket: {pending_text(answer.progress)}; the next mount with --cache-dir {options.cache_dir} "
-        "uploads the rest"
-    )
+    if is_dead:
+        say_error(
+            f"{mount.root}: the daemon has died, see {options.cache_dir}/fusecache.log; the next mount with "
+            f"--cache-dir {options.cache_dir} uploads what it left"
+        )
+    else:
+        say(unsent_text(answer))
     if not is_ended:
         say(f"{mount.root} is unmounted; its daemon is still shutting down")
         return

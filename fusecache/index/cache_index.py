@@ -57,6 +57,8 @@ _LOT_KEY = struct.Struct(f">{_MIX_BYTES}sQI")
 _CHECKSUMS_BYTES = GRANULES_PER_BLOCK * 8
 _DIGEST_BYTES = 32
 _FIRST_NUMBER = 1
+# Names that a mount without its bucket keeps in memory: 270 MB.
+NAMES_MAX = 500_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +317,10 @@ class CacheIndex:
         return found
 
     def newest_objects(self) -> dict[str, ObjectRow]:
-        """Return the row of each key that has cached blocks; of several versions the one cached last."""
+        """Return the row of each key that has cached blocks; of several versions the one cached last.
+
+        At most NAMES_MAX keys: the ones cached last.
+        """
         found: dict[str, ObjectRow] = {}
         with self._begin(db=self._objects) as txn, txn.cursor() as cursor:
             for value in cursor.iternext(keys=False, values=True):
@@ -323,7 +328,9 @@ class CacheIndex:
                 other = found.get(row.object_id.key)
                 if other is None or other.number < row.number:
                     found[row.object_id.key] = row
-        return found
+                if len(found) > NAMES_MAX * 5 // 4:
+                    found = _newest(found)
+        return _newest(found)
 
     def sample(self, rng: random.Random, seeks: int, run: int) -> list[tuple[int, int, BlockRow]]:
         """Return rows from random places, in random order and without repeats: (number, block, row).
@@ -429,6 +436,13 @@ def _lot_rows(blocks: lmdb.Cursor, number: int, lot: int) -> list[tuple[int, Blo
         rows.append((block, _unpack_block(blocks.value())))
         there = blocks.next()
     return rows
+
+
+def _newest(rows: dict[str, ObjectRow]) -> dict[str, ObjectRow]:
+    if len(rows) <= NAMES_MAX:
+        return rows
+    last = sorted(rows.values(), key=lambda row: row.number)[-NAMES_MAX:]
+    return {row.object_id.key: row for row in last}
 
 
 def _digest(object_id: ObjectId) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fusecache.model.format_text import count_text, size_text
 from fusecache.mount.control_client import Answer
+from fusecache.mount.progress import pending_text
 
 
 def found_text(mountpoint: Path, *, changes: int, orphans: int, suspects: int) -> str:
@@ -22,6 +23,15 @@ def found_text(mountpoint: Path, *, changes: int, orphans: int, suspects: int) -
     if quarantined:
         words.append(f"{quarantined} in quarantine: fusecache recover {shlex.quote(str(mountpoint))}")
     return "; ".join(words)
+
+
+def unsent_text(answer: Answer) -> str:
+    """Return how much a mount that ends now leaves to the next one. answer: its last status."""
+    cache_dir = answer.status.get("options", {}).get("cache_dir") or "CACHE_DIR"
+    return (
+        f"not in the bucket: {pending_text(answer.progress)}; "
+        f"the next mount with --cache-dir {cache_dir} uploads the rest"
+    )
 
 
 def left_texts(status: Mapping[str, Any]) -> list[str]:

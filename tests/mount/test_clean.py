@@ -392,7 +392,7 @@ def test_interrupted_removal_can_be_repeated(old: Cleaned) -> None:
     process = old.begin("--older-than", "7d", "--delete")
     old.bucket.control.wait_requests(2, "DeleteObjects", finished=False)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=150)
+    process.communicate(timeout=60)
     old.bucket.control.pause("refuse")  # the request that is held never takes effect
     old.bucket.control.resume()
     old.bucket.control.clear_faults()

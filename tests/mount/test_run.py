@@ -1,5 +1,6 @@
 """`fusecache run`: a command beside a mount, with its files in the bucket at the end, also after a notice."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fusecache.mount.control_client import daemon_pid, find_mount
 from tests.mount.conftest import FLAGS
 from tests.s3server import Fault, FaultAction
 from tests.support.mounts import FUSECACHE, mounted_at, wait_until
@@ -133,6 +135,32 @@ def test_what_missed_the_deadline_is_named_and_kept(site: Site, bucket: Bucket) 
     bucket.control.clear_faults()
     assert site.run("true")[0] == 0
     assert bucket.get("final.pt") == b"weights"
+
+
+@pytest.mark.s3server_only
+def test_a_daemon_that_dies_leaves_no_mount_and_its_files_to_the_next(
+    site: Site, bucket: Bucket, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    words = (
+        f"until [ -e {go} ]; do sleep 0.1; done; echo x > MNT/x; while cat MNT/x; do sleep 0.1; done; exit 0"
+    )
+    running = site.start(*shell(site, words))
+    wait_until(lambda: mounted_at(site.path), "the mount")
+    bucket.control.faults(Fault(FaultAction.HOLD, method="P*", key=f"{bucket.prefix}*"))
+    go.touch()
+    wait_until((site.path / "x").exists, "the command's file")
+    wait_until(lambda: (site.path / "x").read_bytes() == b"x\n", "its bytes")
+    daemon = daemon_pid(find_mount(site.path, {})[0])
+    assert daemon is not None
+    os.kill(daemon, signal.SIGKILL)
+    status, messages = ended(running)
+    assert (status, mounted_at(site.path)) == (1, False), messages
+    assert f"{site.path}: the daemon has died, see {site.cache}/fusecache.log" in messages
+    assert "not in the bucket: x, 2 B" in messages
+    bucket.control.clear_faults()
+    assert site.run("true")[0] == 0
+    assert bucket.get("x") == b"x\n"
 
 
 def test_a_deaf_command_is_killed_with_its_children(site: Site, bucket: Bucket) -> None:

@@ -1,6 +1,10 @@
 """The text of `fusecache status` in five situations, captured on real mounts: the lines that matter, numbers masked."""
 
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,6 +41,25 @@ def capture(path: Path) -> tuple[str, dict[str, list[str]]]:
 
 def masked(text: str) -> str:
     return NUMBER.sub("N", text)
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Have a process write 10 bytes to a new file, and keep it open.
+
+    A process of its own: each program that this one starts inherits its files, and closes them, which queues them. The
+    name is a temporary one: any other file that stays open is queued as it is after a minute.
+    """
+    code = (
+        "import os, sys; log = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY); os.write(log, b'not closed'); "
+    )
+    code += "os.fsync(log); print('written', flush=True); sys.stdin.read()"  # the kernel has given it to the daemon
+    with subprocess.Popen(
+        [sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "written\n"
+        yield
 
 
 SET_UP = ["mount", "daemon", "options", "cache"]
@@ -80,15 +103,17 @@ def test_uploading(mount, bucket: Bucket):
     bucket.control.set(upload_bandwidth=MIB // 4)
     try:
         (one.path / "model").write_bytes(bytes(6 * MIB))
-        wait_until(lambda: one.status()["requested_files"], "an upload under way")
-        verdict, groups = capture(one.path)
+        with written(one.path / "log.tmp"):
+            wait_until(lambda: one.status()["requested_files"], "an upload under way")
+            verdict, groups = capture(one.path)
     finally:
         bucket.control.set(upload_bandwidth=None)
     assert verdict == "OK, uploading 1 change, 6.0 MiB"
     assert list(groups) == ["only here", "last N", *SET_UP, "since start"]
-    lost, pending, flying, *rest = groups["only here"]
+    lost, pending, dirty, flying, *rest = groups["only here"]
     assert lost == "6.0 MiB would be lost with this node"
     assert masked(pending) == "N change, N not in the bucket yet, the oldest for N"
+    assert dirty == "1 file, 10 B being written"
     assert masked(flying) == "of these N file, N in flight, the oldest request for N"
     assert re.match(r"model: \S+ \S+ of 6.0 MiB sent", rest[-1])
 

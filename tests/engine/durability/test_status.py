@@ -89,6 +89,34 @@ async def test_a_bucket_that_takes_next_to_nothing_has_no_pace(
         assert await user.drained() == "durable"
 
 
+async def test_the_bytes_of_an_open_file_are_told_also_while_a_snapshot_of_it_is_queued(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        bucket.takes_nothing = True
+        log = await user.open("log")
+
+        def told() -> tuple[int, int, int]:
+            said = user.fs.statistics()
+            return said["dirty_bytes"], said["pending_bytes"], said["exposed_bytes"]
+
+        await user.fs.file_io.write(log, 0, bytes(10))
+        assert told() == (10, 0, 10)
+        await trio.sleep(70)  # a snapshot is queued: nothing of the file is in no queue
+        assert told() == (0, 10, 10)
+        assert (await user.fs.path_state("log")).startswith(("queued", "uploading:0"))
+        await user.fs.file_io.write(log, 10, bytes(5))
+        assert told() == (15, 10, 25)  # the file as it is now, and the snapshot
+        assert await user.fs.path_state("log") == "dirty"
+        await user.close(log)
+        dirty, pending, exposed = told()
+        assert (dirty, exposed) == (0, pending)
+        assert pending >= 15
+        bucket.come_back()
+        assert await user.drained() == "durable"
+        assert told() == (0, 0, 0)
+
+
 # ---- no room
 
 

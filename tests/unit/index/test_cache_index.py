@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from fusecache.index import cache_index
 from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange
 from fusecache.model.errors import StateError
 from fusecache.model.objects import ObjectId
@@ -50,6 +51,21 @@ def test_numbers_are_never_given_out_twice(tmp_path: Path) -> None:
     index.close()
     index = _open(tmp_path)
     assert index.lease_numbers(1) == first + 15
+    index.close()
+
+
+def test_of_many_keys_the_ones_cached_last_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_index, "NAMES_MAX", 100)
+    index = _open(tmp_path)
+    changes = [_change(f"key-{number}", number, {0: _row()}) for number in range(1, 1001)]
+    newer = [
+        ObjectChange(ObjectId(f"key-{number}", "newer"), 1000 + number, SIZE, {0: _row()})
+        for number in range(1, 51)
+    ]
+    index.apply([*changes, *newer], clock=0)
+    named = {key: row.number for key, row in index.newest_objects().items()}
+    assert sorted(named.values()) == list(range(951, 1051))
+    assert all(named[f"key-{number}"] == 1000 + number for number in range(1, 51))
     index.close()
 
 
