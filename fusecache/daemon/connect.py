@@ -1,6 +1,6 @@
 """Connects a mount to its bucket: creates the stores and checks the credentials before anything is mounted.
 
-Not here: the choice of the endpoint (`remote.endpoints`), and the reload of credentials while the daemon runs (`main`).
+Not here: the choice of the endpoint (`remote.endpoints`), and the reload of keys while the daemon runs (`credentials`).
 """
 
 import base64

@@ -69,7 +69,7 @@ from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)
 
-# Maximum GETs in flight; the buffer pool bounds them too.
+# Threads for GETs: more than may be in flight (`CacheOptions.connections`). The buffer pool bounds them too.
 NETWORK_THREADS = 80
 # Maximum uploads of bodies in flight.
 UPLOAD_THREADS = 16

@@ -36,6 +36,7 @@ from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.paths import Paths
 from fusecache.engine.namespace.symlinks import Symlinks
 from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.namespace_ops.immutable import ImmutableDirectories
 from fusecache.engine.namespace_ops.operations import NamespaceOps
 from fusecache.engine.options import BucketAccess, EngineOptions
 from fusecache.engine.prefetch.hint_service import HintService
@@ -284,7 +285,14 @@ def build_write_back(
         tree, write.states, write.snapshots, queue, cache, snapshot_seconds=options.snapshot_seconds
     )
     namespace_ops = NamespaceOps(
-        tree, lookup, write, queue, journal, names.metadata_clients, NamespaceEvents(targets)
+        tree,
+        lookup,
+        write,
+        queue,
+        journal,
+        names.metadata_clients,
+        NamespaceEvents(targets),
+        ImmutableDirectories(tree, options.immutable),
     )
     conflict_log = targets.conflict_log = ConflictLog(journal)
     return WriteBack(

@@ -30,6 +30,9 @@ LOG_TAIL_LINES = 15  # enough for the end of a traceback
 EXIT_SECONDS = 60.0
 # With --force, uploads may be in flight: long enough for an idle daemon, short for a user at a terminal.
 FORCED_EXIT_SECONDS = 10.0
+# The kernel ends a daemon's session with the last copy of its mount. A mount namespace that began after the mount, as
+# of unshare or a container, can hold a copy: then a signal ends the daemon.
+_COPIED_SECONDS = 5.0
 
 
 class MountState(enum.Enum):
@@ -302,6 +305,10 @@ def detach_and_wait(mountpoint: Path, *, forced: bool) -> bool:
             return True
         waiter = select.poll()
         waiter.register(handle, select.POLLIN)
+        if waiter.poll(_COPIED_SECONDS * 1000):
+            return True
+        with suppress(OSError):  # it has just exited, or is another user's
+            signal.pidfd_send_signal(handle, signal.SIGTERM)
         seconds = FORCED_EXIT_SECONDS if forced else EXIT_SECONDS
         if waiter.poll(seconds * 1000):
             return True

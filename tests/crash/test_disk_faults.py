@@ -108,6 +108,7 @@ def test_names_and_bytes_outlive_the_cache_disk(
     os.sync()
     drop_cached_pages(daemon.cache / "names")
     getattr(disk, fault)()
+    began = time.monotonic()
     asked = len([entry for entry in server.control.log() if entry.operation == "ListObjectsV2"])
     for folder in range(FOLDERS):
         names = sorted(os.listdir(daemon.path / f"folder-{folder:02}"))
@@ -120,7 +121,8 @@ def test_names_and_bytes_outlive_the_cache_disk(
     asked = len([entry for entry in server.control.log() if entry.operation == "ListObjectsV2"]) - asked
     assert asked < 12 * FOLDERS
     assert daemon.is_running()
-    assert daemon.log().count("refuses listings") <= 1
+    # The daemon tries the disk again every RETRY_SECONDS, and a full one takes a pack where another was.
+    assert daemon.log().count("refuses listings") <= 1 + (time.monotonic() - began) // RETRY_SECONDS
 
 
 def test_listings_return_to_a_disk_with_space(

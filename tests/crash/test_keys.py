@@ -61,6 +61,14 @@ def section(name: str, title: str = "run") -> str:
     return f"[{title}]\naws_access_key_id = {name}\naws_secret_access_key = {name * 10}\n"
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a file at once: half of it would be a cause of its own, and the daemon may look at any moment."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(text)
+    fresh.chmod(0o700)
+    fresh.replace(path)
+
+
 def can_list(path: Path) -> bool:
     try:
         os.listdir(path)
@@ -108,9 +116,8 @@ def test_a_failed_reload_keeps_the_mount(
     wait_until(lambda: daemon.status()["keys_error"], "the cause in the status")
     (daemon.path / "seen" / "new").write_bytes(b"2")
     grant(server, "two")
-    keys.write_text("" if uses_program else section("two"))
-    program.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n".replace("one", "two"))
-    program.chmod(0o700)
+    replace_text(keys, "" if uses_program else section("two"))
+    replace_text(program, f"#!/bin/sh\necho '{json.dumps(answer)}'\n".replace("one", "two"))
     wait_until(lambda: can_list(daemon.path / "unseen"), "the new keys to be taken")
     assert daemon.sync() == 0
     assert daemon.is_running()

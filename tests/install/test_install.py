@@ -49,7 +49,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     (folder / "source").mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "fusecache", "loader"):
-        subprocess.run(["cp", "-r", ROOT / name, folder / "source"], check=True)
+        subprocess.run(
+            ["rsync", "--archive", "--exclude=__pycache__", ROOT / name, folder / "source"], check=True
+        )
     words = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, folder / "source"]
     subprocess.run([*PIP, *words], check=True)
     (built,) = folder.glob("*.whl")

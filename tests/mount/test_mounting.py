@@ -367,6 +367,23 @@ def test_a_mount_in_use_is_not_unmounted(mount, bucket):
     assert (one.path / "file").read_bytes() == b"1"
 
 
+@needs_root
+@pytest.mark.parametrize("library", ["own", "pyfuse3"])
+def test_a_copy_of_the_mount_in_another_namespace_does_not_keep_the_daemon(mount, bucket, library):
+    """Such as of a container that began after the mount."""
+    bucket.put("file", b"1")
+    one: Mount = mount("--fuse-library", library)
+    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo copied; exec cat"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "copied\n"
+        (one.path / "new").write_bytes(b"2")
+        one.unmount()
+        assert bucket.get("new") == b"2"
+        assert holder.poll() is None
+        holder.communicate()
+
+
 def test_a_mount_in_use_that_was_to_end_at_once_uploads_all_at_its_end(mount, bucket):
     one: Mount = mount("--settle-seconds", "30")
     (one.path / "written").write_bytes(b"1")

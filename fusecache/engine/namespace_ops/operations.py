@@ -22,6 +22,7 @@ from fusecache.engine.namespace.nodes import (
 )
 from fusecache.engine.namespace.tree import ROOT_USER, Tree, User
 from fusecache.engine.namespace_ops.directory_markers import DirectoryMarkers
+from fusecache.engine.namespace_ops.immutable import ImmutableDirectories
 from fusecache.engine.namespace_ops.listener import NamespaceListener
 from fusecache.engine.namespace_ops.operation_queue import OperationQueue
 from fusecache.engine.namespace_ops.rename import Rename
@@ -57,6 +58,7 @@ class NamespaceOps:
         journal: JournalWriter,
         clients: ByBucket[MetadataClient],
         listener: NamespaceListener,
+        immutable: ImmutableDirectories,
     ) -> None:
         self._tree = tree
         self._lookup = lookup
@@ -67,6 +69,7 @@ class NamespaceOps:
         self._queue = queue
         self._journal = journal
         self._listener = listener
+        self._immutable = immutable
         self._operations = operations = OperationQueue(tree, write.disposal, queue, journal)
         self._rotation = rotation = CheckpointRotation(queue, write.disposal.dequeue, operations.requeue_last)
         self._markers = markers = DirectoryMarkers(tree, lookup, queue, operations)
@@ -78,7 +81,7 @@ class NamespaceOps:
     # ---- making
 
     async def create(self, parent: Node, name: str, mode: int, maker: User = ROOT_USER) -> Node:
-        """Make an empty file; it is durable only once it was closed. Raises AlreadyExists, NoSpace."""
+        """Make an empty file; it is durable only once it was closed. Raises AlreadyExists, NoSpace, ReadOnly."""
         self._tree.check_change(parent)
         await self._file_io.check_space(
             parent, lambda: self._tree.relative(self._tree.child_key(parent, name))
@@ -162,7 +165,7 @@ class NamespaceOps:
         """Rename a file, symlink or directory, atomically on this node.
 
         replace: whether an existing target is replaced. Raises NotFound, AlreadyExists, NotEmpty, IsADirectory,
-        NotADirectory, AcrossDevices.
+        NotADirectory, AcrossDevices, ReadOnly.
         """
         for parent in (old_parent, new_parent):
             self._tree.check_change(parent)
@@ -180,6 +183,8 @@ class NamespaceOps:
         target = new_parent.children.get(new_name)
         if target is node:
             return
+        if target is None:
+            self._immutable.check_new(new_parent, new_name)
         check_replaceable(self._tree, target, replace=replace)
         if node.kind is Kind.DIRECTORY:
             await self._directory_rename.rename_directory(node, target, new_parent, new_name, replace=replace)
@@ -202,6 +207,7 @@ class NamespaceOps:
             there = await self._lookup.lookup(parent, name)
         except NotFound:
             self._tree.child_key(parent, name)
+            self._immutable.check_new(parent, name)
             return
         raise AlreadyExists(f"{self._tree.path(there)}: exists")
 
