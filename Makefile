@@ -119,6 +119,13 @@ $(VENV)/.trainers: pyproject.toml $(VENV)/.installed
 test-trainers: setup $(VENV)/.trainers ## checkpoints of transformers, accelerate, Lightning and DCP on a mount
 	$(VENV)/bin/python -m pytest tests/trainers -n 2 --dist worksteal $(PYTEST_ARGS)
 
+# What the daemon asks of a FUSE library: reading, writing, names, the end of a mount.
+PYFUSE3_TESTS ?= $(addprefix tests/mount/test_,names.py reading.py writing.py) tests/cases/test_changes_of_names.py
+
+.PHONY: test-pyfuse3
+test-pyfuse3: setup ## some of the mount's tests on pyfuse3, which serves where the own FUSE session cannot
+	FUSECACHE_TEST_FUSE_LIBRARY=pyfuse3 $(VENV)/bin/python -m pytest $(PYFUSE3_TESTS) $(IN_PARALLEL) $(PYTEST_ARGS)
+
 CEPH_TESTS ?= tests/contract tests/mount
 
 .PHONY: test-ceph
@@ -233,7 +240,7 @@ UV ?= uv==0.13.9
 lock: ## resolve what `make install` installs into requirements.lock, with hashes; UV_ARGS="--upgrade" for newer ones
 	@$(PYTHON) -m venv build/uv && build/uv/bin/pip install $(PIP_FLAGS) $(UV)
 	@build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UV_ARGS) \
-	    --extra mount --extra metrics --custom-compile-command "make lock" pyproject.toml -o requirements.lock
+	    --extra pyfuse3 --extra metrics --custom-compile-command "make lock" pyproject.toml -o requirements.lock
 	@build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UV_ARGS) \
 	    --custom-compile-command "make lock" packaging/requirements.in -o packaging/requirements.lock
 

@@ -28,9 +28,8 @@ install() {
     if command -v fusecache >/dev/null && fusecache doctor >/dev/null; then return; fi
     if [ -n "$APT" ]; then
         as_root apt-get update
-        # pyfuse3 has no wheels: it is compiled here.
         # shellcheck disable=SC2086 # words
-        as_root env DEBIAN_FRONTEND=noninteractive $APT fuse3 gcc libc6-dev libfuse3-dev pkg-config python3-dev python3-venv
+        as_root env DEBIAN_FRONTEND=noninteractive $APT fuse3 python3-venv
     fi
     as_root python3 -m venv "$VENV"
     as_root "$VENV/bin/pip" install --quiet "$PACKAGE"

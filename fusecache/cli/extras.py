@@ -7,8 +7,9 @@ from fusecache.model.errors import ConfigError
 
 # Extra -> the modules that its packages bring and that this package imports.
 MODULES = {
-    "mount": ("boto3", "botocore", "lmdb", "pyfuse3", "trio", "xxhash"),
+    "mount": ("boto3", "botocore", "lmdb", "trio", "xxhash"),
     "folder": ("boto3", "botocore", "lmdb", "trio", "xxhash"),
+    "pyfuse3": ("boto3", "botocore", "lmdb", "pyfuse3", "trio", "xxhash"),
     "metrics": ("prometheus_client",),
 }
 
@@ -22,7 +23,7 @@ def require_extra(extra: str) -> None:
 
 def require_mount_extras(options: MountOptions) -> None:
     """Raise ConfigError if what a mount with these options needs is not installed."""
-    require_extra("mount")
+    require_extra("pyfuse3" if options.fuse_library == "pyfuse3" else "mount")
     if options.monitoring.metrics_port is not None:
         require_extra("metrics")
 

@@ -170,7 +170,7 @@ class MountOptions:
         one_of("auto", "own", "pyfuse3"),
         "what answers the kernel's requests: own, in this package; pyfuse3, which the extra `mount` installs; auto, "
         "own where its self-test passes, else pyfuse3",
-        default="pyfuse3",
+        default="auto",
         metavar="auto|own|pyfuse3",
     )
     writeback: WritebackOptions

@@ -31,6 +31,16 @@ dataset = MDSDataset(sys.argv[1])
 sampler = ElasticBatchSampler(dataset, global_batch_size=4, seed=17)
 print(sorted(int(dataset[int(i)]["x"][3]) for batch in sampler for i in batch))
 """
+MOUNTS = """
+import sys
+import fusecache.daemon.main
+from fusecache.fuse.handlers import RequestHandlers
+from fusecache.fuse.library import open_session
+from fusecache.fuse.values import MountPlan
+session = open_session(RequestHandlers(), MountPlan(sys.argv[1], "nothing", "fusecache"))
+print(session.library)
+session.close()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +134,19 @@ def test_loader_reads_without_fuse_or_compiler(wheel: Path, tmp_path: Path) -> N
     assert "No module named 'pyfuse3'" in bare.run("-c", "import pyfuse3").stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts without fusermount3")
+def test_the_daemon_mounts_without_pyfuse3_or_compiler(wheel: Path, tmp_path: Path) -> None:
+    bare = BareEnvironment(tmp_path / "venv", wheel, "mount")
+    (tmp_path / "mnt").mkdir()
+    mounted = bare.run("-c", MOUNTS, str(tmp_path / "mnt"))
+    assert mounted.stdout == "own\n", mounted.stderr
+    assert "No module named 'pyfuse3'" in bare.run("-c", "import pyfuse3").stderr
+    words = ["mount", "s3://bucket", str(tmp_path / "mnt"), "--fuse-library", "pyfuse3"]
+    assert bare.run("-m", "fusecache", *words).stderr == (
+        "fusecache: error: this command needs pyfuse3: pip install 'fusecache[pyfuse3]'\n"
+    )
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -187,6 +210,6 @@ def test_lock_file_satisfies_every_requirement() -> None:
     rows = [line.split() for line in lines if line[:1].isalnum()]
     locked = {(pin := Requirement(row[0])).name: str(pin.specifier).removeprefix("==") for row in rows}
     assert all("--hash=sha256:" in " ".join(row) for row in rows)
-    for text in _declared({"mount", "metrics"}):
+    for text in _declared({"pyfuse3", "metrics"}):
         requirement = Requirement(text)
         assert requirement.specifier.contains(locked[requirement.name]), text
