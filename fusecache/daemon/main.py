@@ -302,6 +302,7 @@ class _Daemon:
                 f"{options.mountpoint}: mounting failed: {exc}; the log is {options.cache_dir}/fusecache.log"
             ) from exc
         self._kernel_caches.attach(self._session)
+        operations.passthrough.attach(self._session)
         return self._session
 
     def _unmount(self) -> None:

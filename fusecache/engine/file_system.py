@@ -68,7 +68,8 @@ class FileSystem:
         self.status, self.quarantine = services.status, services.quarantine
         self.replayed = ReplayResult()
         self._started = trio.current_time()
-        # Of the calls of programs, counted by the caller.
+        # Open files that the kernel reads by itself, and the calls of programs: counted by the caller.
+        self.passed_through_files = 0
         self.call_times = {"open": LatencyHistogram(), "close": LatencyHistogram()}
 
     def end_waiting(self) -> None:
@@ -221,6 +222,7 @@ class FileSystem:
             **self.quarantine.statistics(),
             "call_times": {call: asdict(each) for call, each in calls.items()},
             "inodes": len(self.tree.nodes),
+            "passed_through_files": self.passed_through_files,
             "journal_error": str(self.journal.refusal or ""),
             "listings": asdict(self._storage.listings.statistics()),
             "cache": cache,

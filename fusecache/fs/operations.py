@@ -26,6 +26,7 @@ from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.errno_table import errno_of
 from fusecache.fs.handlers import guarded, timed
 from fusecache.fs.open_directories import OpenDirectories
+from fusecache.fs.passthrough import Passthrough
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.values import (
     RENAME_NOREPLACE,
@@ -79,9 +80,10 @@ class Operations(RequestHandlers):
         self._record_failure = record_failure
         self._fs = filesystem
         self._control = control_directory
-        self._read_only = read_only
+        self._read_only = self.enable_passthrough = read_only
         self._files: dict[int, FileHandle] = {}
         self._entries = EntryBuilder(filesystem, read_only=read_only)
+        self.passthrough = Passthrough(filesystem)
         self._directories = OpenDirectories(filesystem, self._entries)
         self._next_handle = 1
 
@@ -332,6 +334,7 @@ class Operations(RequestHandlers):
         if node.parent is None and not node.handles:
             # The kernel has not heard yet that the name lost this file, as of a writer that was killed.
             raise ObjectChanged(f"{node.name}: this file lost its name")
+        await self.passthrough.prepare(node)
         appends = writable and bool(flags & os.O_APPEND)
         handle = self._fs.file_io.open(node, writable=writable, pid=pid, appends=appends)
         if writable and flags & os.O_TRUNC:
@@ -340,7 +343,9 @@ class Operations(RequestHandlers):
             except BaseException:
                 await self._fs.file_io.release(handle)
                 raise
-        return self._file_info(handle)
+        info = self._file_info(handle)
+        info.backing_id = self.passthrough.open(handle)
+        return info
 
     @guarded
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:
@@ -390,7 +395,9 @@ class Operations(RequestHandlers):
         if self._control.hints.owns_handle(fh):
             self._control.hints.release(fh)
             return
-        await self._fs.file_io.release(self._files.pop(fh))
+        handle = self._files.pop(fh)
+        self.passthrough.close(handle.node)
+        await self._fs.file_io.release(handle)
 
     @guarded
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
