@@ -118,17 +118,28 @@ class CacheFiles:
         """Return a file's path; None where files are read through the page cache."""
         return os.fsencode(self._name(number)) if self._direct else None
 
+    def open_probe(self) -> int:
+        """Return a descriptor of an unnamed, empty file. Raises OSError: EINVAL where `open_whole` cannot be used.
+
+        That is, where files are not read directly, or have no leases.
+        """
+        if not self._direct:
+            raise OSError(errno.EINVAL, "the file system has no direct I/O")
+        fd = os.open(self._directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            _is_open_elsewhere(fd)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
     def open_whole(self, number: int, size: int) -> int | None:
         """Return a descriptor of a file with exactly `size` bytes, for a program that reads it by itself.
 
-        Cuts padding off, and records the number for `in_use_before`. None if bytes are missing, or where files are not
-        read directly or have no leases. Raises LocalDiskError.
+        Cuts padding off, and records the number for `in_use_before`. None if bytes are missing. Raises LocalDiskError.
         """
         path = self._name(number)
         try:
-            if not self._direct:
-                return None
-            self.is_in_use(number)  # whether leases work
             if os.stat(path).st_size > size:
                 os.truncate(path, size)
             if number not in self._recorded:
@@ -142,8 +153,7 @@ class CacheFiles:
         except FileNotFoundError:
             pass
         except OSError as exc:
-            if exc.errno != errno.EINVAL:
-                raise LocalDiskError(f"cache file {number:x} cannot be opened: {exc}") from exc
+            raise LocalDiskError(f"cache file {number:x} cannot be opened: {exc}") from exc
         return None
 
     def is_in_use(self, number: int) -> bool:
@@ -153,16 +163,9 @@ class CacheFiles:
         except FileNotFoundError:
             return False
         try:
-            # A lease for writing is granted only if no other process, mapping or thread has the file open.
-            # The signal, should one open it just now: one that is ignored.
-            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        except BlockingIOError:
-            return True
+            return _is_open_elsewhere(fd)
         finally:
             os.close(fd)
-        return False
 
     def in_use_before(self) -> list[int]:
         """Return the files that programs still read through a mount of an earlier run. Call it before any `open_whole`.
@@ -258,6 +261,18 @@ def _write_all(fd: int, memory: memoryview, offset: int) -> None:
         with contextlib.suppress(OSError):
             punch_hole(fd, offset, len(memory))
         raise
+
+
+def _is_open_elsewhere(fd: int) -> bool:
+    """Return whether another open file or mapping, of any process, refers to a file. Raises OSError."""
+    try:
+        # Granted only if there is none. The signal, should one come just now: one that is ignored.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def delete_tree(directory: Path) -> None:

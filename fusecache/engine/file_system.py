@@ -68,8 +68,7 @@ class FileSystem:
         self.status, self.quarantine = services.status, services.quarantine
         self.replayed = ReplayResult()
         self._started = trio.current_time()
-        # Open files that the kernel reads by itself, and the calls of programs: counted by the caller.
-        self.passed_through_files = 0
+        # Of the calls of programs, counted by the caller.
         self.call_times = {"open": LatencyHistogram(), "close": LatencyHistogram()}
 
     def end_waiting(self) -> None:
@@ -222,7 +221,7 @@ class FileSystem:
             **self.quarantine.statistics(),
             "call_times": {call: asdict(each) for call, each in calls.items()},
             "inodes": len(self.tree.nodes),
-            "passed_through_files": self.passed_through_files,
+            "passed_through_files": self.cache.maintenance.passed_through_files,
             "journal_error": str(self.journal.refusal or ""),
             "listings": asdict(self._storage.listings.statistics()),
             "cache": cache,

@@ -28,6 +28,7 @@ LEAST_BYTES = MIB
 _REASONS = {
     errno.EPERM: "the daemon has no CAP_SYS_ADMIN: run it as root of the host",
     errno.ELOOP: "the cache directory is on a stacked file system such as overlay: use a plain one",
+    errno.EINVAL: "the cache directory's file system has no direct I/O or no leases: use a local one",
 }
 
 
@@ -46,22 +47,32 @@ class Passthrough:
     def __init__(self, filesystem: FileSystem) -> None:
         self._fs = filesystem
         self._session: FuseSession | None = None
-        self._is_refused = False
         self._backings: dict[int, _Backing] = {}
 
     def attach(self, session: FuseSession) -> None:
-        """Begin with a mount. The log says why if the kernel cannot pass through."""
+        """Begin with a mount. The log says why if the kernel cannot read cache files. Blocks, for some system calls."""
+        if not self._fs.options.read_only:
+            return
+        reason: str | None = "needs Linux 6.9 and the own FUSE library"
         if session.can_pass_through:
-            self._session = session
-        elif self._fs.options.read_only:
-            self._refuse("needs Linux 6.9, and the own FUSE library")
+            try:
+                fd = self._fs.cache.maintenance.open_probe()
+                try:
+                    session.close_backing(session.open_backing(fd))
+                finally:
+                    os.close(fd)
+            except OSError as exc:
+                reason = _REASONS.get(exc.errno or 0, exc.strerror)
+            else:
+                self._session = session
+                return
+        log.info("passthrough=off, the daemon reads cached files for the kernel reason=%s", reason)
 
     async def prepare(self, node: Node) -> None:
         """Make an inode's file ready, if it is whole and no other open speaks against it. Call `open` at once then."""
         session, remote = self._session, node.object
         if (
             session is None
-            or self._is_refused
             or remote is None
             or remote.size < LEAST_BYTES
             or self._is_decided(node)
@@ -75,14 +86,13 @@ class Passthrough:
         release = partial(cache.release_whole, whole)
         try:
             # Another open may have come first.
-            if self._is_decided(node) or node.object is not remote or self._is_refused:
+            if self._is_decided(node) or node.object is not remote:
                 release()
                 return
             self._backings[node.number] = _Backing(session.open_backing(whole.fd), release)
         except OSError as exc:
             release()
-            if not self._is_refused:
-                self._refuse(_REASONS.get(exc.errno or 0, exc.strerror))
+            log.debug("no passthrough for a file inode=%d error=%s", node.number, exc)
         finally:
             os.close(whole.fd)
 
@@ -92,7 +102,7 @@ class Passthrough:
         if backing is None:
             return 0
         backing.opens += 1
-        self._fs.passed_through_files += 1
+        self._fs.cache.maintenance.passed_through_files += 1
         self._fs.file_io.announce_read(handle)
         return backing.number
 
@@ -102,7 +112,7 @@ class Passthrough:
         if backing is None:
             return
         backing.opens -= 1
-        self._fs.passed_through_files -= 1
+        self._fs.cache.maintenance.passed_through_files -= 1
         if not backing.opens:
             del self._backings[node.number]
             if self._session is not None:
@@ -113,7 +123,3 @@ class Passthrough:
     def _is_decided(self, node: Node) -> bool:
         """Whether other opens have decided how the inode is open."""
         return node.handles > 0 or node.number in self._backings
-
-    def _refuse(self, reason: str | None) -> None:
-        self._is_refused = True
-        log.info("reads pass through the daemon, also of files that are whole in the cache reason=%s", reason)

@@ -90,6 +90,8 @@ class CacheMaintenance:
     def __post_init__(self) -> None:
         # Most chunks in flight at once: three quarters of the buffers are left to readers.
         self.large_at_once = max(1, self._buffer_pool.large_count // 4)
+        # Open files that programs read by themselves; counted by the caller.
+        self.passed_through_files = 0
         self._verifying: dict[int, trio.Event] = {}
         self._found = self._files.in_use_before()
         self._table.held.update(self._found)
@@ -279,6 +281,10 @@ class CacheMaintenance:
         return True
 
     # ---- files that programs read by themselves
+
+    def open_probe(self) -> int:
+        """Return a descriptor of a file where `hold_whole` has its own, as `CacheFiles.open_probe` does. Blocks."""
+        return self._files.open_probe()
 
     async def hold_whole(self, object_id: ObjectId, size: int) -> "WholeFile | None":
         """Return the file of an object that is on disk as a whole, and intact. It is held until `release_whole`.
