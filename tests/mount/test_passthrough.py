@@ -5,8 +5,10 @@ import mmap
 import os
 import random
 import stat
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from fusecache.disk.cache_files import CacheFiles
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.session import OwnSession
 from fusecache.fuse.values import EntryAttributes, MountPlan, MountRefused, RequestContext, StatvfsData
+from tests.mount.conftest import Mounts
 from tests.support.mounts import FUSECACHE, Mount, run, wait_until
 from tests.support.s3_buckets import Bucket
 
@@ -80,12 +83,19 @@ def read_by_daemon(one: Mount) -> int:
     return sum(one.status()["cache"]["bytes_from"].values())
 
 
+def read_through(path: Path) -> bytes:
+    """Return a file's bytes, but not from the kernel's pages: what the cache had to leave out is fetched again."""
+    with open(path, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return file.read()
+
+
 def passed_descriptor(one: Mount, name: str) -> int:
     """Read a file until it is whole in the cache, and return a descriptor that reads it by passthrough."""
     path = one.path / name
 
     def open_passed() -> int:
-        path.read_bytes()
+        read_through(path)
         before = passed(one)
         fd = os.open(path, os.O_RDONLY)
         if passed(one) > before:
@@ -140,17 +150,45 @@ def data() -> bytes:
     return random.Random(7).randbytes(SIZE)
 
 
-@pytest.fixture
-def one(able: None, mount: Callable[..., Mount], bucket: Bucket, data: bytes) -> Mount:
-    """A read-only mount with a file `whole`."""
-    bucket.put("whole", data)
-    return mount(*FLAGS)
+@dataclass(frozen=True)
+class Place:
+    """A read-only mount that the tests of this file share, and the bucket behind it."""
+
+    mount: Mount
+    bucket: Bucket
+
+    def put(self, data: bytes) -> str:
+        """Store an object under a new name; return that."""
+        name = uuid.uuid4().hex
+        self.bucket.put(name, data)
+        return name
+
+
+@pytest.fixture(scope="module")
+def shared(able: None, whole_bucket: Bucket, mounts: Mounts) -> Place:
+    """The shared mount."""
+    bucket = whole_bucket.below("passthrough")
+    bucket.put("first")
+    return Place(mounts.make(bucket, *FLAGS), bucket)
 
 
 @pytest.fixture
-def fd(one: Mount) -> Iterator[int]:
-    """A descriptor of `whole`, passed through."""
-    opened = passed_descriptor(one, "whole")
+def whole(shared: Place, data: bytes) -> str:
+    """The name of a file with `data`."""
+    return shared.put(data)
+
+
+@pytest.fixture
+def one(shared: Place) -> Mount:
+    """The shared mount, in which nothing else is open."""
+    wait_until(lambda: passed(shared.mount) == 0, "the end of the last test's files")
+    return shared.mount
+
+
+@pytest.fixture
+def fd(one: Mount, whole: str) -> Iterator[int]:
+    """A descriptor of the file `whole`, passed through."""
+    opened = passed_descriptor(one, whole)
     yield opened
     os.close(opened)
 
@@ -158,7 +196,9 @@ def fd(one: Mount) -> Iterator[int]:
 # ---- reading
 
 
-def test_all_ways_to_read_give_the_objects_bytes_without_the_daemon(one: Mount, fd: int, data: bytes) -> None:
+def test_all_ways_to_read_give_the_objects_bytes_without_the_daemon(
+    one: Mount, whole: str, fd: int, data: bytes
+) -> None:
     before = read_by_daemon(one)
     assert os.read(fd, SIZE + 4096) == data
     assert os.read(fd, 1) == b""
@@ -167,7 +207,7 @@ def test_all_ways_to_read_give_the_objects_bytes_without_the_daemon(one: Mount, 
     with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as memory:
         assert len(memory) == SIZE
         assert memory[:] == data
-    direct = os.open(one.path / "whole", os.O_RDONLY | os.O_DIRECT)
+    direct = os.open(one.path / whole, os.O_RDONLY | os.O_DIRECT)
     try:
         page = mmap.mmap(-1, 8192)
         assert os.preadv(direct, [page], 4 * MIB) == 8192
@@ -180,11 +220,11 @@ def test_all_ways_to_read_give_the_objects_bytes_without_the_daemon(one: Mount, 
     assert read_by_daemon(one) == before
 
 
-def test_many_programs_open_one_file_at_once(one: Mount, fd: int, data: bytes) -> None:
+def test_many_programs_open_one_file_at_once(one: Mount, whole: str, fd: int, data: bytes) -> None:
     """Also while it is closed by others: the kernel refuses an open of another kind."""
 
     def read(_: int) -> bool:
-        return (one.path / "whole").read_bytes() == data
+        return (one.path / whole).read_bytes() == data
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(read, range(64)))
@@ -192,33 +232,33 @@ def test_many_programs_open_one_file_at_once(one: Mount, fd: int, data: bytes) -
 
 
 def test_a_file_that_becomes_whole_while_open_passes_at_its_next_open(
-    able: None, mount: Callable[..., Mount], bucket: Bucket, data: bytes
+    one: Mount, whole: str, data: bytes
 ) -> None:
     """While the first open is there, others read through the daemon too, as the kernel demands."""
-    bucket.put("whole", data)
-    one = mount(*FLAGS)
-    with open(one.path / "whole", "rb") as first:
+    path = one.path / whole
+    used = one.status()["cache"]["used_bytes"]
+    with open(path, "rb") as first:
         assert first.read(5) == data[:5]
-        assert (one.path / "whole").read_bytes() == data
-        wait_until(lambda: one.status()["cache"]["used_bytes"] >= SIZE, "the whole file")
-        with open(one.path / "whole", "rb") as second:
+
+        def is_whole() -> bool:
+            assert read_through(path) == data
+            return int(one.status()["cache"]["used_bytes"]) >= used + SIZE
+
+        wait_until(is_whole, "the whole file")
+        with open(path, "rb") as second:
             assert second.read() == data
             assert passed(one) == 0
         assert first.read() == data[5:]
-    os.close(passed_descriptor(one, "whole"))
+    os.close(passed_descriptor(one, whole))
 
 
-def test_files_that_are_not_whole_or_small_are_read_by_the_daemon(
-    able: None, mount: Callable[..., Mount], bucket: Bucket
-) -> None:
+def test_files_that_are_not_whole_or_small_are_read_by_the_daemon(one: Mount, shared: Place) -> None:
     large = random.Random(3).randbytes(40 * MIB)
-    bucket.put("large", large)
-    bucket.put("small", b"1234")
-    one = mount(*FLAGS)
-    for name, content in (("large", large), ("small", b"1234")) * 2:
-        with open(one.path / name, "rb", buffering=0) as file:
-            assert file.read(4) == content[:4]
-            assert passed(one) == 0
+    for name, content in ((shared.put(large), large), (shared.put(b"1234"), b"1234")):
+        for _ in range(2):
+            with open(one.path / name, "rb", buffering=0) as file:
+                assert file.read(4) == content[:4]
+                assert passed(one) == 0
 
 
 def test_a_mount_for_writing_has_no_passthrough(
@@ -261,13 +301,14 @@ def test_a_cache_on_an_overlay_is_read_by_the_daemon(
 
 
 def test_an_open_file_keeps_its_version_and_the_next_open_has_the_new_one(
-    one: Mount, bucket: Bucket, fd: int, data: bytes
+    one: Mount, shared: Place, whole: str, fd: int, data: bytes
 ) -> None:
     new = random.Random(8).randbytes(SIZE + 4097)
-    bucket.put("whole", new)
-    wait_until(lambda: (one.path / "whole").stat().st_size == len(new), "the new version")
-    assert (one.path / "whole").read_bytes() == new
-    other = passed_descriptor(one, "whole")
+    shared.bucket.put(whole, new)
+    path = one.path / whole
+    wait_until(lambda: path.stat().st_size == len(new), "the new version")
+    assert path.read_bytes() == new
+    other = passed_descriptor(one, whole)
     try:
         assert os.pread(other, 2 * SIZE, 0) == new
         assert os.pread(fd, 2 * SIZE, 0) == data
@@ -287,6 +328,7 @@ def test_damage_on_disk_is_found_before_the_first_open_passes(
     one = mount(*FLAGS, cache=tmp_path / "cache")
     os.close(passed_descriptor(one, "whole"))
     one.unmount()
+    assert files_in_use(one.cache) == []
     with open(cache_file(one, SIZE), "r+b") as file:
         file.seek(SIZE - 5)
         file.write(b"wrong")
@@ -367,13 +409,10 @@ def test_a_mapping_outlives_its_descriptor_and_a_killed_daemon(
     wait_until(is_gone, "the eviction of a file that nobody reads")
 
 
-def test_nothing_is_left_of_a_closed_file_or_an_unmounted_mount(one: Mount, bucket: Bucket) -> None:
+def test_nothing_is_left_of_a_closed_file(one: Mount, shared: Place) -> None:
     """The kernel's number for a file would hold the file."""
-    bucket.put("second", random.Random(2).randbytes(2 * SIZE))
-    for name, size in (("whole", SIZE), ("second", 2 * SIZE)):
-        fd = passed_descriptor(one, name)
-        assert files_in_use(one.cache) == [cache_file(one, size)]
-        os.close(fd)
-        wait_until(lambda: not files_in_use(one.cache), "files given back")
-    one.unmount()
-    assert files_in_use(one.cache) == []
+    size = 3 * SIZE
+    fd = passed_descriptor(one, shared.put(random.Random(2).randbytes(size)))
+    wait_until(lambda: files_in_use(one.cache) == [cache_file(one, size)], "the file in use")
+    os.close(fd)
+    wait_until(lambda: not files_in_use(one.cache), "the file given back")
