@@ -39,7 +39,8 @@ def _rate(path: Path, words: tuple[str, ...], seconds: float, *, is_cold: bool) 
     done = subprocess.run(
         [
             "fio", "--name=case", f"--filename={path}", f"--size={FILE_BYTES}", "--readonly", "--thread",
-            "--time_based", f"--runtime={int(seconds * 1000)}ms", f"--invalidate={int(is_cold)}", "--output-format=json", *words,
+            "--time_based", f"--runtime={int(seconds * 1000)}ms", f"--invalidate={int(is_cold)}",
+            "--output-format=json", *words,
         ],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
