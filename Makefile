@@ -126,10 +126,10 @@ PYFUSE3_TESTS ?= $(addprefix tests/mount/test_,names.py reading.py writing.py) t
 test-pyfuse3: setup ## some of the mount's tests on pyfuse3, which serves where the own FUSE session cannot
 	FUSECACHE_TEST_FUSE_LIBRARY=pyfuse3 $(VENV)/bin/python -m pytest $(PYFUSE3_TESTS) $(IN_PARALLEL) $(PYTEST_ARGS)
 
-CEPH_TESTS ?= tests/contract tests/mount
+CEPH_TESTS ?= tests/contract tests/mount tests/unit/examples/test_buckets.py
 
 .PHONY: test-ceph
-test-ceph: setup ## contract and mount tests against Ceph's S3 gateway, started for them
+test-ceph: setup ## contract, mounts and examples/buckets against Ceph's S3 gateway, started for them
 	@$(if $(APT),$(APT) $(CEPH_PACKAGES))
 	$(VENV)/bin/python tests/ceph/ceph.py run -- \
 	    $(VENV)/bin/python -m pytest $(CEPH_TESTS) -m "not s3server_only" $(IN_PARALLEL) $(PYTEST_ARGS)

@@ -50,6 +50,7 @@ STATUS_KEYS = {
     "`pending_files`, `waiting_for`; `oldest_pending_seconds` counts changes that fail",
     "options": "every option in force",
     "options_changed": "options that differ from their default",
+    "fuse_library": "what serves the mount: `own` or `pyfuse3`",
     "kernel": "kernel settings that were applied, and settings that the kernel refused",
     "uptime_seconds": "since the mount began",
     "pending_files": "changes that the bucket does not have yet: files and changes of names",

@@ -301,6 +301,7 @@ class _Daemon:
             raise MountError(
                 f"{options.mountpoint}: mounting failed: {exc}; the log is {options.cache_dir}/fusecache.log"
             ) from exc
+        self._facts["fuse_library"] = self._session.library
         self._kernel_caches.attach(self._session)
         return self._session
 
@@ -486,6 +487,7 @@ def _initial_facts(options: MountOptions, mounts: Mapping[str, MountOptions]) ->
         "read_only": options.read_only,
         **(key_facts(options) if "" in mounts else {"keys_from": "", "write_keys_from": ""}),
         **shown_options(options),
+        "fuse_library": "",
         "kernel": {"applied": [], "refused": []},
     }
 
