@@ -51,8 +51,10 @@ from fusecache.model.errors import (
 )
 from fusecache.model.names import decode_name
 from fusecache.model.records import PosixAttributes
+from fusecache.model.special_files import special_mode
 
 _BLOCK = 4096
+_PERMISSIONS = 0o7777
 # The arguments of handlers that say which file a call is for.
 _INODES = ("parent_inode", "parent_inode_old", "inode")
 _NAMES = ("name", "name_old")
@@ -159,7 +161,7 @@ class Operations(RequestHandlers):
             await self._fs.file_io.truncate(node, attr.st_size)
         old = attributes_of(node)
         new = PosixAttributes(
-            mode=stat.S_IMODE(attr.st_mode) if fields.update_mode else old.mode,
+            mode=old.mode & ~_PERMISSIONS | attr.st_mode & _PERMISSIONS if fields.update_mode else old.mode,
             uid=attr.st_uid if fields.update_uid else old.uid,
             gid=attr.st_gid if fields.update_gid else old.gid,
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else old.mtime_ns,
@@ -252,8 +254,21 @@ class Operations(RequestHandlers):
     async def mknod(
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
-        """Devices, sockets and pipes are not supported."""
-        raise NotPermitted("device nodes, sockets and pipes are not supported: a bucket stores only files")
+        """Make an empty file, or a pipe, socket or device node, which stays on this node."""
+        self._check_writable(parent_inode)
+        bits = mode & ~(ctx.umask & _PERMISSIONS)
+        node = await self._fs.namespace_ops.create(
+            self._directory(parent_inode),
+            self._new_name(parent_inode, name),
+            bits & _PERMISSIONS if stat.S_ISREG(mode) else special_mode(bits, rdev),
+            (ctx.uid, ctx.gid),
+        )
+        handle = self._fs.file_io.open(node, writable=True, pid=ctx.pid)
+        try:
+            await self._fs.close_protocol.flush(handle)
+        finally:
+            await self._fs.file_io.release(handle)
+        return self._new(node)
 
     # ---- directories
 
