@@ -13,13 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from fusecache.engine.file_system import FileSystem
-from fusecache.engine.namespace.nodes import (
-    FileHandle,
-    Kind,
-    Node,
-    attributes_of,
-    in_use,
-)
+from fusecache.engine.namespace.nodes import FileHandle, Kind, Node, attributes_of, in_use
 from fusecache.fs import control, hint_files
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.entries import EntryBuilder
@@ -358,9 +352,7 @@ class Operations(RequestHandlers):
             except BaseException:
                 await self._fs.file_io.release(handle)
                 raise
-        info = self._file_info(handle)
-        info.backing_id = self.passthrough.open(handle)
-        return info
+        return self._file_info(handle)
 
     @guarded
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:
@@ -484,7 +476,8 @@ class Operations(RequestHandlers):
         # that they answer, so a recording does without those of earlier opens.
         number = self._new_handle()
         self._files[number] = handle
-        return FileInfo(fh=number, direct_io=False, keep_cache=not self._fs.hints.is_recording)
+        keep_cache = not self._fs.hints.is_recording
+        return FileInfo(fh=number, keep_cache=keep_cache, backing_id=self.passthrough.open(handle))
 
     def _new(self, node: Node) -> EntryAttributes:
         node.lookups += 1
