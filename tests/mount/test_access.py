@@ -170,6 +170,39 @@ def test_temporary_errors_are_unknown_not_denied(store: Store, fault: str) -> No
     assert store.left() == []
 
 
+def test_a_single_temporary_error_is_asked_again(store: Store) -> None:
+    store.server.control.faults(Fault(FaultAction.ANSWER, operation="ListObjectsV2", status=503, times=1))
+    status, _ = store.test("--credentials-from", "DATASET")
+    assert status == 0
+
+
+def test_an_object_that_cannot_be_read_says_nothing_of_a_key(store: Store) -> None:
+    """As one that is encrypted with its owner's key: what the test wrote itself is read instead."""
+    store.server.control.faults(
+        Fault(FaultAction.ANSWER, operation="GetObject", key="shard", status=400, code="InvalidRequest")
+    )
+    status, _ = store.test("--credentials-from", "DATASET")
+    assert status == 0
+
+
+def test_what_stays_behind_is_no_success(store: Store) -> None:
+    # Requests: one of the key for writing that tests the right, then the removal of what it wrote.
+    store.server.control.faults(Fault(FaultAction.ANSWER, operation="DeleteObject", nth=3, status=500))
+    done = run(
+        FUSECACHE, "access", "--credentials-from", "DATASET", "--json", check=False, env=store.environment()
+    )
+    (left,) = store.left()
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["result"]) == (2, "unknown")
+    assert f"the object s3://dataset/{left} remains: " in found["left"][0]
+
+
+def test_a_silent_bucket_gets_one_request_of_each_key(store: Store) -> None:
+    store.server.control.faults(Fault(FaultAction.DROP_BEFORE, operation="ListObjectsV2"))
+    status, _ = store.test("--credentials-from", "DATASET")
+    assert (status, store.server.control.counts()) == (2, {"ListObjectsV2": 2})
+
+
 def test_silence_after_the_write_leaves_nothing(store: Store) -> None:
     store.server.control.faults(Fault(FaultAction.DROP_AFTER, operation="PutObject"))
     status, rows = store.test("--credentials-from", "DATASET")
