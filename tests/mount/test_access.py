@@ -102,6 +102,11 @@ def test_isolated_families_are_as_they_should(store: Store) -> None:
         assert store.server.control.read("shard", bucket=bucket) == b"an object that was there before"
 
 
+def test_bucket_that_is_named_twice_is_tested_once(store: Store) -> None:
+    status, _ = store.test("--credentials-from", "DATASET", "--credentials-from", "DATASET")
+    assert (status, store.server.control.counts()["ListObjectsV2"]) == (0, 4)  # one of each key
+
+
 def test_key_that_opens_another_bucket_is_found(store: Store) -> None:
     store.server.control.add_account(
         Account("dataset-read", "secret", writable=False, buckets=("dataset", "gradients"))
