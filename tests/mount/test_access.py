@@ -175,6 +175,13 @@ def test_temporary_errors_are_unknown_not_denied(store: Store, fault: str) -> No
     assert store.left() == []
 
 
+def test_what_was_refused_does_not_stay_behind(store: Store) -> None:
+    """No key may remove anything, and nothing was written."""
+    names = {"DATASET_WRITE_ACCESS_KEY_ID": "", "DATASET_WRITE_SECRET_ACCESS_KEY": ""}
+    status, _ = store.test("--credentials-from", "DATASET", **names)
+    assert status == 0
+
+
 def test_a_single_temporary_error_is_asked_again(store: Store) -> None:
     store.server.control.faults(Fault(FaultAction.ANSWER, operation="ListObjectsV2", status=503, times=1))
     status, _ = store.test("--credentials-from", "DATASET")
