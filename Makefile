@@ -286,6 +286,10 @@ bench-http: setup $(VENV)/.bench ## the HTTP client, beside boto3, awscrt and ob
 bench-session: setup $(VENV)/.bench ## the own FUSE session beside pyfuse3, idle and busy; 4 minutes; BENCH_ARGS for parts
 	@$(VENV)/bin/python -m benchmarks.session $(BENCH_ARGS)
 
+.PHONY: bench-passthrough
+bench-passthrough: setup $(VENV)/.bench ## passthrough beside the native file and the daemon; root, Linux 6.9, fio; 3 minutes
+	@$(VENV)/bin/python -m benchmarks.passthrough $(BENCH_ARGS)
+
 .PHONY: bench-scale
 bench-scale: setup $(VENV)/.bench ## what a huge index and many directories cost a node, at a smaller size
 	@$(VENV)/bin/python -m benchmarks.scale $(BENCH_ARGS)

@@ -303,6 +303,7 @@ class _Daemon:
             ) from exc
         self._facts["fuse_library"] = self._session.library
         self._kernel_caches.attach(self._session)
+        operations.passthrough.attach(self._session)
         return self._session
 
     def _unmount(self) -> None:
