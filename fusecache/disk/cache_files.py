@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from fusecache.model.objects import GRANULE_BYTES
 CHECKSUM_BYTES = 8
 _PAGE_BYTES = 4096
 FOLDERS = 256
+_NUMBER = re.compile("[0-9a-f]{1,16}")
 
 
 def granule_checksums(memory: memoryview) -> bytes:
@@ -173,12 +175,13 @@ class CacheFiles:
         Raises LocalDiskError.
         """
         try:
-            lines = self._in_use_path.read_text(encoding="ascii").split()
-            found = [number for line in dict.fromkeys(lines) if self.is_in_use(number := int(line, 16))]
+            lines = dict.fromkeys(self._in_use_path.read_text(encoding="ascii", errors="replace").split())
+            numbers = [int(line, 16) for line in lines if _NUMBER.fullmatch(line)]
+            found = [number for number in numbers if self.is_in_use(number)]
             self._in_use_path.write_text("".join(f"{number:x}\n" for number in found), encoding="ascii")
         except FileNotFoundError:
             return []
-        except (OSError, ValueError) as exc:
+        except OSError as exc:
             raise LocalDiskError(f"{self._in_use_path} cannot be used: {exc}") from exc
         return found
 

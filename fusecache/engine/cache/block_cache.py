@@ -166,6 +166,7 @@ class BlockCache:
             self._buffer_pool,
             warmed,
         )
+        self.maintenance.hold_found()
         self.range_cache = RangeCache(self._fetcher)
         # Told of each read while there are hints; set by `use_hints`.
         self.hints: ReadHints | None = None

@@ -93,8 +93,7 @@ class CacheMaintenance:
         # Open files that programs read by themselves; counted by the caller.
         self.passed_through_files = 0
         self._verifying: dict[int, trio.Event] = {}
-        self._found = self._files.in_use_before()
-        self._table.held.update(self._found)
+        self._found: list[int] = []
 
     # ---- fill
 
@@ -323,8 +322,13 @@ class CacheMaintenance:
         """Release a file, once no open file or mapping of any program refers to it."""
         self._table.tasks.start_soon("cache-release", self._release, whole.number, whole.entry)
 
+    def hold_found(self) -> None:
+        """Hold the files that programs still read through an earlier mount. Blocks. Raises LocalDiskError."""
+        self._found = self._files.in_use_before()
+        self._table.held.update(self._found)
+
     def release_found(self) -> None:
-        """Release the files that programs read through an earlier mount, as `release_whole` does."""
+        """Release these files, as `release_whole` does."""
         for number in self._found:
             self._table.tasks.start_soon("cache-release", self._release, number)
 
