@@ -45,20 +45,24 @@ class Story:
         losses = run_to_the_end(self._words(root), self._directory / "local")
         return Reference(losses, sorted(_files(root / self._folder)))
 
-    def die(self, node: Mount, *, held: Sequence[Fault], when: Callable[[], bool]) -> dict[int, str]:
+    def die(
+        self, node: Mount, *, last: int, held: Sequence[Fault], when: Callable[[], bool]
+    ) -> dict[int, str]:
         """Train until the bucket holds all of `held`; kill trainer and daemon then; return step -> loss so far.
 
-        held: requests that never end, the trainer's for data among them. when: what must be true, too.
+        last: the last step, as the data of the next one is among `held`, the requests that never end. when: what
+        must be true, too.
         """
         control, bucket = node.bucket.control, node.bucket
         control.faults(*held)
 
-        def met() -> bool:
+        def met(run: Run) -> bool:
             keys = {each.key for each in bucket.requests() if each.fault == FaultAction.HOLD.value}
-            return len(keys) == len(held) and when()
+            # The daemon may ask for data before the trainer does.
+            return last in run.losses() and len(keys) == len(held) and when()
 
         with Run(self._words(node.path), self._directory / "dies") as run:
-            wait_until(lambda: run.ended() or met(), "the requests that are held", WAIT_SECONDS)
+            wait_until(lambda: run.ended() or met(run), "the requests that are held", WAIT_SECONDS)
             assert not run.ended(), run.log()
             losses = run.losses()
             node.kill()

@@ -78,7 +78,7 @@ def test_a_killed_run_goes_on_from_the_latest_whole_checkpoint(
         objects = objects_below(bucket, folder)
         return objects.get(LINK) == saved and sorted(objects) == sorted([saved, LINK])
 
-    before = story.die(mount(), held=held, when=published)
+    before = story.die(mount(), last=9, held=held, when=published)
     assert before == {step: reference.losses[step] for step in range(1, 10)}
     other = mount()
     if newest == "on its way":
