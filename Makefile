@@ -120,7 +120,7 @@ test-trainers: setup $(VENV)/.trainers ## checkpoints of transformers, accelerat
 	$(VENV)/bin/python -m pytest tests/trainers -n 2 --dist worksteal $(PYTEST_ARGS)
 
 # Trainers whose versions contradict each other, so each has its own virtual environment; 1 GB each.
-RECIPES ?= composer
+RECIPES ?= composer deepspeed
 
 build/recipes/%/.installed: tests/recipes/%.txt
 	@echo "python packages: $*"
@@ -141,10 +141,10 @@ PYFUSE3_TESTS ?= $(addprefix tests/mount/test_,names.py reading.py writing.py) t
 test-pyfuse3: setup ## some of the mount's tests on pyfuse3, which serves where the own FUSE session cannot
 	FUSECACHE_TEST_FUSE_LIBRARY=pyfuse3 $(VENV)/bin/python -m pytest $(PYFUSE3_TESTS) $(IN_PARALLEL) $(PYTEST_ARGS)
 
-CEPH_TESTS ?= tests/contract tests/mount
+CEPH_TESTS ?= tests/contract tests/mount tests/unit/examples/test_buckets.py
 
 .PHONY: test-ceph
-test-ceph: setup ## contract and mount tests against Ceph's S3 gateway, started for them
+test-ceph: setup ## contract, mounts and examples/buckets against Ceph's S3 gateway, started for them
 	@$(if $(APT),$(APT) $(CEPH_PACKAGES))
 	$(VENV)/bin/python tests/ceph/ceph.py run -- \
 	    $(VENV)/bin/python -m pytest $(CEPH_TESTS) -m "not s3server_only" $(IN_PARALLEL) $(PYTEST_ARGS)
@@ -300,6 +300,10 @@ bench-http: setup $(VENV)/.bench ## the HTTP client, beside boto3, awscrt and ob
 .PHONY: bench-session
 bench-session: setup $(VENV)/.bench ## the own FUSE session beside pyfuse3, idle and busy; 4 minutes; BENCH_ARGS for parts
 	@$(VENV)/bin/python -m benchmarks.session $(BENCH_ARGS)
+
+.PHONY: bench-passthrough
+bench-passthrough: setup $(VENV)/.bench ## passthrough beside the native file and the daemon; root, Linux 6.9, fio; 3 minutes
+	@$(VENV)/bin/python -m benchmarks.passthrough $(BENCH_ARGS)
 
 .PHONY: bench-scale
 bench-scale: setup $(VENV)/.bench ## what a huge index and many directories cost a node, at a smaller size

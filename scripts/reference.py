@@ -50,6 +50,7 @@ STATUS_KEYS = {
     "`pending_files`, `waiting_for`; `oldest_pending_seconds` counts changes that fail",
     "options": "every option in force",
     "options_changed": "options that differ from their default",
+    "fuse_library": "what serves the mount: `own` or `pyfuse3`",
     "kernel": "kernel settings that were applied, and settings that the kernel refused",
     "uptime_seconds": "since the mount began",
     "pending_files": "changes that the bucket does not have yet: files and changes of names",
@@ -85,6 +86,7 @@ STATUS_KEYS = {
     "call_times": "time of each `read`, `open` and `close` of programs: `p50_seconds`, `p99_seconds`, `sum_seconds`; "
     "`counts`: how many took at most 64 µs, 256 µs and so on, each bound 4 times the one before; the last counts all",
     "inodes": "inodes in the daemon's memory",
+    "passed_through_files": "open files that the kernel reads by itself, so that their reads are not counted",
     "cache.hits": "reads served from memory or disk",
     "cache.misses": "reads that waited for the bucket",
     "cache.requests": "GETs of the cache, retries included",

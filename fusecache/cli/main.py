@@ -83,6 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, with the nearest known word."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # A value like -1d reaches the option, which says what is allowed. Else argparse takes it for an unknown option.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
+
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with status 2."""
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)

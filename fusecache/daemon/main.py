@@ -301,7 +301,9 @@ class _Daemon:
             raise MountError(
                 f"{options.mountpoint}: mounting failed: {exc}; the log is {options.cache_dir}/fusecache.log"
             ) from exc
+        self._facts["fuse_library"] = self._session.library
         self._kernel_caches.attach(self._session)
+        operations.passthrough.attach(self._session)
         return self._session
 
     def _unmount(self) -> None:
@@ -486,6 +488,7 @@ def _initial_facts(options: MountOptions, mounts: Mapping[str, MountOptions]) ->
         "read_only": options.read_only,
         **(key_facts(options) if "" in mounts else {"keys_from": "", "write_keys_from": ""}),
         **shown_options(options),
+        "fuse_library": "",
         "kernel": {"applied": [], "refused": []},
     }
 

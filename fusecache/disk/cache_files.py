@@ -10,8 +10,11 @@ need a limit, a lock and a rule for evicted files.
 
 import contextlib
 import errno
+import fcntl
 import os
+import re
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from fusecache.model.objects import GRANULE_BYTES
 CHECKSUM_BYTES = 8
 _PAGE_BYTES = 4096
 FOLDERS = 256
+_NUMBER = re.compile("[0-9a-f]{1,16}")
 
 
 def granule_checksums(memory: memoryview) -> bytes:
@@ -58,6 +62,8 @@ class CacheFiles:
         """Use `directory`, creating it if needed. Raises LocalDiskError."""
         self._directory = directory
         self._prefix = f"{directory}{os.sep}"
+        self._in_use_path = directory / "passed-through"
+        self._recorded: set[int] = set()
         try:
             for folder in range(FOLDERS):
                 (directory / f"{folder:02x}").mkdir(parents=True, exist_ok=True)
@@ -113,6 +119,71 @@ class CacheFiles:
     def path_for_direct_reads(self, number: int) -> bytes | None:
         """Return a file's path; None where files are read through the page cache."""
         return os.fsencode(self._name(number)) if self._direct else None
+
+    def open_probe(self) -> int:
+        """Return a descriptor of an unnamed, empty file. Raises OSError: EINVAL where `open_whole` cannot be used.
+
+        That is, where files are not read directly, or have no leases.
+        """
+        if not self._direct:
+            raise OSError(errno.EINVAL, "the file system has no direct I/O")
+        fd = os.open(self._directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            _is_open_elsewhere(fd)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def open_whole(self, number: int, size: int) -> int | None:
+        """Return a descriptor of a file with exactly `size` bytes, for a program that reads it by itself.
+
+        Cuts padding off, and records the number for `in_use_before`. None if bytes are missing. Raises LocalDiskError.
+        """
+        path = self._name(number)
+        try:
+            if os.stat(path).st_size > size:
+                os.truncate(path, size)
+            if number not in self._recorded:
+                with open(self._in_use_path, "a", encoding="ascii") as file:
+                    file.write(f"{number:x}\n")
+                self._recorded.add(number)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if os.fstat(fd).st_size == size:
+                return fd
+            os.close(fd)
+        except FileNotFoundError:
+            pass
+        except OSError as exc:
+            raise LocalDiskError(f"cache file {number:x} cannot be opened: {exc}") from exc
+        return None
+
+    def is_in_use(self, number: int) -> bool:
+        """Return whether any other open file or mapping refers to a file. Raises OSError, EINVAL without leases."""
+        try:
+            fd = os.open(self._name(number), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            return _is_open_elsewhere(fd)
+        finally:
+            os.close(fd)
+
+    def in_use_before(self) -> list[int]:
+        """Return the files that programs still read through a mount of an earlier run. Call it before any `open_whole`.
+
+        Raises LocalDiskError.
+        """
+        try:
+            lines = dict.fromkeys(self._in_use_path.read_text(encoding="ascii", errors="replace").split())
+            numbers = [int(line, 16) for line in lines if _NUMBER.fullmatch(line)]
+            found = [number for number in numbers if self.is_in_use(number)]
+            self._in_use_path.write_text("".join(f"{number:x}\n" for number in found), encoding="ascii")
+        except FileNotFoundError:
+            return []
+        except OSError as exc:
+            raise LocalDiskError(f"{self._in_use_path} cannot be used: {exc}") from exc
+        return found
 
     def punch(self, number: int, extents: list[tuple[int, int]]) -> None:
         """Return (offset, length) ranges to the file system. A missing file is success. Raises LocalDiskError."""
@@ -193,6 +264,18 @@ def _write_all(fd: int, memory: memoryview, offset: int) -> None:
         with contextlib.suppress(OSError):
             punch_hole(fd, offset, len(memory))
         raise
+
+
+def _is_open_elsewhere(fd: int) -> bool:
+    """Return whether another open file or mapping, of any process, refers to a file. Raises OSError."""
+    try:
+        # Granted only if there is none. The signal, should one come just now: one that is ignored.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def delete_tree(directory: Path) -> None:

@@ -333,6 +333,7 @@ def build_services(
         storage.store,
         names.paths.lookup_path,
         names.symlinks,
+        clients,
         keys_from=ByBucket(options.buckets, lambda name: options.buckets[name].keys_from),
     )
     quarantine = targets.quarantine = Quarantine(

@@ -10,6 +10,7 @@ from typing import Any
 from fusecache.cli.extras import require_extra
 from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, MountOptions, add_flags, load_options
 from fusecache.config.values import Duration, as_argument
+from fusecache.folder.patience import GIVE_UP_SECONDS
 from fusecache.model.errors import ConfigError
 from fusecache.model.names import CONTROL_NAME
 
@@ -58,7 +59,7 @@ def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--foreground", action="store_true", help="with --follow: stay in this terminal")
     parser.add_argument("--force", action="store_true", help="replace files that were changed here")
     parser.add_argument(
-        "--give-up-after", type=as_argument(Duration(1)), default=300.0, metavar="DURATION",
+        "--give-up-after", type=as_argument(Duration(1)), default=GIVE_UP_SECONDS, metavar="DURATION",
         help="end once the bucket has answered nothing for this long; the next pull goes on where it was [5m]",
     )  # fmt: skip
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)

@@ -11,12 +11,14 @@ from fusecache.policy.backoff import backoff_seconds
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+# A bucket that has answered nothing for this long ends a command.
+GIVE_UP_SECONDS = 300.0
 
 
 class Patience:
     """Counts all requests of a command together: one that succeeds shows that the bucket answers. Thread-safe."""
 
-    def __init__(self, seconds: float = 300.0) -> None:
+    def __init__(self, seconds: float = GIVE_UP_SECONDS) -> None:
         """seconds: a bucket that has answered nothing for so long ends the command."""
         self._seconds = seconds
         self._last_success = time.monotonic()

@@ -6,6 +6,7 @@ from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import Kind, Node, Shown
 from fusecache.fuse.values import EntryAttributes
 from fusecache.model.objects import MIB
+from fusecache.model.special_files import device_of, is_special, type_and_permissions
 
 _TYPE_BITS = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
 # The kernel's TTL of immutable paths.
@@ -39,8 +40,11 @@ def _entry_of(shown: Shown, seconds: float, *, is_linked: bool) -> EntryAttribut
     kind = shown.kind
     entry = EntryAttributes()
     entry.st_ino = shown.number
-    # symlink(7): a link's own mode is never used.
-    entry.st_mode = _TYPE_BITS[kind] | (0o777 if kind is Kind.SYMLINK else shown.mode)
+    if is_special(shown.mode):
+        entry.st_mode, entry.st_rdev = type_and_permissions(shown.mode), device_of(shown.mode)
+    else:
+        # symlink(7): a link's own mode is never used.
+        entry.st_mode = _TYPE_BITS[kind] | (0o777 if kind is Kind.SYMLINK else shown.mode)
     entry.st_nlink = (2 if kind is Kind.DIRECTORY else 1) if is_linked else 0
     entry.st_uid, entry.st_gid = shown.uid, shown.gid
     size = shown.size

@@ -13,19 +13,14 @@ from contextlib import suppress
 from typing import Any
 
 from fusecache.engine.file_system import FileSystem
-from fusecache.engine.namespace.nodes import (
-    FileHandle,
-    Kind,
-    Node,
-    attributes_of,
-    in_use,
-)
+from fusecache.engine.namespace.nodes import FileHandle, Kind, Node, attributes_of, in_use
 from fusecache.fs import control, hint_files
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.errno_table import errno_of
 from fusecache.fs.handlers import guarded, timed
 from fusecache.fs.open_directories import OpenDirectories
+from fusecache.fs.passthrough import Passthrough
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.values import (
     RENAME_NOREPLACE,
@@ -50,8 +45,10 @@ from fusecache.model.errors import (
 )
 from fusecache.model.names import decode_name
 from fusecache.model.records import PosixAttributes
+from fusecache.model.special_files import special_mode
 
 _BLOCK = 4096
+_PERMISSIONS = 0o7777
 # The arguments of handlers that say which file a call is for.
 _INODES = ("parent_inode", "parent_inode_old", "inode")
 _NAMES = ("name", "name_old")
@@ -79,9 +76,10 @@ class Operations(RequestHandlers):
         self._record_failure = record_failure
         self._fs = filesystem
         self._control = control_directory
-        self._read_only = read_only
+        self._read_only = self.enable_passthrough = read_only
         self._files: dict[int, FileHandle] = {}
         self._entries = EntryBuilder(filesystem, read_only=read_only)
+        self.passthrough = Passthrough(filesystem)
         self._directories = OpenDirectories(filesystem, self._entries)
         self._next_handle = 1
 
@@ -157,7 +155,7 @@ class Operations(RequestHandlers):
             await self._fs.file_io.truncate(node, attr.st_size)
         old = attributes_of(node)
         new = PosixAttributes(
-            mode=stat.S_IMODE(attr.st_mode) if fields.update_mode else old.mode,
+            mode=old.mode & ~_PERMISSIONS | attr.st_mode & _PERMISSIONS if fields.update_mode else old.mode,
             uid=attr.st_uid if fields.update_uid else old.uid,
             gid=attr.st_gid if fields.update_gid else old.gid,
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else old.mtime_ns,
@@ -250,8 +248,21 @@ class Operations(RequestHandlers):
     async def mknod(
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
-        """Devices, sockets and pipes are not supported."""
-        raise NotPermitted("device nodes, sockets and pipes are not supported: a bucket stores only files")
+        """Make an empty file, or a pipe, socket or device node, which stays on this node."""
+        self._check_writable(parent_inode)
+        bits = mode & ~(ctx.umask & _PERMISSIONS)
+        node = await self._fs.namespace_ops.create(
+            self._directory(parent_inode),
+            self._new_name(parent_inode, name),
+            bits & _PERMISSIONS if stat.S_ISREG(mode) else special_mode(bits, rdev),
+            (ctx.uid, ctx.gid),
+        )
+        handle = self._fs.file_io.open(node, writable=True, pid=ctx.pid)
+        try:
+            await self._fs.close_protocol.flush(handle)
+        finally:
+            await self._fs.file_io.release(handle)
+        return self._new(node)
 
     # ---- directories
 
@@ -332,6 +343,7 @@ class Operations(RequestHandlers):
         if node.parent is None and not node.handles:
             # The kernel has not heard yet that the name lost this file, as of a writer that was killed.
             raise ObjectChanged(f"{node.name}: this file lost its name")
+        await self.passthrough.prepare(node)
         appends = writable and bool(flags & os.O_APPEND)
         handle = self._fs.file_io.open(node, writable=writable, pid=pid, appends=appends)
         if writable and flags & os.O_TRUNC:
@@ -390,7 +402,9 @@ class Operations(RequestHandlers):
         if self._control.hints.owns_handle(fh):
             self._control.hints.release(fh)
             return
-        await self._fs.file_io.release(self._files.pop(fh))
+        handle = self._files.pop(fh)
+        self.passthrough.close(handle.node)
+        await self._fs.file_io.release(handle)
 
     @guarded
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
@@ -462,7 +476,8 @@ class Operations(RequestHandlers):
         # that they answer, so a recording does without those of earlier opens.
         number = self._new_handle()
         self._files[number] = handle
-        return FileInfo(fh=number, direct_io=False, keep_cache=not self._fs.hints.is_recording)
+        keep_cache = not self._fs.hints.is_recording
+        return FileInfo(fh=number, keep_cache=keep_cache, backing_id=self.passthrough.open(handle))
 
     def _new(self, node: Node) -> EntryAttributes:
         node.lookups += 1

@@ -22,10 +22,13 @@ class RequestHandlers:
     fsyncdir, readlink or statfs is cancelled when a signal ends the process that waits for it. Others are not.
 
     enable_writeback_cache: the kernel keeps written pages, and sends them later and in larger pieces.
+    enable_passthrough: where the kernel can, it reads files itself that `open` answers with a `backing_id`. It excludes
+    the writeback cache, which is off then.
     supports_dot_lookup: `lookup` knows `.` and `..`, for an export by NFS.
     """
 
     enable_writeback_cache: bool = False
+    enable_passthrough: bool = False
     supports_dot_lookup: bool = False
 
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:

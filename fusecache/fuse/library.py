@@ -18,6 +18,11 @@ class FuseSession(Protocol):
 
     library: str
 
+    @property
+    def can_pass_through(self) -> bool:
+        """Whether kernel and handlers agreed on passthrough."""
+        ...
+
     async def serve(self, max_tasks: int = 4096) -> None:
         """Answer requests until the mount is gone, or this is cancelled. max_tasks: requests in handlers at once."""
         ...
@@ -28,6 +33,17 @@ class FuseSession(Protocol):
 
     def invalidate_inode(self, inode: int) -> None:
         """Make the kernel drop an inode's attributes and clean pages. Blocks. Raises OSError."""
+        ...
+
+    def open_backing(self, fd: int) -> int:
+        """Return the kernel's number for an open regular file. `open` may answer with it: the kernel reads that file.
+
+        Raises OSError: EPERM without CAP_SYS_ADMIN, ELOOP for a file on a stacked file system, EOPNOTSUPP.
+        """
+        ...
+
+    def close_backing(self, backing_id: int) -> None:
+        """Give a number back. Files that are open with it stay readable."""
         ...
 
     def close(self) -> None:

@@ -21,6 +21,9 @@ _WANTED = (
     "ASYNC_READ", "ATOMIC_O_TRUNC", "BIG_WRITES", "AUTO_INVAL_DATA", "DO_READDIRPLUS", "PARALLEL_DIROPS",
     "MAX_PAGES", "INIT_EXT",
 )  # fmt: skip
+# Files to read by passthrough lie on a plain file system. With 2, they might lie on an overlay, but the mount could not
+# be a layer of one.
+_STACK_DEPTH = 1
 # The oldest struct fuse_init_in: without flags2.
 _SHORT_INIT_BYTES = 16
 
@@ -49,7 +52,9 @@ def negotiate(device: Device, operations: RequestHandlers) -> Negotiated:
     if opcode != Opcode.INIT:
         raise MountRefused(f"the kernel began with request {opcode} instead of FUSE_INIT")
     raw = bytes(buffer.view[IN_HEADER.size : size]).ljust(INIT_IN.size, b"\0")
-    major, minor, readahead, offered, *_ = INIT_IN.unpack_from(raw)
+    major, minor, readahead, offered, more, *_ = INIT_IN.unpack_from(raw)
+    if offered & FLAGS["INIT_EXT"]:
+        offered |= more << 32
     if major != MAJOR or minor < OLDEST_MINOR:
         device.send(unique, error=errno.EPROTO)
         raise MountRefused(
@@ -60,12 +65,18 @@ def negotiate(device: Device, operations: RequestHandlers) -> Negotiated:
     if "DO_READDIRPLUS" not in names:
         device.send(unique, error=errno.EPROTO)
         raise MountRefused("the kernel has no FUSE_READDIRPLUS")
+    if "PASSTHROUGH" in names:
+        names.discard("WRITEBACK_CACHE")  # the kernel takes one of them
     page = os.sysconf("SC_PAGE_SIZE")
     pages = MAX_WRITE_BYTES // page if "MAX_PAGES" in names else _SMALL_PAGES
     flags = sum(FLAGS[name] for name in names)
+    low, high = flags & 0xFFFFFFFF, flags >> 32
+    depth = _STACK_DEPTH if "PASSTHROUGH" in names else 0
     device.send(
         unique,
-        INIT_OUT.pack(MAJOR, OLDEST_MINOR, readahead, flags, 0, 0, pages * page, 1, pages, 0, *[0] * 8),
+        INIT_OUT.pack(
+            MAJOR, OLDEST_MINOR, readahead, low, 0, 0, pages * page, 1, pages, 0, high, depth, *[0] * 6
+        ),
     )
     return Negotiated(minor, pages * page, frozenset(names))
 
@@ -90,6 +101,8 @@ def _wanted(operations: RequestHandlers) -> list[str]:
     names = [*_WANTED]
     if operations.enable_writeback_cache:
         names.append("WRITEBACK_CACHE")
+    if operations.enable_passthrough:
+        names.append("PASSTHROUGH")
     if operations.supports_dot_lookup:
         names.append("EXPORT_SUPPORT")
     return names

@@ -52,6 +52,7 @@ FIELDS = {
     "release_in": "fh:Q flags:I release_flags:I lock_owner:Q",
     "fsync_in": "fh:Q fsync_flags:I padding:I",
     "interrupt_in": "unique:Q",
+    "backing_map": "fd:i flags:I padding:Q",
     "notify_inval_inode_out": "ino:Q off:q len:q",
     "notify_inval_entry_out": "parent:Q namelen:I flags:I",
 }
@@ -88,6 +89,7 @@ FLUSH_IN = _struct("flush_in")
 RELEASE_IN = _struct("release_in")
 FSYNC_IN = _struct("fsync_in")
 INTERRUPT_IN = _struct("interrupt_in")
+BACKING_MAP = _struct("backing_map")
 NOTIFY_INVAL_INODE_OUT = _struct("notify_inval_inode_out")
 NOTIFY_INVAL_ENTRY_OUT = _struct("notify_inval_entry_out")
 
@@ -145,6 +147,8 @@ FLAGS = {
     "PARALLEL_DIROPS": 1 << 18,
     "MAX_PAGES": 1 << 22,
     "INIT_EXT": 1 << 30,
+    # From bit 32 on: in `flags2`, from Linux 6.9 on.
+    "PASSTHROUGH": 1 << 37,
 }
 
 FATTR_MODE = 1 << 0
@@ -161,5 +165,11 @@ FATTR_CTIME = 1 << 10
 FOPEN_DIRECT_IO = 1 << 0
 FOPEN_KEEP_CACHE = 1 << 1
 FOPEN_NONSEEKABLE = 1 << 2
+FOPEN_PASSTHROUGH = 1 << 7
+
+# ioctl(2) on /dev/fuse: the kernel's number for an open file that it may read itself, and its end. The first word of
+# `unused` in init_out is max_stack_depth there, and `padding` in open_out is backing_id: names since Linux 6.9.
+FUSE_DEV_IOC_BACKING_OPEN = 0x4010E501
+FUSE_DEV_IOC_BACKING_CLOSE = 0x4004E502
 
 FSYNC_FDATASYNC = 1 << 0

@@ -36,6 +36,7 @@ class Pyfuse3Session:
     """One mount of this process, served by pyfuse3, as `OwnSession` does; but signals interrupt nothing."""
 
     library = "pyfuse3"
+    can_pass_through = False
 
     def __init__(self, operations: RequestHandlers, plan: MountPlan) -> None:
         """Mount a file system. Raises MountRefused. A process can have one."""
@@ -64,6 +65,13 @@ class Pyfuse3Session:
         if not self._is_open:
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
         pyfuse3.invalidate_inode(pyfuse3.InodeT(inode))
+
+    def open_backing(self, fd: int) -> int:
+        """Raise OSError: pyfuse3 has no passthrough."""
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    def close_backing(self, backing_id: int) -> None:
+        """Do nothing: there is none."""
 
     def close(self) -> None:
         """Unmount, unless that has happened. `serve` must have ended."""

@@ -28,6 +28,7 @@ from fusecache.fuse.protocol import (
     FOPEN_DIRECT_IO,
     FOPEN_KEEP_CACHE,
     FOPEN_NONSEEKABLE,
+    FOPEN_PASSTHROUGH,
     FORGET_IN,
     FORGET_ONE,
     FSYNC_FDATASYNC,
@@ -187,6 +188,8 @@ def _attr(entry: EntryAttributes) -> bytes:
 
 
 def _opened(info: FileInfo) -> bytes:
+    if info.backing_id:  # together with KEEP_CACHE it would be EIO
+        return OPEN_OUT.pack(info.fh, FOPEN_PASSTHROUGH, info.backing_id)
     flags = (
         (FOPEN_DIRECT_IO if info.direct_io else 0)
         | (FOPEN_KEEP_CACHE if info.keep_cache else 0)

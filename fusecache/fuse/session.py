@@ -10,8 +10,10 @@ Invariants:
 """
 
 import errno
+import fcntl
 import logging
 import os
+import struct
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +27,13 @@ from fusecache.fuse.device import RELEASE_BYTES, Device, RequestBuffer
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.negotiation import Negotiated, negotiate
 from fusecache.fuse.notifier import Notifier
-from fusecache.fuse.protocol import INTERRUPT_IN, Opcode
+from fusecache.fuse.protocol import (
+    BACKING_MAP,
+    FUSE_DEV_IOC_BACKING_CLOSE,
+    FUSE_DEV_IOC_BACKING_OPEN,
+    INTERRUPT_IN,
+    Opcode,
+)
 from fusecache.fuse.requests import SILENT, KernelRequest, Malformed, Payload, Requests
 from fusecache.fuse.self_test import pass_self_test
 from fusecache.fuse.signals import is_ending
@@ -115,6 +123,26 @@ class OwnSession:
         kernel does not know the inode.
         """
         self._notifier.invalidate_inode(inode)
+
+    @property
+    def can_pass_through(self) -> bool:
+        """Whether the kernel may read files itself that `open_backing` has given a number."""
+        return "PASSTHROUGH" in self.negotiated.features
+
+    def open_backing(self, fd: int) -> int:
+        """Return the kernel's number for an open regular file. `open` may answer with it: the kernel reads that file.
+
+        Raises OSError: EPERM without CAP_SYS_ADMIN, ELOOP for a file on a stacked file system, EOPNOTSUPP.
+        """
+        number: int = fcntl.ioctl(
+            self._device.fd, FUSE_DEV_IOC_BACKING_OPEN, bytearray(BACKING_MAP.pack(fd, 0, 0))
+        )
+        return number
+
+    def close_backing(self, backing_id: int) -> None:
+        """Give a number back. Files that are open with it stay readable."""
+        if self._device.fd >= 0:  # else the kernel has freed all of them
+            fcntl.ioctl(self._device.fd, FUSE_DEV_IOC_BACKING_CLOSE, struct.pack("<I", backing_id))
 
     def close(self) -> None:
         """Unmount, unless that has happened. `serve` must have ended."""

@@ -97,12 +97,15 @@ class FileInfo:
     """An open file. fh: the number that later requests carry.
 
     direct_io: reads and writes bypass the kernel's page cache. keep_cache: pages from earlier opens stay valid.
+    backing_id: of `open_backing`, for passthrough; 0: reads come to the handler. All opens of an inode at a time must
+    have the same one, else the kernel fails them (EIO).
     """
 
     fh: int = 0
     direct_io: bool = False
     keep_cache: bool = True
     nonseekable: bool = False
+    backing_id: int = 0
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from fusecache.model.states import FileState
 
 @dataclass(frozen=True, slots=True)
 class PosixAttributes:
-    """Mode bits (permissions only), owner, and time of last change in nanoseconds since 1970."""
+    """Mode (permissions only; `special_files` says what else), owner, time of last change in nanoseconds since 1970."""
 
     mode: int
     uid: int

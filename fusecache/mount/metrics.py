@@ -39,6 +39,9 @@ METRICS = (
     Metric(GAUGE, "unanswered_seconds", "How long the bucket has not answered.", "unanswered_seconds"),
     # What only this node has.
     Metric(GAUGE, "exposed_bytes", "Bytes that exist only on this node.", "exposed_bytes"),
+    Metric(
+        GAUGE, "quarantined_bytes", "Bytes of unfinished or doubtful files, only on this node.", "aside_bytes"
+    ),
     Metric(GAUGE, "pending_changes", "Changes that the bucket does not have yet.", "pending_files"),
     Metric(GAUGE, "pending_bytes", "Bytes of files that wait for upload.", "pending_bytes"),
     Metric(

@@ -213,11 +213,14 @@ def test_directories_stay_unless_wiped(old: Cleaned) -> None:
         ["--incomplete", "--older-than", "1d"],
         ["--uploads", "--older-than", "59m"],
         ["--older-than", "week"],
+        ["--older-than", "-1d"],
     ],
 )
 def test_unclear_arguments_are_refused(old: Cleaned, flags: list[str]) -> None:
-    old.clean(*flags, status=2)
+    done = old.clean(*flags, status=2)
     assert old.bucket.control.counts() == {}
+    if flags[:1] == ["--older-than"]:
+        assert f"{flags[1]!r}: allowed is 0 or more, in seconds or with a unit, like 90" in done.stderr
 
 
 # ---- checkpoints

@@ -319,6 +319,7 @@ def test_the_statistics_file_shows_what_status_shows(mount, full: Bucket):
     assert shown["cache"]["wait_seconds"]["network"] > 0
     assert shown["cache"]["first_byte_p99_seconds"] >= shown["cache"]["first_byte_p50_seconds"] > 0
     assert shown["kernel"].keys() == {"applied", "refused"}
+    assert shown["fuse_library"] in ("own", "pyfuse3")  # never auto
     assert set(flat(shown)) == set(STATUS_KEYS)
 
 

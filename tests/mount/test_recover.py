@@ -76,6 +76,8 @@ def test_an_unfinished_file_is_listed_brought_back_and_published(
     assert re.match(rf" *{thing['id']}  orphan +87\.9 KiB  \d{{4}}-\d\d-\d\d [\d:]+  step/model$", first)
     assert second.strip() == f"its writer was killed before it closed the file; {thing['local_path']}"
     assert (one.status()["orphans"], one.status()["aside_bytes"]) == (1, len(HALF))
+    metrics = fusecache("metrics", one.path).stdout
+    assert re.search(rf"^fusecache_quarantined_bytes\{{.*\}} {len(HALF)}(\.0)?$", metrics, re.MULTILINE)
     assert "1 unfinished file in quarantine" in fusecache("status", one.path).stdout
 
     with pytest.raises(FileNotFoundError):

@@ -22,6 +22,8 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
     "DS_ACCELERATOR": "cpu",
+    # DeepSpeed compiles an operator for ranks without a GPU when it first starts; once is enough.
+    "TORCH_EXTENSIONS_DIR": str(VENVS / "torch-extensions"),
     "PYTHONWARNINGS": "ignore",
     "PYTHONPATH": str(Path(__file__).parent / "site"),
     "PYTHONDONTWRITEBYTECODE": "1",

@@ -247,7 +247,8 @@ def _mount(status: Mapping[str, Any]) -> Iterator[Row]:
     mode = "read-only" if status.get("read_only") else "read-write"
     up = seconds_text(float(status.get("uptime_seconds", 0)))
     yield "mount", f"{status.get('source')} at {status.get('mountpoint')}, {mode}"
-    yield "daemon", f"fusecache {status.get('version')}, pid {status.get('pid')}, up for {up}"
+    served = f", FUSE library {status['fuse_library']}" if status.get("fuse_library") else ""
+    yield "daemon", f"fusecache {status.get('version')}, pid {status.get('pid')}, up for {up}{served}"
     changed = [f"{name}={_option_text(value)}" for name, value in status.get("options_changed", {}).items()]
     if changed:
         yield "options", ", ".join(changed)

@@ -94,10 +94,7 @@ class Adoption:
             await self._adopt(files)
         finally:
             for entry, _ in files:
-                entry.handles -= 1
-                for chunk in list(entry.chunks.values()):
-                    self._table.drop_if_idle(chunk)
-                self._table.drop_object_if_idle(entry)
+                self._table.close_object(entry)
 
     async def _adopt(self, files: Sequence[tuple[CachedObject, StagedObject]]) -> None:
         await self._table.load_objects([entry for entry, _ in files])

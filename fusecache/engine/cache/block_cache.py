@@ -166,6 +166,7 @@ class BlockCache:
             self._buffer_pool,
             warmed,
         )
+        self.maintenance.hold_found()
         self.range_cache = RangeCache(self._fetcher)
         # Told of each read while there are hints; set by `use_hints`.
         self.hints: ReadHints | None = None
@@ -203,13 +204,8 @@ class BlockCache:
 
     def close(self, handle: ReadHandle) -> None:
         """Close a handle. Its read-ahead stops. Its object leaves memory when its buffers do."""
-        entry = handle.entry
         self._readahead.close(handle.streams)
-        entry.handles -= 1
-        if not entry.handles:
-            for chunk in list(entry.chunks.values()):
-                self._table.drop_if_idle(chunk)
-            self._table.drop_object_if_idle(entry)
+        self._table.close_object(handle.entry)
 
     def is_open(self, object_id: ObjectId) -> bool:
         """Return whether an object version is open."""
@@ -494,6 +490,7 @@ class BlockCache:
 
     async def _clean_up_after_last_run(self) -> None:
         """Delete folders discarded at start, and files without a row (after a kill between file and row)."""
+        self.maintenance.release_found()
         for folder in self._index.opening.discarded:
             await self._offload.disk(delete_tree, folder)
         if self._index.opening.unclean:

@@ -12,6 +12,7 @@ Invariants:
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -34,7 +35,7 @@ T = TypeVar("T")
 
 _NUMBERS_PER_LEASE = 4096
 # The stamp of a block is updated only after 1/8 of a cache of traffic, which saves row writes.
-_STAMP_STEP = STAMPS_PER_LIMIT // 8
+STAMP_STEP = STAMPS_PER_LIMIT // 8
 
 
 @dataclass(eq=False, repr=False)
@@ -60,6 +61,10 @@ class BlockTable:
         # The objects in memory, by identity and by file number.
         self.objects: dict[ObjectId, CachedObject] = {}
         self.by_number: dict[int, CachedObject] = {}
+        # By file number: how often a file is held, so that it is neither evicted nor written, as programs read it by
+        # themselves; and when a file was last used, if this run of the daemon has verified all its checksums.
+        self.held: Counter[int] = Counter()
+        self.intact: dict[int, int] = {}
 
     @property
     def clock(self) -> int:
@@ -177,6 +182,14 @@ class BlockTable:
             chunk.stamp = row.stamp
         chunk.present &= full_mask(chunk.size)
 
+    def close_object(self, entry: CachedObject) -> None:
+        """End one use of an object, `CachedObject.handles`; it leaves memory with the last one, if nothing needs it."""
+        entry.handles -= 1
+        if not entry.handles:
+            for chunk in list(entry.chunks.values()):
+                self.drop_if_idle(chunk)
+            self.drop_object_if_idle(entry)
+
     def drop_if_idle(self, chunk: Chunk) -> None:
         """Drop a chunk, and then its object, from memory if nothing needs them there."""
         entry = chunk.owner
@@ -201,9 +214,9 @@ class BlockTable:
                 del chunk.owner.chunks[chunk.index]
 
     def on_use(self, chunk: Chunk) -> None:
-        """A reader used the chunk: update its stamp, at most once per _STAMP_STEP."""
+        """A reader used the chunk: update its stamp, at most once per STAMP_STEP."""
         clock = self.clock
-        if clock - chunk.stamp >= _STAMP_STEP:
+        if clock - chunk.stamp >= STAMP_STEP:
             chunk.stamp = clock
             for block in blocks_of(chunk.present):
                 chunk.dirty |= 1 << block
@@ -311,6 +324,11 @@ class BlockTable:
         self.warn_once(
             "disk", f"cache disk fails, reads continue uncached; check the disk of --cache-dir error={exc}"
         )
+
+    @property
+    def damages(self) -> int:
+        """How many cached granules did not match their checksums."""
+        return self._counters.checksum_failures
 
     def count_damaged(self, key: str, granules: int) -> None:
         """Count cached granules that do not match their checksums."""

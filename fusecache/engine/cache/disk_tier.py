@@ -67,6 +67,7 @@ class DiskTier:
         for granule in bad:
             damaged |= 1 << (first + granule)
         if damaged and entry.number == number:  # else it was forgotten during the load
+            self._table.intact.pop(number, None)
             self._table.count_damaged(entry.object_id.key, damaged.bit_count())
             self._ledger.release_cache(disk_bytes(damaged & chunk.present, chunk.size))
             chunk.drop_present(damaged)
@@ -129,7 +130,7 @@ class DiskTier:
                     entry.number = number
                     self._table.by_number[number] = entry
             number = entry.number
-            for first, stop in runs(mask & ~self._evictor.punching_mask(chunk)):
+            for first, stop in runs(mask & ~self._evictor.unwritable_mask(chunk)):
                 start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
                 checksums = await self._offload.disk(
                     self._files.store,

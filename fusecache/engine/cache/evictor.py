@@ -30,7 +30,7 @@ from fusecache.policy.cache.eviction import (
     choose_victims,
     is_admitted,
 )
-from fusecache.policy.cache.granules import BLOCK_MASK, BLOCKS_PER_CHUNK, CHUNK_BYTES, runs
+from fusecache.policy.cache.granules import BLOCK_MASK, BLOCKS_PER_CHUNK, CHUNK_BYTES, full_mask, runs
 from fusecache.policy.cache.space_ledger import SpaceLedger
 
 # Victims are sampled at 128 random places of the index, 8 neighbours each: neighbours are one hole to punch. With
@@ -171,8 +171,10 @@ class Evictor:
         """Evict (file number, block) pairs, except those in use or already gone; return the bytes freed."""
         return await self._table.run_to_completion(self._drop, blocks, name="cache-drop")
 
-    def punching_mask(self, chunk: Chunk) -> int:
-        """Return the granules of a chunk whose blocks are being evicted right now."""
+    def unwritable_mask(self, chunk: Chunk) -> int:
+        """Return the granules of a chunk whose blocks are being evicted right now, or whose file programs read."""
+        if chunk.owner.number in self._table.held:
+            return full_mask(chunk.size)
         mask = 0
         if self._punching:
             first = chunk.index * BLOCKS_PER_CHUNK
@@ -264,7 +266,9 @@ class Evictor:
         return self._hints.next_use(object_id, start, start + BLOCK_BYTES)
 
     def _may_evict(self, number: int, block: int) -> bool:
-        """Return whether a sampled block is not being read, written, or changed."""
+        """Return whether a sampled block is not being read, written, or changed, and its file is not held."""
+        if number in self._table.held:
+            return False
         chunk = self._chunk_in_memory(number, block)
         if chunk is None:
             return True
@@ -292,6 +296,7 @@ class Evictor:
 
     def _hide(self, victim: EvictionCandidate) -> int | None:
         """Remove a victim from the table in memory. Return its granules, None if its chunk is not loaded."""
+        self._table.intact.pop(victim.file_number, None)
         entry = self._table.by_number.get(victim.file_number)
         if entry is None:
             return None

@@ -16,18 +16,18 @@ from functools import partial
 import trio
 
 from fusecache.disk.cache_files import CHECKSUM_BYTES, CacheFiles
-from fusecache.engine.cache.block_table import BlockTable
+from fusecache.engine.cache.block_table import STAMP_STEP, BlockTable
 from fusecache.engine.cache.buffer_pool import BufferPool
-from fusecache.engine.cache.chunks import CachedObject, Chunk, FetchSource
+from fusecache.engine.cache.chunks import Buffer, CachedObject, Chunk, FetchSource
 from fusecache.engine.cache.disk_space import DiskSpace
 from fusecache.engine.cache.evictor import WarmedFiles
 from fusecache.engine.cache.fetchers import Fetchers
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import CachedBlock, CacheIndex, ScanCursor
 from fusecache.model.errors import LocalDiskError, NoSpace
-from fusecache.model.objects import BLOCK_BYTES, GRANULE_BYTES, MIB, ObjectId
+from fusecache.model.objects import BLOCK_BYTES, GRANULE_BYTES, GRANULES_PER_BLOCK, MIB, ObjectId
 from fusecache.policy.cache.fetch_order import Cause
-from fusecache.policy.cache.granules import full_mask, runs
+from fusecache.policy.cache.granules import CHUNK_BYTES, full_mask, mask_between, runs
 
 # One scan of the index takes a few ms in a thread. Row lookups of readers wait for it, and the loop shares the GIL.
 _OBJECTS_PER_SCAN = 2048
@@ -39,6 +39,10 @@ _DROP_ATTEMPTS = 3
 # Buffers become available for hints with time, which sends no event: pump again every 0.5 s.
 _PUMP_SECONDS = 0.5
 _OBJECTS_BETWEEN_CHECKPOINTS = 256
+# An open waits no longer for the checksums of a file. At 1 GB/s it is enough for most shards.
+MAX_VERIFY_SECONDS = 1.0
+# The end of a mapping sends no event.
+_IN_USE_SECONDS = 1.0
 
 IsWanted = Callable[[str], bool]
 
@@ -61,9 +65,18 @@ class ScrubResult:
     damaged_bytes: int
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class WholeFile:
+    """A held cache file with all bytes of an object and no others. fd: open for reading; the caller closes it."""
+
+    entry: CachedObject
+    number: int
+    fd: int
+
+
 @dataclass(eq=False, repr=False)
 class CacheMaintenance:
-    """Fills, evicts and scrubs cached blocks."""
+    """Fills, evicts and scrubs cached blocks; holds whole files that programs read by themselves."""
 
     _offload: Offload
     _files: CacheFiles
@@ -77,6 +90,10 @@ class CacheMaintenance:
     def __post_init__(self) -> None:
         # Most chunks in flight at once: three quarters of the buffers are left to readers.
         self.large_at_once = max(1, self._buffer_pool.large_count // 4)
+        # Open files that programs read by themselves; counted by the caller.
+        self.passed_through_files = 0
+        self._verifying: dict[int, trio.Event] = {}
+        self._found: list[int] = []
 
     # ---- fill
 
@@ -259,6 +276,121 @@ class CacheMaintenance:
                 if self._files.load(block.number, base + start, buffer, end - start, checksums):
                     return False
             except LocalDiskError:
+                return False
+        return True
+
+    # ---- files that programs read by themselves
+
+    def open_probe(self) -> int:
+        """Return a descriptor of a file where `hold_whole` has its own, as `CacheFiles.open_probe` does. Blocks."""
+        return self._files.open_probe()
+
+    async def hold_whole(self, object_id: ObjectId, size: int) -> "WholeFile | None":
+        """Return the file of an object that is on disk as a whole, and intact. It is held until `release_whole`.
+
+        At its first call in a run, the file is read. None, and nothing is held, if that takes longer than
+        MAX_VERIFY_SECONDS: it goes on, for the next call.
+        """
+        table = self._table
+        entry = table.object_entry(object_id, size)
+        entry.handles += 1
+        whole: WholeFile | None = None
+        try:
+            await table.load_object_now(entry)
+            number = entry.number
+            if number is None or entry.blocks != -(-size // BLOCK_BYTES):
+                return None
+            async with table.rows_lock:  # an eviction chooses and removes blocks under it
+                if entry.number != number:
+                    return None
+                table.held[number] += 1
+            try:
+                if await self._is_intact(entry, number):
+                    fd = await self._offload.disk(self._files.open_whole, number, size)
+                    whole = None if fd is None else WholeFile(entry, number, fd)
+            finally:
+                if whole is None:
+                    self._unhold(number)
+        except LocalDiskError as exc:
+            table.count_disk_error(exc)
+        finally:
+            if whole is None:
+                self._table.close_object(entry)
+        return whole
+
+    def release_whole(self, whole: "WholeFile") -> None:
+        """Release a file, once no open file or mapping of any program refers to it."""
+        self._table.tasks.start_soon("cache-release", self._release, whole.number, whole.entry)
+
+    def hold_found(self) -> None:
+        """Hold the files that programs still read through an earlier mount. Blocks. Raises LocalDiskError."""
+        self._found = self._files.in_use_before()
+        self._table.held.update(self._found)
+
+    def release_found(self) -> None:
+        """Release these files, as `release_whole` does."""
+        for number in self._found:
+            self._table.tasks.start_soon("cache-release", self._release, number)
+
+    async def _release(self, number: int, entry: CachedObject | None = None) -> None:
+        # Of a mapping, the kernel tells nothing: a file can be closed, and stay mapped. With another hold, that one's
+        # release will look.
+        table = self._table
+        while table.held[number] == 1 and await self._offload.disk(self._files.is_in_use, number):  # noqa: ASYNC110
+            await trio.sleep(_IN_USE_SECONDS)
+        self._unhold(number)
+        if entry is not None:
+            table.close_object(entry)
+
+    def _unhold(self, number: int) -> None:
+        self._table.held[number] -= 1
+        if not self._table.held[number]:
+            del self._table.held[number]
+
+    async def _is_intact(self, entry: CachedObject, number: int) -> bool:
+        """Return whether a held file is whole and intact; False too if that is not known in time."""
+        used_at = self._table.intact.get(number)
+        if used_at is not None and self._table.clock - used_at < STAMP_STEP:
+            return True
+        done = self._verifying.get(number)
+        if done is None:
+            done = self._verifying[number] = trio.Event()
+            entry.handles += 1
+            self._table.held[number] += 1
+            self._table.tasks.start_soon("cache-verify", self._verify, entry, number, done)
+        with trio.move_on_after(MAX_VERIFY_SECONDS):
+            await done.wait()
+        return number in self._table.intact
+
+    async def _verify(self, entry: CachedObject, number: int, done: trio.Event) -> None:
+        """Mark all of a file as used. Read it too, unless it is known to be intact."""
+        chunks = range(-(-entry.size // CHUNK_BYTES))
+        damages = self._table.damages
+        try:
+            for index in chunks:
+                chunk = await self._table.loaded_chunk(entry, index)
+                if chunk.present != full_mask(chunk.size):
+                    return
+                self._table.on_use(chunk)
+            if number not in self._table.intact:
+                buffer = Buffer(memoryview(mmap.mmap(-1, BLOCK_BYTES)), small=False)
+                for index in chunks:
+                    if not await self._is_chunk_intact(await self._table.loaded_chunk(entry, index), buffer):
+                        return
+                if damages != self._table.damages:
+                    return  # perhaps of this file, behind the place that was being read
+            self._table.intact[number] = self._table.clock
+        finally:
+            del self._verifying[number]
+            self._unhold(number)
+            self._table.close_object(entry)
+            done.set()
+
+    async def _is_chunk_intact(self, chunk: Chunk, buffer: Buffer) -> bool:
+        granules = -(-chunk.size // GRANULE_BYTES)
+        for first in range(0, granules, GRANULES_PER_BLOCK):
+            buffer.first, stop = first, min(granules, first + GRANULES_PER_BLOCK)
+            if await self._fetcher.disk.load(chunk, buffer, first, stop) != mask_between(first, stop):
                 return False
         return True
 

@@ -17,11 +17,12 @@ from fusecache.engine.namespace.symlinks import Symlinks
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.publishers import Publishers
 from fusecache.engine.runtime.by_bucket import ByBucket
+from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.conflict_log import ConflictLog
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.error_text import PERSONS, code_of, remedy
-from fusecache.model.errors import NotFound, Throttled
+from fusecache.model.errors import NotFound, Throttled, Unavailable
 from fusecache.model.format_text import changes_text, count_text, left_text, seconds_text, size_text
 from fusecache.model.records import ConflictRecord
 from fusecache.model.states import FileState
@@ -53,11 +54,13 @@ class QueueStatus:
         store: Store,
         resolve: Callable[[str], Awaitable[Node]],
         symlinks: Symlinks,
+        clients: ByBucket[MetadataClient],
         *,
         keys_from: ByBucket[str],
     ) -> None:
         """keys_from: where each bucket's write credentials are read from, as `error_text.renewal_text` takes it."""
         self._tree = tree
+        self._clients = clients
         self._keys_from = keys_from
         self._queue = queue
         self._file_io = write.file_io
@@ -276,8 +279,11 @@ class QueueStatus:
         }
 
     def _error_details(self, item: QueuedChange) -> dict[str, str]:
-        error = item.error
-        text = "" if error is None else remedy(error, self._keys_from.of(item.changed_keys()[0]))
+        error, key = item.error, item.changed_keys()[0]
+        if isinstance(error, Unavailable):
+            # An upload can take minutes until it learns that the keys are refused after an outage.
+            error = self._clients.of(key).refusal_of_writes or error
+        text = "" if error is None else remedy(error, self._keys_from.of(key))
         code = "" if error is None else code_of(error)
         return {"path": self._name_of(item), "cause": str(error or ""), "code": code, "remedy": text}
 

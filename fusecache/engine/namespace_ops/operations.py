@@ -43,6 +43,7 @@ from fusecache.model.errors import (
     NotFound,
 )
 from fusecache.model.records import OperationKind
+from fusecache.model.special_files import is_special
 from fusecache.model.states import FileState
 
 
@@ -133,9 +134,7 @@ class NamespaceOps:
         if node.kind is Kind.DIRECTORY:
             raise IsADirectory(f"{self._tree.path(node)}: is a directory")
         changes: list[Change] = []
-        self._listener.on_removed(self._tree.key(node))
-        self._remove_content(node, changes)
-        self._tree.detach(node)
+        self._remove(node, changes)
         self._lookup.on_gone(parent, name)
         self._markers.keep(parent, changes)
         await self._journal.commit(*changes)
@@ -191,10 +190,15 @@ class NamespaceOps:
             return
         if target is not None and target.kind is Kind.DIRECTORY:
             raise IsADirectory(f"{self._tree.path(target)}: is a directory")
-        if node.kind is Kind.FILE:
+        changes: list[Change] = []
+        if node.kind is Kind.FILE and not is_special(node.mode):
             new_key = self._tree.child_key(new_parent, new_name)
             self._local_only.check_stays_published(self._tree.key(node), new_key)
-        changes: list[Change] = []
+        elif is_special(node.mode) and target is not None:
+            # Its object would stay in the bucket, as nothing is published in its place.
+            with in_use(new_parent):
+                self._remove(target, changes)
+            target = None
         self._rename.move_file(node, target, new_parent, new_name, changes)
         self._lookup.on_gone(old_parent, old_name)
         self._markers.keep(old_parent, changes)
@@ -210,6 +214,11 @@ class NamespaceOps:
             self._immutable.check_new(parent, name)
             return
         raise AlreadyExists(f"{self._tree.path(there)}: exists")
+
+    def _remove(self, node: Node, changes: list[Change]) -> None:
+        self._listener.on_removed(self._tree.key(node))
+        self._remove_content(node, changes)
+        self._tree.detach(node)
 
     def _remove_content(self, node: Node, changes: list[Change]) -> None:
         """Withdraw what is queued for the node's key, and queue a DELETE if the bucket shows, or will show, the key."""

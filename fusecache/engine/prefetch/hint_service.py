@@ -221,6 +221,12 @@ class HintService:
         """Return whether a job's plan names a file. If so, its read pattern is not guessed."""
         return bool(self._timeline.jobs) and self._timeline.names(self._tree.relative(object_id.key))
 
+    def needs_reads(self, object_id: ObjectId) -> bool:
+        """Return whether the reads of a file must be seen: of a job that sends no cursor, or for a recording."""
+        return self.is_recording or (
+            bool(self._timeline.jobs) and self._timeline.follows(self._tree.relative(object_id.key))
+        )
+
     async def read_exactly(
         self, object_id: ObjectId, size: int, start: int, stop: int, *, is_random: bool
     ) -> memoryview | None:

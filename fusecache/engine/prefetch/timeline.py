@@ -240,6 +240,14 @@ class Timeline:
             for index in job.plans
         )
 
+    def follows(self, path: str) -> bool:
+        """Return whether a job that sends no cursor has a file in its plans: its reads tell its step."""
+        return any(
+            job.last_cursor_at == -math.inf and next(index.extents_of(path, job.step), None) is not None
+            for job in self.running()
+            for index in job.plans
+        )
+
     def long_use(self, path: str) -> tuple[Job, int] | None:
         """Return a job that reads a file now and in later steps, and the step before its own; None if none does."""
         for job in self.running():

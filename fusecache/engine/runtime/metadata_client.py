@@ -139,6 +139,11 @@ class MetadataClient:
         """How long the keys have been refused for every request; 0 if they are not."""
         return 0.0 if self._refused_since is None else trio.current_time() - self._refused_since
 
+    @property
+    def refusal_of_writes(self) -> RemoteError | None:
+        """The refusal of the keys by which writes are sent, if it is known from reads."""
+        return None if self._writes_by_other_keys else self._refusal
+
     async def wait_for(self, request: SharedRequest) -> None:
         """Return at a request's next announcement, or after SILENT_SECONDS without one."""
         with trio.move_on_after(SILENT_SECONDS) as scope:

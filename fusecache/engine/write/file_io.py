@@ -106,6 +106,10 @@ class FileIO:
 
     # ---- reading
 
+    def announce_read(self, handle: FileHandle) -> None:
+        """A program reads a file, but not through here."""
+        self._listener.on_read(handle.node, handle.pid)
+
     async def read(self, handle: FileHandle, offset: int, size: int) -> bytes | memoryview:
         """Return bytes [offset, offset + size), as `FileReader.read` does."""
         return await self._reader.read(handle, offset, size)

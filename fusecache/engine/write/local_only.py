@@ -1,4 +1,4 @@
-"""Local-only content: files whose path matches the option `local_only` are never published.
+"""Local-only content, which is never published: files whose path matches the option `local_only`, and special files.
 
 Not their state changes: `version_states.py` makes them.
 """
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from fusecache.engine.namespace.nodes import FileVersion, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.model.errors import AcrossDevices
+from fusecache.model.special_files import is_special
 from fusecache.policy.name_patterns import is_at_or_below_any
 
 
@@ -34,7 +35,9 @@ class LocalOnly:
         self._versions.discard(version)
 
     def covers(self, node: Node) -> bool:
-        """Return whether the node's path matches `local_only`: its content is never published."""
+        """Return whether the node's content is never published."""
+        if is_special(node.mode):
+            return True
         return bool(self._patterns) and is_at_or_below_any(self._patterns, self._tree.path(node))
 
     def check_stays_published(self, key_before: str, key_now: str) -> None:

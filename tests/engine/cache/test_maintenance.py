@@ -1,5 +1,6 @@
 """Warm-ups, evictions by name and checks, over a bucket in memory."""
 
+import os
 import random
 import threading
 from pathlib import Path
@@ -11,7 +12,7 @@ from trio.testing import MockClock
 
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.cache.chunks import CachedObject, Chunk, Fetch, FetchSource
-from fusecache.engine.cache.maintenance import ScrubResult
+from fusecache.engine.cache.maintenance import ScrubResult, WholeFile
 from fusecache.engine.cache.statistics import Counters
 from fusecache.model.errors import NoSpace, Unavailable
 from fusecache.model.objects import GRANULE_BYTES, MIB, Extent, ObjectId
@@ -414,3 +415,96 @@ async def test_two_warm_ups_of_one_file_share_its_requests(tmp_path: Path) -> No
         await trio.testing.wait_all_tasks_blocked()
         go_on.set()
     assert bucket.watched.extents == [Extent(0, len(data))]
+
+
+# ---- whole files, for programs that read them by themselves
+
+
+async def held(cache: BlockCache, object_id: ObjectId, size: int) -> WholeFile | None:
+    """Hold a file once it is verified, as a slow disk allows; skips where that cannot be."""
+    try:
+        os.close(cache.maintenance.open_probe())
+    except OSError as exc:
+        pytest.skip(f"no passthrough here: {exc.strerror}")
+    whole = await cache.maintenance.hold_whole(object_id, size)
+    await until(lambda: not cache.maintenance._verifying)
+    return whole or await cache.maintenance.hold_whole(object_id, size)
+
+
+async def test_a_whole_file_is_verified_once_and_held_until_nobody_reads_it(tmp_path: Path) -> None:
+    data = some_bytes(9 * MIB + 77)
+    bucket = new_bucket()
+    object_id = bucket.put("a", data)
+    async with running_cache(bucket.watched, tmp_path) as cache:
+        await fill_all(cache, object_id, len(data))
+        before = cache._table.traffic_bytes
+        first = await held(cache, object_id, len(data))
+        assert first is not None
+        assert cache._table.traffic_bytes - before == len(data)
+        second = await held(cache, object_id, len(data))
+        assert second is not None
+        assert cache._table.traffic_bytes - before == len(data)
+        assert os.pread(first.fd, 2 * len(data), 0) == data
+        os.close(second.fd)
+        cache.maintenance.release_whole(second)
+        evicted = await cache.maintenance.evict(wanted("a"), may_drop=lambda object_id: True)
+        assert (evicted.freed_bytes, evicted.left_bytes) == (0, on_disk(len(data)))
+        cache.maintenance.release_whole(first)
+        await trio.sleep(0.1)
+        assert cache._table.held == {first.number: 1}  # its descriptor is open
+        os.close(first.fd)
+        await until(lambda: not cache._table.held)
+        evicted = await cache.maintenance.evict(wanted("a"), may_drop=lambda object_id: True)
+        assert (evicted.freed_bytes, evicted.left_bytes) == (on_disk(len(data)), 0)
+        assert not any(entry.handles for entry in cache._table.objects.values())
+        assert not cache._table.intact
+
+
+async def test_a_file_that_is_not_whole_or_damaged_is_not_held(tmp_path: Path) -> None:
+    data = some_bytes(9 * MIB + 77)
+    bucket = new_bucket()
+    part, bad = bucket.put("part", data), bucket.put("bad", data)
+    async with running_cache(bucket.watched, tmp_path) as cache:
+        handle = cache.open(part, len(data))
+        for start in range(0, len(data), MIB):  # of each block something
+            await cache.maintenance.fill(
+                handle.entry, start // CHUNK_BYTES, mask=1 << (start // MIB % 8 * 16)
+            )
+        assert handle.entry.blocks == 10
+        assert await held(cache, part, len(data)) is None
+        cache.close(handle)
+        await fill_all(cache, bad, len(data))
+        (path,) = [path for path in cache_files(tmp_path) if path.stat().st_blocks * 512 > 9 * MIB]
+        damage(path, 5 * MIB)
+        assert await held(cache, bad, len(data)) is None
+        assert await read_all(cache, bad, len(data)) == data
+        await fill_all(cache, bad, len(data))
+        whole = await held(cache, bad, len(data))
+        assert whole is not None
+        assert os.pread(whole.fd, 2 * len(data), 0) == data
+        os.close(whole.fd)
+        cache.maintenance.release_whole(whole)
+        await until(lambda: not cache._table.held)
+        assert not any(entry.handles for entry in cache._table.objects.values())
+
+
+async def test_a_held_file_is_not_written(tmp_path: Path) -> None:
+    """Damage that a check of a reader finds is fetched again, but not stored: the padding would show."""
+    data = some_bytes(2 * MIB + 77)
+    bucket = new_bucket()
+    object_id = bucket.put("a", data)
+    async with running_cache(bucket.watched, tmp_path) as cache:
+        await fill_all(cache, object_id, len(data))
+        whole = await held(cache, object_id, len(data))
+        assert whole is not None
+        (path,) = [path for path in cache_files(tmp_path) if path.stat().st_size == len(data)]
+        damage(path, 2 * MIB)
+        await cache.maintenance._empty_buffers(wanted("a"))
+        assert await read_all(cache, object_id, len(data)) == data
+        await until(lambda: at_rest(cache))
+        assert path.stat().st_size == len(data)
+        assert cache._table.damages == 1
+        assert whole.number not in cache._table.intact
+        os.close(whole.fd)
+        cache.maintenance.release_whole(whole)
+        await until(lambda: not cache._table.held)

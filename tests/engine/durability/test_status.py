@@ -216,6 +216,26 @@ async def test_what_was_not_tried_yet_waits_for_the_keys_like_all_that_was(
         assert await user.drained() == "durable"
 
 
+@pytest.mark.parametrize("keys", ["the same", "others"])
+async def test_an_upload_from_before_the_refusal_shows_the_refusal_as_its_cause(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, keys: str
+) -> None:
+    store = FaultyStore(bucket, Fault(Unavailable("down"), "put", times=None))
+    async with running_node(
+        store, cache, buckets={"": BucketAccess(writes_by_other_keys=keys == "others")}
+    ) as user:
+        await user.write("file", b"1")
+        await trio.sleep(20)
+        (row,) = user.fs.statistics()["waiting"]
+        assert (row["cause"], row["code"]) == ("down", "unavailable")
+        store.script(Fault(DENIED, "list_page", times=None))
+        await user.fs.ask_bucket("")
+        (row,) = user.fs.statistics()["waiting"]
+        assert row["code"] == ("auth-failed" if keys == "the same" else "unavailable")
+        assert row["cause"] == (str(DENIED) if keys == "the same" else "down")
+        store.heal()
+
+
 async def test_a_single_file_that_is_refused_is_no_error_of_the_others(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:

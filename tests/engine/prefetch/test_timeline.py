@@ -222,7 +222,10 @@ def test_a_job_without_a_cursor_moves_by_its_reads_and_lags_rather_than_leads() 
     for number in (0, 1, 2, 3, 60, 4, 5, 6, 7, 8, 9):
         timeline.on_read(f"train/shard.{number:07d}.mds", 5, 1, 10.0 + number, has_waited=False)
     assert timeline.jobs["job"].step == 3
+    assert timeline.follows("train/shard.0000050.mds")
+    assert not timeline.follows("nobody's")
     timeline.move("job", 20, 30.0)
+    assert not timeline.follows("train/shard.0000050.mds")
     for number in range(50, 60):
         timeline.on_read(f"train/shard.{number:07d}.mds", 5, 1, 31.0, has_waited=False)
     assert timeline.jobs["job"].step == 20  # it says itself where it is

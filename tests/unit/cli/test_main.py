@@ -253,6 +253,7 @@ STATUS: Row = {
     "source": "s3://bucket/data/",
     "mountpoint": "/mnt",
     "read_only": True,
+    "fuse_library": "own",
     "uptime_seconds": 60.0,
     "pending_files": 0,
     "cache": CACHE,
@@ -279,7 +280,7 @@ def test_status_for_people_is_short_and_in_groups() -> None:
         "a day        about $0.78 (LIST 0.70, writes 0.08) at the rate of the last 5 min: class A 172800, "
         "class B 1000; R2's prices",
         "mount        s3://bucket/data/ at /mnt, read-only",
-        "daemon       fusecache 1.0, pid 7, up for 1 min",
+        "daemon       fusecache 1.0, pid 7, up for 1 min, FUSE library own",
         "cache        3.0 GiB of 4.0 GiB (75%); 2 of 30 buffers in use",
         "since start  1 000 reads, 60.0 MiB; hits 99.0%; p50 120 µs, p99 41 ms",
         "             fetched on demand 1.0 MiB, read-ahead 2.0 MiB",

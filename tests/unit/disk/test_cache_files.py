@@ -1,6 +1,7 @@
 """Cache files keep bytes where they were put."""
 
 import mmap
+import os
 import tempfile
 from pathlib import Path
 
@@ -101,3 +102,46 @@ def test_buffers_are_page_aligned_disjoint_and_within_their_bound() -> None:
         assert buffer[0] == buffer[-1] == number % 251
     with pytest.raises(ValueError, match="at least"):
         AlignedBuffers(KIB)
+
+
+def _whole(files: CacheFiles, number: int, size: int) -> int:
+    """Store a file and open it for a program; skips where files have no direct I/O or no leases."""
+    try:
+        os.close(files.open_probe())
+    except OSError as exc:
+        pytest.skip(f"no passthrough here: {exc.strerror}")
+    files.store(number, 0, _memory(-(-size // 4096) * 4096, b"abcdefg"), size)
+    fd = files.open_whole(number, size)
+    assert fd is not None
+    return fd
+
+
+def test_a_file_for_a_program_has_the_bytes_of_its_object_and_no_others(files: CacheFiles) -> None:
+    fd = _whole(files, 1, 100_001)
+    assert os.read(fd, 200_000) == (b"abcdefg" * 20_000)[:100_001]
+    os.close(fd)
+    assert files.open_whole(1, 100_002) is None
+    assert files.open_whole(2, 1) is None
+
+
+def test_a_file_is_in_use_while_it_is_open_or_mapped(files: CacheFiles) -> None:
+    fd = _whole(files, 1, 8192)
+    assert files.is_in_use(1)
+    mapping = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+    os.close(fd)
+    assert files.is_in_use(1)
+    mapping.close()
+    assert not files.is_in_use(1)
+    assert not files.is_in_use(2)
+
+
+def test_a_restart_finds_the_files_that_are_still_in_use(files: CacheFiles, tmp_path: Path) -> None:
+    """Lines that are no numbers, as a full disk leaves them, are passed over."""
+    first, second = _whole(files, 10, 8192), _whole(files, 11, 8192)
+    os.close(first)
+    with open(tmp_path / "passed-through", "a") as file:
+        file.write("b\nno number\n1f")
+    assert CacheFiles(tmp_path).in_use_before() == [11]
+    assert CacheFiles(tmp_path).in_use_before() == [11]
+    os.close(second)
+    assert CacheFiles(tmp_path).in_use_before() == []

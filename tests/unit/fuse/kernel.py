@@ -23,8 +23,8 @@ class PlayedKernel:
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 200 * 1024)
         self._unique = 0
 
-    def send_init(self, *, major: int = 7, minor: int = 45, flags: int = EVERYTHING) -> None:
-        self.send(Opcode.INIT, INIT_IN.pack(major, minor, 131072, flags, 0, *[0] * 11))
+    def send_init(self, *, major: int = 7, minor: int = 45, flags: int = EVERYTHING, more: int = 0) -> None:
+        self.send(Opcode.INIT, INIT_IN.pack(major, minor, 131072, flags, more, *[0] * 11))
 
     def read_init(self) -> tuple[int, ...]:
         _, error, payload = self.receive()

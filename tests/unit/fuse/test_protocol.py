@@ -18,6 +18,14 @@ def header() -> str:
     return re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
 
 
+def skip_if_older(header: str, name: str, pattern: str) -> None:
+    """Skip what a header of before Linux 6.9 (protocol 7.40) lacks."""
+    minor = re.search(r"#define FUSE_KERNEL_MINOR_VERSION (\d+)", header)
+    assert minor is not None
+    if int(minor[1]) < 40 and re.search(pattern, header) is None:
+        pytest.skip(f"the header is of protocol 7.{minor[1]}: it has no {name} yet")
+
+
 def fields_of(header: str, name: str, prefix: str = "") -> list[str]:
     """A struct's fields as `FIELDS` has them; arrays of char at the end are not part of it."""
     found = re.search(rf"struct fuse_{name} \{{(.*?)\}};", header, re.DOTALL)
@@ -47,6 +55,8 @@ def layout(fields: list[str]) -> tuple[dict[str, tuple[int, str]], int]:
 @pytest.mark.parametrize("name", FIELDS)
 def test_struct_is_the_kernels(header: str, name: str) -> None:
     """A newer kernel may give a name to bytes that were spare."""
+    if name == "backing_map":
+        skip_if_older(header, name, "struct fuse_backing_map")
     (ours, size), (theirs, their_size) = layout(FIELDS[name].split()), layout(fields_of(header, name))
     assert ours
     assert ours.items() <= theirs.items()
@@ -79,4 +89,12 @@ def test_notification_is_the_kernels(header: str, code: Notify) -> None:
     ],
 )
 def test_flag_is_the_kernels(header: str, name: str, value: int) -> None:
-    assert re.search(rf"#define {name}\s+\(1 << {value.bit_length() - 1}\)", header)
+    if "PASSTHROUGH" in name:
+        skip_if_older(header, name, rf"#define {name}\s")
+    assert re.search(rf"#define {name}\s+\(1(ULL)? << {value.bit_length() - 1}\)", header)
+
+
+def test_backing_ioctls_are_the_kernels() -> None:
+    """As asm-generic/ioctl.h makes them: direction (write), size, type, number."""
+    assert 1 << 30 | protocol.BACKING_MAP.size << 16 | 229 << 8 | 1 == protocol.FUSE_DEV_IOC_BACKING_OPEN
+    assert protocol.FUSE_DEV_IOC_BACKING_CLOSE == 1 << 30 | 4 << 16 | 229 << 8 | 2

@@ -24,6 +24,7 @@ from fusecache.fuse.protocol import (
     FATTR_SIZE,
     FIELDS,
     FLAGS,
+    FOPEN_PASSTHROUGH,
     FORGET_ONE,
     INTERRUPT_IN,
     OPEN_IN,
@@ -468,7 +469,10 @@ def test_features_are_what_both_know(missing: tuple[str, ...], writeback: bool, 
     session = OwnSession(operations, kernel.theirs.detach())
     major, minor, readahead, flags, _, _, max_write, granularity, max_pages, *_ = kernel.read_init()
     expected = (
-        FLAGS.keys() - set(missing) - {"EXPORT_SUPPORT"} - (set() if writeback else {"WRITEBACK_CACHE"})
+        FLAGS.keys()
+        - set(missing)
+        - {"EXPORT_SUPPORT", "PASSTHROUGH"}
+        - (set() if writeback else {"WRITEBACK_CACHE"})
     )
     assert session.negotiated.features == expected
     assert flags == sum(FLAGS[name] for name in expected)
@@ -477,6 +481,33 @@ def test_features_are_what_both_know(missing: tuple[str, ...], writeback: bool, 
     assert granularity == 1
     session.close()
     kernel.close()
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+@pytest.mark.parametrize("more", [0, FLAGS["PASSTHROUGH"] >> 32, EVERYTHING])
+def test_passthrough_excludes_the_writeback_cache(is_wanted: bool, more: int) -> None:  # noqa: FBT001
+    operations = RequestHandlers()
+    operations.enable_writeback_cache, operations.enable_passthrough = True, is_wanted
+    kernel = PlayedKernel()
+    kernel.send_init(more=more)
+    session = OwnSession(operations, kernel.theirs.detach())
+    _, _, _, flags, _, _, _, _, _, _, high, depth, *_ = kernel.read_init()
+    can_pass = is_wanted and more > 0
+    assert session.can_pass_through is can_pass
+    assert (high, depth) == ((FLAGS["PASSTHROUGH"] >> 32, 1) if can_pass else (0, 0))
+    assert bool(flags & FLAGS["WRITEBACK_CACHE"]) is not can_pass
+    session.close()
+    kernel.close()
+
+
+async def test_an_open_names_the_file_that_the_kernel_reads() -> None:
+    class Passed(Recorded):
+        async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
+            return FileInfo(fh=3, keep_cache=True, backing_id=inode)
+
+    async with served(Passed()) as kernel:
+        _, payload = await kernel.ask(Opcode.OPEN, OPEN_IN.pack(0, 0), nodeid=12)
+        assert OPEN_OUT.unpack(payload) == (3, FOPEN_PASSTHROUGH, 12)
 
 
 @pytest.mark.parametrize(

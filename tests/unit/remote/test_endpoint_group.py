@@ -247,9 +247,46 @@ def test_stalled_reads_of_a_failing_endpoint_go_on_elsewhere(
     finally:
         reader.join(20)
     assert read == [DATA]
-    wait_until(
-        lambda: not any(t.name == "endpoint release" for t in threading.enumerate()), "the end", seconds=5
-    )
+    wait_until(is_no_release, "the end", seconds=5)
+
+
+def is_no_release() -> bool:
+    """Whether no thread ends stalled reads now."""
+    return not any(thread.name == "endpoint release" for thread in threading.enumerate())
+
+
+def test_while_all_endpoints_fail_a_stalled_read_is_left_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint_group, "STALLED_SECONDS", 0.0)  # the first look would end it
+    stalled, other = place.put_for(0), place.put_for(1, OTHER)
+    begun, released, get_into = threading.Event(), threading.Event(), place.stores[0].get_into
+
+    def hanging(object_id: ObjectId, *arguments: Any) -> None:
+        if object_id == stalled:
+            begun.set()
+            assert released.wait(20)
+        get_into(object_id, *arguments)
+
+    place.stores[0].get_into = hanging  # type: ignore[method-assign]
+    interrupted = list[bool]()
+    monkeypatch.setattr(Interruption, "interrupt", lambda _: interrupted.append(True))
+    read = list[bytes]()
+    reader = threading.Thread(target=lambda: read.append(place.read(stalled)))
+    reader.start()
+    try:
+        assert begun.wait(20)
+        for store in place.stores:
+            store.script(Fault(DOWN, "get_into", key=other.key, times=None))
+        with pytest.raises(Unavailable):
+            place.read(other)  # the last to fail is the one that the stalled read waits for
+        assert [row["state"] for row in place.group.rows()] == ["failing", "failing"]
+        wait_until(is_no_release, "the end", seconds=5)
+    finally:
+        released.set()
+        reader.join(20)
+    assert read == [DATA]
+    assert not interrupted
 
 
 # ---- copies
@@ -298,6 +335,15 @@ def test_a_copy_that_changes_later_is_compared_again(place: Place) -> None:
     place.buckets[1].put_bytes(object_id.key, OTHER, etag="e" * 32 + "-2")
     assert place.read(object_id) == DATA
     assert place.row(1)["unused_copies"] == {"other bytes": 1}
+
+
+def test_a_copy_that_refuses_even_its_own_etag_is_compared_once(place: Place) -> None:
+    object_id = place.put_for(1)
+    place.buckets[1].put_bytes(object_id.key, DATA, etag="f" * 32 + "-2")
+    place.stores[1].script(Fault(ObjectChanged("412"), "get_into", times=None))
+    assert place.read(object_id) == DATA
+    assert place.gets() == [1, 2]
+    assert len(place.stores[1].calls("content")) == 1
 
 
 def test_a_primary_that_changed_proves_nothing(place: Place) -> None:

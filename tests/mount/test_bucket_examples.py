@@ -1,15 +1,12 @@
-"""The example of peers that train together over a bucket plays on two real mounts."""
+"""The examples of buckets that need mounts: peers that train together, and an endpoint that dies."""
 
 import re
 import sys
-
-import pytest
 
 from tests.support import ROOT
 from tests.support.mounts import run
 
 
-@pytest.mark.s3server_only
 def test_four_peers_play_three_windows_together() -> None:
     done = run(sys.executable, "-m", "examples.buckets.window", cwd=ROOT, seconds=180)
     said = done.stdout.splitlines()
@@ -23,3 +20,8 @@ def test_four_peers_play_three_windows_together() -> None:
         assert ("3" in members[0]) == (window != 1)
     assert said[-2] == "the bucket has the last window only: 5 objects"
     assert said[-1].startswith("all checks held")
+
+
+def test_an_endpoint_dies_in_the_middle_of_a_read() -> None:
+    done = run(sys.executable, "-m", "examples.buckets.failover", cwd=ROOT, seconds=180)
+    assert len(re.findall(r"^ok      ", done.stdout, re.MULTILINE)) == 5, done.stdout

@@ -1,0 +1,125 @@
+"""Lets the kernel read whole cached files by itself (FUSE_PASSTHROUGH): their reads do not come to the daemon.
+
+Only on mounts that are read-only, as the kernel has either this or its writeback cache.
+
+Invariants:
+1. All opens of an inode at a time are of one kind, as the kernel demands. So a file changes its kind at an open when no
+   other is left.
+2. While an inode is open so, the cache holds its file: it is neither evicted nor written.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from fusecache.engine.file_system import FileSystem
+from fusecache.engine.namespace.nodes import FileHandle, Node
+from fusecache.fuse.library import FuseSession
+from fusecache.model.objects import MIB
+
+log = logging.getLogger(__name__)
+
+# An open by passthrough costs some 0.4 ms more, in which the daemon reads 0.5 MiB (benchmarks/passthrough.py).
+LEAST_BYTES = MIB
+_REASONS = {
+    errno.EPERM: "the daemon has no CAP_SYS_ADMIN: run it as root of the host",
+    errno.ELOOP: "the cache directory is on a stacked file system such as overlay: use a plain one",
+    errno.EINVAL: "the cache directory's file system has no direct I/O or no leases: use a local one",
+}
+
+
+@dataclass(eq=False, slots=True)
+class _Backing:
+    """The kernel's number for the cache file of an inode. release: gives the file back to the cache; opens: of now."""
+
+    number: int
+    release: Callable[[], None]
+    opens: int = 0
+
+
+class Passthrough:
+    """The inodes of one mount that are open by passthrough."""
+
+    def __init__(self, filesystem: FileSystem) -> None:
+        self._fs = filesystem
+        self._session: FuseSession | None = None
+        self._backings: dict[int, _Backing] = {}
+
+    def attach(self, session: FuseSession) -> None:
+        """Begin with a mount. The log says why if the kernel cannot read cache files. Blocks, for some system calls."""
+        if not self._fs.options.read_only:
+            return
+        reason: str | None = "needs Linux 6.9 and the own FUSE library"
+        if session.can_pass_through:
+            try:
+                fd = self._fs.cache.maintenance.open_probe()
+                try:
+                    session.close_backing(session.open_backing(fd))
+                finally:
+                    os.close(fd)
+            except OSError as exc:
+                reason = _REASONS.get(exc.errno or 0, exc.strerror)
+            else:
+                self._session = session
+                return
+        log.info("passthrough=off, the daemon reads cached files for the kernel reason=%s", reason)
+
+    async def prepare(self, node: Node) -> None:
+        """Make an inode's file ready, if it is whole and no other open speaks against it. Call `open` at once then."""
+        session, remote = self._session, node.object
+        if (
+            session is None
+            or remote is None
+            or remote.size < LEAST_BYTES
+            or self._is_decided(node)
+            or self._fs.hints.needs_reads(remote.object_id)
+        ):
+            return
+        cache = self._fs.cache.maintenance
+        whole = await cache.hold_whole(remote.object_id, remote.size)
+        if whole is None:
+            return
+        release = partial(cache.release_whole, whole)
+        try:
+            # Another open may have come first.
+            if self._is_decided(node) or node.object is not remote:
+                release()
+                return
+            self._backings[node.number] = _Backing(session.open_backing(whole.fd), release)
+        except OSError as exc:
+            release()
+            log.debug("no passthrough for a file inode=%d error=%s", node.number, exc)
+        finally:
+            os.close(whole.fd)
+
+    def open(self, handle: FileHandle) -> int:
+        """Return the number with which the kernel opens a file, 0 for reads through the daemon."""
+        backing = self._backings.get(handle.node.number)
+        if backing is None:
+            return 0
+        backing.opens += 1
+        self._fs.cache.maintenance.passed_through_files += 1
+        self._fs.file_io.announce_read(handle)
+        return backing.number
+
+    def close(self, node: Node) -> None:
+        """End one open of an inode."""
+        backing = self._backings.get(node.number)
+        if backing is None:
+            return
+        backing.opens -= 1
+        self._fs.cache.maintenance.passed_through_files -= 1
+        if not backing.opens:
+            del self._backings[node.number]
+            if self._session is not None:
+                with suppress(OSError):  # the mount is gone, and its numbers with it
+                    self._session.close_backing(backing.number)
+            backing.release()
+
+    def _is_decided(self, node: Node) -> bool:
+        """Whether other opens have decided how the inode is open."""
+        return node.handles > 0 or node.number in self._backings
