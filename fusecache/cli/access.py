@@ -71,12 +71,13 @@ def access(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         findings += probe_place(place, keys, on_left)
     rows = [_row(each) for each in findings]
     is_wrong, is_unknown = (any(row[name] for row in rows) for name in ("wrong", "unknown"))
+    is_unknown = is_unknown or bool(left)
     if arguments.json:
         result = "wrong" if is_wrong else "unknown" if is_unknown else "ok"
         sys.stdout.write(json.dumps({"result": result, "keys": rows, "left": left}, indent=2) + "\n")
     else:
         _print_table(rows)
-    return EXIT_WRONG if is_wrong else EXIT_UNKNOWN if is_unknown or left else 0
+    return EXIT_WRONG if is_wrong else EXIT_UNKNOWN if is_unknown else 0
 
 
 def _places_and_keys(arguments: argparse.Namespace) -> "tuple[list[Place], list[ProbedKey]]":

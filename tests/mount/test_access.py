@@ -102,6 +102,11 @@ def test_isolated_families_are_as_they_should(store: Store) -> None:
         assert store.server.control.read("shard", bucket=bucket) == b"an object that was there before"
 
 
+def test_bucket_that_is_named_twice_is_tested_once(store: Store) -> None:
+    status, _ = store.test("--credentials-from", "DATASET", "--credentials-from", "DATASET")
+    assert (status, store.server.control.counts()["ListObjectsV2"]) == (0, 4)  # one of each key
+
+
 def test_key_that_opens_another_bucket_is_found(store: Store) -> None:
     store.server.control.add_account(
         Account("dataset-read", "secret", writable=False, buckets=("dataset", "gradients"))
@@ -168,6 +173,46 @@ def test_temporary_errors_are_unknown_not_denied(store: Store, fault: str) -> No
     assert {row["can"]["get"] for row in rows.values()} == {None}
     assert not any(row["wrong"] for row in rows.values())
     assert store.left() == []
+
+
+def test_what_was_refused_does_not_stay_behind(store: Store) -> None:
+    """No key may remove anything, and nothing was written."""
+    names = {"DATASET_WRITE_ACCESS_KEY_ID": "", "DATASET_WRITE_SECRET_ACCESS_KEY": ""}
+    status, _ = store.test("--credentials-from", "DATASET", **names)
+    assert status == 0
+
+
+def test_a_single_temporary_error_is_asked_again(store: Store) -> None:
+    store.server.control.faults(Fault(FaultAction.ANSWER, operation="ListObjectsV2", status=503, times=1))
+    status, _ = store.test("--credentials-from", "DATASET")
+    assert status == 0
+
+
+def test_an_object_that_cannot_be_read_says_nothing_of_a_key(store: Store) -> None:
+    """As one that is encrypted with its owner's key: what the test wrote itself is read instead."""
+    store.server.control.faults(
+        Fault(FaultAction.ANSWER, operation="GetObject", key="shard", status=400, code="InvalidRequest")
+    )
+    status, _ = store.test("--credentials-from", "DATASET")
+    assert status == 0
+
+
+def test_what_stays_behind_is_no_success(store: Store) -> None:
+    # Requests: one of the key for writing that tests the right, then the removal of what it wrote.
+    store.server.control.faults(Fault(FaultAction.ANSWER, operation="DeleteObject", nth=3, status=500))
+    done = run(
+        FUSECACHE, "access", "--credentials-from", "DATASET", "--json", check=False, env=store.environment()
+    )
+    (left,) = store.left()
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["result"]) == (2, "unknown")
+    assert f"the object s3://dataset/{left} remains: " in found["left"][0]
+
+
+def test_a_silent_bucket_gets_one_request_of_each_key(store: Store) -> None:
+    store.server.control.faults(Fault(FaultAction.DROP_BEFORE, operation="ListObjectsV2"))
+    status, _ = store.test("--credentials-from", "DATASET")
+    assert (status, store.server.control.counts()) == (2, {"ListObjectsV2": 2})
 
 
 def test_silence_after_the_write_leaves_nothing(store: Store) -> None:

@@ -236,7 +236,12 @@ def test_newest_whole_checkpoints_are_kept(old: Cleaned) -> None:
         ["run/step-10/", "3 objects, 30 B"],
         ["run/step-5/", "3 objects, 30 B"],
     ]
-    old.clean("--keep-checkpoints", "2", "--delete")
+    removed = old.clean("--keep-checkpoints", "2", "--delete").stdout.splitlines()
+    assert [line.split("  ")[0] for line in removed] == [
+        "run/step-10/",
+        "run/step-5/",
+        "6 objects, 60 B removed",
+    ]
     left = {name.rpartition("/")[0] for name in old.bucket.names()}
     assert left == {"", "other/step-7", "step-100", "step-20"}
 
@@ -316,6 +321,20 @@ def test_checkpoint_that_changed_since_stays(old: Cleaned) -> None:
     assert (len(old.bucket.names()), old.deletes()) == (7, 0)
 
 
+def test_file_written_while_its_checkpoint_goes_stays(old: Cleaned) -> None:
+    old.checkpoint("step-1", ".metadata", days_ago=9)
+    old.checkpoint("step-2", ".metadata", days_ago=8)
+    # LISTs: the clock, the survey, then of the checkpoint: all, its markers, its other files.
+    old.bucket.control.faults(Fault(FaultAction.HOLD, operation="ListObjectsV2", nth=5))
+    process = old.begin("--keep-checkpoints", "1", "--delete")
+    old.bucket.control.wait_requests(5, "ListObjectsV2", finished=False)
+    old.bucket.put("step-1/a.pt", b"new")
+    old.bucket.control.clear_faults()
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, "run/step-1/a.pt stays: it changed after the listing" in output) == (1, True)
+    assert [name for name in old.bucket.names() if name.startswith("step-1")] == ["step-1/a.pt"]
+
+
 # ---- races, errors, ends
 
 
@@ -336,12 +355,13 @@ def test_store_that_compares_keeps_what_changed(old: Cleaned) -> None:
     old.bucket.control.set_rules(conditional_deletes=True)
     old.put("a", "b")
     old.bucket.control.faults(Fault(FaultAction.HOLD, operation="DeleteObjects"))
-    process = old.begin("--older-than", "7d", "--delete")
+    process = old.begin("--older-than", "7d", "--delete", "--json")
     old.bucket.control.wait_requests(1, "DeleteObjects", finished=False)
     old.bucket.put("a", b"new")
     old.bucket.control.clear_faults()
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, "run/a stays: it changed after the listing" in output) == (1, True)
+    assert output.count('"key": "run/a"') == 1
     assert old.bucket.sizes() == {"a": 3}
     assert old.logged() == [("stays", "a"), ("removed", "b")]
 
@@ -380,10 +400,12 @@ def test_key_that_may_not_delete_stops(old: Cleaned) -> None:
             old.bucket.service.access_key, old.bucket.service.secret_key, denied=frozenset({"DeleteObject"})
         )
     )
-    old.put("a", "b")
+    old.bucket.control.advance_clock(-10 * DAY_SECONDS)
+    old.bucket.control.add_many("run/{:04}", 1001)
+    old.bucket.control.advance_clock(10 * DAY_SECONDS)
     done = old.clean("--older-than", "7d", "--delete", status=1)
     assert "AccessDenied" in done.stderr
-    assert old.bucket.names() == ["a", "b"]
+    assert (len(old.bucket.names()), old.deletes()) == (1001, 1)  # the second page is not tried
 
 
 def test_interrupted_removal_can_be_repeated(old: Cleaned) -> None:
@@ -501,11 +523,16 @@ def test_unfinished_uploads_go_when_old(old: Cleaned) -> None:
     key = f"{old.bucket.prefix}lost"
     old.bucket.client.create_multipart_upload(Bucket=old.bucket.service.bucket, Key=key)
     old.bucket.control.advance_clock(2 * DAY_SECONDS)
+    old.bucket.control.advance_clock(-DAY_SECONDS / 2)
+    old.bucket.client.create_multipart_upload(
+        Bucket=old.bucket.service.bucket, Key=f"{old.bucket.prefix}young"
+    )
+    old.bucket.control.advance_clock(DAY_SECONDS / 2)
     assert old.clean("--uploads").stdout.endswith("; nothing was aborted: add --delete\n")
-    assert old.bucket.uploads() == ["lost"]
+    assert old.bucket.uploads() == ["lost", "young"]
     assert old.clean("--uploads", "--delete", "--older-than", "3d").stdout.endswith("not in use\n")
     assert old.clean("--uploads", "--delete").stdout.endswith("; 1 aborted\n")
-    assert old.bucket.uploads() == []
+    assert old.bucket.uploads() == ["young"]
 
 
 # ---- mounts of this node
@@ -542,13 +569,25 @@ def test_pending_change_of_a_mount_stays(old: Cleaned, mount: Callable[..., Moun
 
 
 def test_path_in_a_mount_names_its_prefix(old: Cleaned, mount: Callable[..., Mount]) -> None:
-    """Endpoint and keys are the mount's: the environment of the command has none."""
+    """Endpoint, keys and prices are the mount's: the environment of the command has none."""
     old.put("a", "deep/b", "deep/c")
-    one = mount(of=old.bucket)
+    one = mount("--endpoint-is-r2", of=old.bucket)
     environment = {**old.environment, "S3_ENDPOINT_URL": "http://127.0.0.1:1"}
     done = run(*old.words("--older-than", "7d", "--delete", place=one.path / "deep"), env=environment)
-    assert done.stdout.endswith("2 objects, 20 B removed\n")
+    assert done.stdout.endswith("2 objects, 20 B, $0 a month removed\n")
     assert old.bucket.names() == ["a"]
+
+
+def test_keys_of_a_page_that_are_long_are_all_asked(old: Cleaned, mount: Callable[..., Mount]) -> None:
+    """A page of 1 000 such keys is more than a mount accepts in one question."""
+    folder = "/".join("d" * 250 for _ in range(3))
+    old.bucket.control.advance_clock(-10 * DAY_SECONDS)
+    old.bucket.control.add_many(f"run/{folder}/{{:03}}", 1000)
+    old.bucket.control.advance_clock(10 * DAY_SECONDS)
+    one = mount(of=old.bucket)
+    with open(one.path / folder / "000", "rb"), open(one.path / folder / "999", "rb"):
+        old.clean("--older-than", "7d", "--delete", status=1)
+        assert old.bucket.names() == [f"{folder}/000", f"{folder}/999"]
 
 
 def test_mount_that_does_not_tell_stops_removal(old: Cleaned, mount: Callable[..., Mount]) -> None:
