@@ -108,7 +108,7 @@ IN_PARALLEL ?= -n 4 --dist worksteal
 .PHONY: test
 test: setup ## all tests that need no other store and no systemd; PYTEST_ARGS for more
 	$(VENV)/bin/python -m pytest tests --ignore=tests/ceph --ignore=tests/systemd --ignore=tests/trainers \
-	    $(IN_PARALLEL) $(PYTEST_ARGS)
+	    --ignore=tests/recipes $(IN_PARALLEL) $(PYTEST_ARGS)
 
 $(VENV)/.trainers: pyproject.toml $(VENV)/.installed
 	@echo "python packages: trainers"
@@ -118,6 +118,21 @@ $(VENV)/.trainers: pyproject.toml $(VENV)/.installed
 .PHONY: test-trainers
 test-trainers: setup $(VENV)/.trainers ## checkpoints of transformers, accelerate, Lightning and DCP on a mount
 	$(VENV)/bin/python -m pytest tests/trainers -n 2 --dist worksteal $(PYTEST_ARGS)
+
+# Trainers whose versions contradict each other, so each has its own virtual environment; 1 GB each.
+RECIPES ?= composer deepspeed
+
+build/recipes/%/.installed: tests/recipes/%.txt
+	@echo "python packages: $*"
+	@$(PYTHON) -m venv build/recipes/$*
+	@build/recipes/$*/bin/pip install $(PIP_FLAGS) $(WITH_TORCH)
+	@build/recipes/$*/bin/pip install $(PIP_FLAGS) --no-deps --requirement $<
+	@touch $@
+
+.PHONY: test-recipes
+test-recipes: setup $(RECIPES:%=build/recipes/%/.installed) ## examples/recipes on mounts: killed, resumed elsewhere, same losses
+	FUSECACHE_TEST_RECIPES=$(CURDIR)/build/recipes $(VENV)/bin/python -m pytest tests/recipes \
+	    -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
 # What the daemon asks of a FUSE library: reading, writing, names, the end of a mount.
 PYFUSE3_TESTS ?= $(addprefix tests/mount/test_,names.py reading.py writing.py) tests/cases/test_changes_of_names.py

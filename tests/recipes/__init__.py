@@ -1,0 +1,1 @@
+"""The trainers of examples/recipes, unchanged, on real mounts: `make test-recipes`."""
