@@ -41,9 +41,10 @@ class Disk:
         _run("umount", "--lazy", self.path)
 
     def fill(self) -> None:
-        """Take all space that is free."""
+        """Take all space that is free, and what is free after the next commit: another test may cause one any time."""
         with open(self.path / "filler", "ab") as file:
-            for step in (1 << 30, 1 << 20, 1 << 12):
+            for step in (1 << 30, 1 << 20, 1 << 12, 1 << 12):
+                os.sync()  # what was removed is free only once that is committed
                 with suppress(OSError):
                     while True:
                         os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, step)
