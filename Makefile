@@ -141,6 +141,11 @@ PYFUSE3_TESTS ?= $(addprefix tests/mount/test_,names.py reading.py writing.py) t
 test-pyfuse3: setup ## some of the mount's tests on pyfuse3, which serves where the own FUSE session cannot
 	FUSECACHE_TEST_FUSE_LIBRARY=pyfuse3 $(VENV)/bin/python -m pytest $(PYFUSE3_TESTS) $(IN_PARALLEL) $(PYTEST_ARGS)
 
+.PHONY: test-posix
+test-posix: setup ## pjdfstest on a mount; PJDFSTEST=DIR, a built copy of github.com/pjd/pjdfstest; POSIX_TESTS="rename link"; as root
+	@[ -x "$(PJDFSTEST)/pjdfstest" ] || { echo "PJDFSTEST=$(PJDFSTEST) has no program pjdfstest: build it there first" >&2; exit 1; }
+	$(VENV)/bin/python -m tests.posix "$(PJDFSTEST)" $(POSIX_TESTS)
+
 CEPH_TESTS ?= tests/contract tests/mount tests/unit/examples/test_buckets.py
 
 .PHONY: test-ceph

@@ -333,3 +333,19 @@ def test_a_directory_read_while_its_files_are_replaced_shows_each_name_once(plac
     finally:
         os.close(directory)
     assert sorted(seen) == names
+
+
+@pytest.mark.parametrize("change", ["create", "mkdir", "symlink", "unlink", "rmdir", "rename"])
+def test_a_directory_shows_the_time_of_the_last_change_of_its_names(place: Place, change: str):
+    (place.path / "file").touch()
+    (place.path / "directory").mkdir()
+    os.utime(place.path, (1e9, 1e9))
+    {
+        "create": (place.path / "new").touch,
+        "mkdir": (place.path / "new").mkdir,
+        "symlink": lambda: (place.path / "new").symlink_to("file"),
+        "unlink": (place.path / "file").unlink,
+        "rmdir": (place.path / "directory").rmdir,
+        "rename": lambda: (place.path / "file").rename(place.path / "directory" / "file"),
+    }[change]()
+    assert place.path.stat().st_mtime > 1e9
