@@ -46,22 +46,32 @@ class Story:
         return Reference(losses, sorted(_files(root / self._folder)))
 
     def die(
-        self, node: Mount, *, last: int, held: Sequence[Fault], when: Callable[[], bool]
+        self,
+        node: Mount,
+        *,
+        last: int,
+        held: Sequence[Fault],
+        when: Callable[[], bool],
+        pause: Fault,
+        first: Callable[[], bool],
     ) -> dict[int, str]:
         """Train until the bucket holds all of `held`; kill trainer and daemon then; return step -> loss so far.
 
         last: the last step, as the data of the next one is among `held`, the requests that never end. when: what
-        must be true, too.
+        must be true, too. pause: a request for data that waits until `first` is true: else the second checkpoint
+        could replace the pointer to the first one before the bucket has that.
         """
         control, bucket = node.bucket.control, node.bucket
-        control.faults(*held)
+        paused, *_ = control.faults(pause, *held)
 
         def met(run: Run) -> bool:
             keys = {each.key for each in bucket.requests() if each.fault == FaultAction.HOLD.value}
             # The daemon may ask for data before the trainer does.
-            return last in run.losses() and len(keys) == len(held) and when()
+            return last in run.losses() and keys >= {each.key for each in held} and when()
 
         with Run(self._words(node.path), self._directory / "dies") as run:
+            wait_until(lambda: run.ended() or first(), "the first checkpoint in the bucket", WAIT_SECONDS)
+            control.clear_faults(paused)
             wait_until(lambda: run.ended() or met(run), "the requests that are held", WAIT_SECONDS)
             assert not run.ended(), run.log()
             losses = run.losses()

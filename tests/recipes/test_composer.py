@@ -15,6 +15,8 @@ TRAIN = EXAMPLES / "composer" / "train.py"
 LINK = "latest-rank0.pt"
 # Samples 72 to 79 are the tenth batch, whatever the ranks; checkpoints are made after the fourth and the eighth.
 DATA = "data/00075.npy"
+# Of the sixth batch.
+PAUSE = "data/00043.npy"
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
@@ -73,12 +75,19 @@ def test_a_killed_run_goes_on_from_the_latest_whole_checkpoint(
         held.append(hold(bucket, "PutObject", f"{folder}/ba8-rank0.pt"))
     saved = f"ba{first - 1}-rank0.pt"
 
-    def published() -> bool:
+    def published(name: str = saved) -> bool:
         # The old one goes last: when the link has moved, and not before.
         objects = objects_below(bucket, folder)
-        return objects.get(LINK) == saved and sorted(objects) == sorted([saved, LINK])
+        return objects.get(LINK) == name and sorted(objects) == sorted([name, LINK])
 
-    before = story.die(mount(), last=9, held=held, when=published)
+    before = story.die(
+        mount(),
+        last=9,
+        held=held,
+        when=published,
+        pause=hold(bucket, "GetObject", PAUSE),
+        first=lambda: published("ba4-rank0.pt"),
+    )
     assert before == {step: reference.losses[step] for step in range(1, 10)}
     other = mount()
     if newest == "on its way":

@@ -15,6 +15,8 @@ TRAIN = EXAMPLES / "deepspeed" / "train.py"
 FOLDER = "checkpoints"
 # Samples 72 to 79 are the tenth batch; checkpoints are made after the fourth and the eighth.
 DATA = "data/00075.npy"
+# Of the sixth batch.
+PAUSE = "data/00043.npy"
 SHARD = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
 
 
@@ -61,10 +63,17 @@ def test_a_killed_run_goes_on_from_the_checkpoint_that_latest_names(
     if newest == "on its way":
         held.append(hold(bucket, "PutObject", f"{FOLDER}/global_step8/{SHARD}"))
 
-    def named() -> bool:
-        return objects_below(bucket, FOLDER).get("latest") == f"global_step{first - 1}".encode()
+    def named(step: int = first - 1) -> bool:
+        return objects_below(bucket, FOLDER).get("latest") == f"global_step{step}".encode()
 
-    before = story.die(mount(), last=9, held=held, when=named)
+    before = story.die(
+        mount(),
+        last=9,
+        held=held,
+        when=named,
+        pause=hold(bucket, "GetObject", PAUSE),
+        first=lambda: named(4),
+    )
     assert before == {step: reference.losses[step] for step in range(1, 10)}
     assert named()
     resumed = story.resume(mount())

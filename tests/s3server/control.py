@@ -186,9 +186,9 @@ class Control:
         """Add faults behind those in force; return their ids."""
         return self._state.script.add(faults)
 
-    def clear_faults(self) -> None:
-        """Remove all faults and let go what they hold."""
-        self._state.script.clear()
+    def clear_faults(self, *numbers: int) -> None:
+        """Remove the faults with these ids, or all if none is named, and let go what they hold."""
+        self._state.script.clear(*numbers)
 
     def log(self, operation: str | None = None, key: str | None = None) -> list[LogEntry]:
         """Return the requests of an operation and/or a key, oldest first."""

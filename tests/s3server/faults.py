@@ -70,7 +70,7 @@ class Script:
         self._faults: dict[int, Fault] = {}
         self._seen: dict[int, int] = {}
         self._fired: dict[int, int] = {}
-        self._released = threading.Event()
+        self._released: dict[int, threading.Event] = {}
         self._random = random.Random(0)  # fixed, so that a run with probabilities can be repeated
 
     def add(self, faults: tuple[Fault, ...]) -> list[int]:
@@ -81,14 +81,15 @@ class Script:
             for number, fault in zip(ids, faults, strict=True):
                 self._faults[number] = fault
                 self._seen[number] = self._fired[number] = 0
+                self._released[number] = threading.Event()
             return ids
 
-    def clear(self) -> None:
-        """Remove every fault and let go what is held."""
+    def clear(self, *numbers: int) -> None:
+        """Remove these faults, or all if none is named, and let go what they hold."""
         with self._lock:
-            self._faults.clear()
-            self._released.set()
-            self._released = threading.Event()
+            for number in numbers or list(self._faults):
+                del self._faults[number]
+                self._released.pop(number).set()
 
     def choose(
         self, method: str, operation: str, key: str, part: str = ""
@@ -97,7 +98,7 @@ class Script:
 
         part: the part number as sent, empty without one.
         """
-        chosen: Fault | None = None
+        chosen: tuple[Fault, threading.Event] | None = None
         with self._lock:
             for number, fault in self._faults.items():
                 if not fault.matches(method, operation, key, part):
@@ -105,8 +106,8 @@ class Script:
                 self._seen[number] += 1
                 if chosen is None and self._fires(number, fault):
                     self._fired[number] += 1
-                    chosen = fault
-            return None if chosen is None else (chosen, self._released)
+                    chosen = fault, self._released[number]
+            return chosen
 
     def _fires(self, number: int, fault: Fault) -> bool:
         if fault.nth is not None and self._seen[number] != fault.nth:

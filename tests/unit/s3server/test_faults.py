@@ -186,6 +186,25 @@ def test_a_held_request_waits_for_the_script_to_be_cleared(server: ServerProcess
     assert server.control.read("held") == b"x"
 
 
+def test_a_fault_is_removed_by_its_id_and_the_others_stay(server: ServerProcess, client: "S3Client") -> None:
+    first, second = server.control.faults(
+        Fault(FaultAction.HOLD, key="first"), Fault(FaultAction.HOLD, key="second")
+    )
+    threads = {
+        key: threading.Thread(target=client.put_object, kwargs={"Bucket": BUCKET, "Key": key, "Body": b"x"})
+        for key in ("first", "second")
+    }
+    for thread in threads.values():
+        thread.start()
+    server.control.wait_requests(2, "PutObject", finished=False)
+    server.control.clear_faults(first)
+    threads["first"].join()
+    assert list(server.control.objects()) == ["first"]
+    server.control.clear_faults(second)
+    threads["second"].join()
+    assert sorted(server.control.objects()) == ["first", "second"]
+
+
 def test_faults_are_told_by_key_method_and_number(server: ServerProcess, client: "S3Client") -> None:
     for key in ("a/1", "a/2", "b/1"):
         server.control.put(key, b"x")
