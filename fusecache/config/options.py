@@ -168,7 +168,7 @@ class MountOptions:
     )
     fuse_library: str = option(
         one_of("auto", "own", "pyfuse3"),
-        "what answers the kernel's requests: own, in this package; pyfuse3, which the extra `mount` installs; auto, "
+        "what answers the kernel's requests: own, in this package; pyfuse3, which the extra `pyfuse3` installs; auto, "
         "own where its self-test passes, else pyfuse3",
         default="auto",
         metavar="auto|own|pyfuse3",

@@ -80,7 +80,7 @@ def _pyfuse3(operations: RequestHandlers, plan: MountPlan) -> FuseSession:
     try:
         from fusecache.fuse.pyfuse3_session import Pyfuse3Session
     except ModuleNotFoundError as exc:
-        raise MountRefused(f"{exc.name} is not installed: pip install 'fusecache[mount]'") from exc
+        raise MountRefused(f"{exc.name} is not installed: pip install 'fusecache[pyfuse3]'") from exc
     except ImportError as exc:  # libfuse3.so.3 is missing
         raise MountRefused(f"pyfuse3 cannot be loaded: {exc}") from exc
     session = Pyfuse3Session(operations, plan)
