@@ -173,7 +173,7 @@ class Operations(RequestHandlers):
     async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
         """Make a directory."""
         self._check_writable(parent_inode)
-        bits = mode & ~ctx.umask & 0o7777
+        bits = mode & ~ctx.umask & _PERMISSIONS
         return self._new(
             await self._fs.namespace_ops.mkdir(
                 self._directory(parent_inode), self._new_name(parent_inode, name), bits, (ctx.uid, ctx.gid)
@@ -249,14 +249,10 @@ class Operations(RequestHandlers):
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
         """Make an empty file, or a pipe, socket or device node, which stays on this node."""
-        self._check_writable(parent_inode)
-        bits = mode & ~(ctx.umask & _PERMISSIONS)
-        node = await self._fs.namespace_ops.create(
-            self._directory(parent_inode),
-            self._new_name(parent_inode, name),
-            bits & _PERMISSIONS if stat.S_ISREG(mode) else special_mode(bits, rdev),
-            (ctx.uid, ctx.gid),
-        )
+        bits = mode & ~ctx.umask & _PERMISSIONS
+        if not stat.S_ISREG(mode):
+            bits = special_mode(stat.S_IFMT(mode) | bits, rdev)
+        node = await self._new_file(parent_inode, name, bits, ctx)
         handle = self._fs.file_io.open(node, writable=True, pid=ctx.pid)
         try:
             await self._fs.close_protocol.flush(handle)
@@ -310,11 +306,7 @@ class Operations(RequestHandlers):
         """Create and open a file."""
         if parent_inode == hint_files.DIRECTORY:
             return self._control.hints.create(os.fsdecode(name), ctx.uid, ctx.pid)
-        self._check_writable(parent_inode)
-        bits = mode & ~ctx.umask & 0o7777
-        node = await self._fs.namespace_ops.create(
-            self._directory(parent_inode), self._new_name(parent_inode, name), bits, (ctx.uid, ctx.gid)
-        )
+        node = await self._new_file(parent_inode, name, mode & ~ctx.umask & _PERMISSIONS, ctx)
         appends = bool(flags & os.O_APPEND)
         handle = self._fs.file_io.open(node, writable=True, pid=ctx.pid, appends=appends)
         return self._file_info(handle), self._new(node)
@@ -478,6 +470,12 @@ class Operations(RequestHandlers):
         self._files[number] = handle
         keep_cache = not self._fs.hints.is_recording
         return FileInfo(fh=number, keep_cache=keep_cache, backing_id=self.passthrough.open(handle))
+
+    async def _new_file(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> Node:
+        self._check_writable(parent_inode)
+        return await self._fs.namespace_ops.create(
+            self._directory(parent_inode), self._new_name(parent_inode, name), mode, (ctx.uid, ctx.gid)
+        )
 
     def _new(self, node: Node) -> EntryAttributes:
         node.lookups += 1

@@ -307,31 +307,30 @@ def test_old_checkpoint_with_a_young_file_stays(old: Cleaned) -> None:
     assert len(old.bucket.names()) == 3
 
 
-def test_checkpoint_that_changed_since_stays(old: Cleaned) -> None:
+def clean_while_a_file_changes(old: Cleaned, lists: int, name: str) -> tuple[int, str]:
+    """Keep one of two checkpoints, and write `name` while that LIST is on its way; return exit status and output."""
     old.checkpoint("step-1", ".metadata", days_ago=9)
     old.checkpoint("step-2", ".metadata", days_ago=8)
-    # LISTs: the clock, the survey, then the checkpoint once more.
-    old.bucket.control.faults(Fault(FaultAction.HOLD, operation="ListObjectsV2", nth=3))
+    old.bucket.control.faults(Fault(FaultAction.HOLD, operation="ListObjectsV2", nth=lists))
     process = old.begin("--keep-checkpoints", "1", "--delete")
-    old.bucket.control.wait_requests(3, "ListObjectsV2", finished=False)
-    old.bucket.put("step-1/c.pt", b"new")
+    old.bucket.control.wait_requests(lists, "ListObjectsV2", finished=False)
+    old.bucket.put(name, b"new")
     old.bucket.control.clear_faults()
     output, _ = process.communicate(timeout=60)
-    assert (process.returncode, "run/step-1/ stays: it changed after the listing" in output) == (1, True)
+    return process.returncode, output
+
+
+def test_checkpoint_that_changed_since_stays(old: Cleaned) -> None:
+    # LISTs: the clock, the survey, then the checkpoint once more.
+    status, output = clean_while_a_file_changes(old, 3, "step-1/c.pt")
+    assert (status, "run/step-1/ stays: it changed after the listing" in output) == (1, True)
     assert (len(old.bucket.names()), old.deletes()) == (7, 0)
 
 
 def test_file_written_while_its_checkpoint_goes_stays(old: Cleaned) -> None:
-    old.checkpoint("step-1", ".metadata", days_ago=9)
-    old.checkpoint("step-2", ".metadata", days_ago=8)
     # LISTs: the clock, the survey, then of the checkpoint: all, its markers, its other files.
-    old.bucket.control.faults(Fault(FaultAction.HOLD, operation="ListObjectsV2", nth=5))
-    process = old.begin("--keep-checkpoints", "1", "--delete")
-    old.bucket.control.wait_requests(5, "ListObjectsV2", finished=False)
-    old.bucket.put("step-1/a.pt", b"new")
-    old.bucket.control.clear_faults()
-    output, _ = process.communicate(timeout=60)
-    assert (process.returncode, "run/step-1/a.pt stays: it changed after the listing" in output) == (1, True)
+    status, output = clean_while_a_file_changes(old, 5, "step-1/a.pt")
+    assert (status, "run/step-1/a.pt stays: it changed after the listing" in output) == (1, True)
     assert [name for name in old.bucket.names() if name.startswith("step-1")] == ["step-1/a.pt"]
 
 

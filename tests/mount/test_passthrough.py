@@ -378,7 +378,7 @@ def test_a_file_that_passes_is_not_evicted(
         run(FUSECACHE, "evict", one.path / "whole")
         return not path.exists()
 
-    wait_until(is_gone, "the eviction of a file that nobody reads")
+    wait_until(is_gone, "the eviction of a file that no program reads")
 
 
 def test_a_mapping_outlives_its_descriptor_and_a_killed_daemon(
@@ -406,7 +406,7 @@ def test_a_mapping_outlives_its_descriptor_and_a_killed_daemon(
         run(FUSECACHE, "evict", one.path / "whole")
         return not path.exists()
 
-    wait_until(is_gone, "the eviction of a file that nobody reads")
+    wait_until(is_gone, "the eviction of a file that no program reads")
 
 
 def test_nothing_is_left_of_a_closed_file(one: Mount, shared: Place) -> None:

@@ -431,7 +431,7 @@ async def held(cache: BlockCache, object_id: ObjectId, size: int) -> WholeFile |
     return whole or await cache.maintenance.hold_whole(object_id, size)
 
 
-async def test_a_whole_file_is_verified_once_and_held_until_nobody_reads_it(tmp_path: Path) -> None:
+async def test_a_whole_file_is_verified_once_and_held_until_no_program_reads_it(tmp_path: Path) -> None:
     data = some_bytes(9 * MIB + 77)
     bucket = new_bucket()
     object_id = bucket.put("a", data)

@@ -223,7 +223,7 @@ def test_a_job_without_a_cursor_moves_by_its_reads_and_lags_rather_than_leads() 
         timeline.on_read(f"train/shard.{number:07d}.mds", 5, 1, 10.0 + number, has_waited=False)
     assert timeline.jobs["job"].step == 3
     assert timeline.follows("train/shard.0000050.mds")
-    assert not timeline.follows("nobody's")
+    assert not timeline.follows("of no job")
     timeline.move("job", 20, 30.0)
     assert not timeline.follows("train/shard.0000050.mds")
     for number in range(50, 60):
