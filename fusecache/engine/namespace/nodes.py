@@ -323,6 +323,11 @@ def is_rename(item: FileVersion | Operation) -> bool:
     return isinstance(item, Operation) and item.record.kind is OperationKind.RENAME
 
 
+def is_symlink(item: QueuedChange) -> TypeGuard[Operation]:
+    """Return whether a queued change makes a symlink."""
+    return isinstance(item, Operation) and item.record.kind is OperationKind.SYMLINK
+
+
 def dropped_row(version: FileVersion) -> PutFile:
     """Return the row of content that must not come back after a crash: the next mount removes its file.
 

@@ -10,6 +10,7 @@ Invariants:
    empty?) and the rename of a directory (what is in it?).
 """
 
+import posixpath
 import time
 
 from fusecache.engine.namespace.lookup import Lookup
@@ -21,6 +22,7 @@ from fusecache.engine.namespace.nodes import (
     dropped_row,
     in_use,
     is_rename,
+    is_symlink,
 )
 from fusecache.engine.namespace.tree import ROOT_USER, Tree, User
 from fusecache.engine.namespace_ops.directory_markers import DirectoryMarkers
@@ -44,6 +46,7 @@ from fusecache.model.errors import (
     NotEmpty,
     NotFound,
 )
+from fusecache.model.names import parent_prefix
 from fusecache.model.records import OperationKind
 from fusecache.model.special_files import is_special
 from fusecache.model.states import FileState
@@ -74,7 +77,7 @@ class NamespaceOps:
         self._listener = listener
         self._immutable = immutable
         self._operations = operations = OperationQueue(tree, write.disposal, queue, journal)
-        self._rotation = rotation = CheckpointRotation(queue, write.disposal.dequeue, operations.requeue_last)
+        self._rotation = rotation = CheckpointRotation(queue, self._dequeue, operations.requeue_last)
         self._markers = markers = DirectoryMarkers(tree, lookup, queue, operations)
         self._rename = Rename(tree, write, queue, journal, operations, rotation, listener)
         self._directory_rename = DirectoryRename(
@@ -237,12 +240,7 @@ class NamespaceOps:
         for item in self._withdrawable(node, key):
             if not self._queue.is_deferred(item):  # no delete waits for the sequence of a deferred item
                 left.append(item)
-            if isinstance(item, FileVersion):
-                changes += self._disposal.dequeue(item)
-            else:
-                self._queue.remove(item)
-                changes.append(DropOperation(item.sequence))
-                self._tree.release_local(node)
+            changes += self._dequeue(item)
         version = node.version
         # A version that is still queued stays queued: a delete depends on it, or a rename behind it moves it.
         if version is not None and not version.in_flight and version not in self._queue:
@@ -276,7 +274,28 @@ class NamespaceOps:
             and not is_rename(item)
             and item.sequence > max(leaves, default=0)
             and not self._rotation.blocks_a_delete(item)
+            and not self._is_pointer(item)
         ]
+
+    def _is_pointer(self, item: QueuedChange) -> bool:
+        """Return whether an item is a symlink with the name of a commit marker (`latest`) to something that is here.
+
+        Trainers replace such a link by removing it first. It is published all the same: if it gave way to the newer
+        link, which waits for a newer checkpoint, the bucket could have a whole checkpoint that nothing points to.
+        """
+        key = item.record.key
+        if not is_symlink(item) or not self._queue.is_commit_marker(key) or self._queue.is_deferred(item):
+            return False
+        return self._tree.find(posixpath.normpath(parent_prefix(key) + item.record.target)) is not None
+
+    def _dequeue(self, item: QueuedChange) -> list[Change]:
+        """Take a change that is not in flight out of the queue; return the rows."""
+        if isinstance(item, FileVersion):
+            return self._disposal.dequeue(item)
+        self._queue.remove(item)
+        if item.node is not None:
+            self._tree.release_local(item.node)
+        return [DropOperation(item.sequence)]
 
 
 def _touch(*directories: Node) -> None:

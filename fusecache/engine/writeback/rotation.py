@@ -10,7 +10,7 @@ Invariant: nothing here awaits. The caller journals the returned rows in one tra
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
+from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal, is_symlink
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change
 from fusecache.model.records import OperationKind
@@ -24,13 +24,13 @@ _DELAYS_MAX = 16
 class CheckpointRotation:
     """Keeps the publish order valid when content is removed, or moved, before it was published.
 
-    dequeue: takes a version out of the queue. requeue: moves an operation to the end of the queue.
+    dequeue: takes a change out of the queue. requeue: moves an operation to the end of the queue.
     """
 
     def __init__(
         self,
         queue: WritebackQueue,
-        dequeue: Callable[[FileVersion], list[Change]],
+        dequeue: Callable[[QueuedChange], list[Change]],
         requeue: Callable[[Operation, list[Change]], None],
     ) -> None:
         self._queue = queue
@@ -42,7 +42,7 @@ class CheckpointRotation:
 
         That is so if the oldest delete waits for it, or a delete that cannot wait for newer content instead.
         """
-        is_whole = item.state is FileState.SEALED if isinstance(item, FileVersion) else _is_symlink(item)
+        is_whole = item.state is FileState.SEALED if isinstance(item, FileVersion) else is_symlink(item)
         if not is_whole or self._queue.is_deferred(item):
             return False
         key = item.changed_keys()[-1]
@@ -106,11 +106,16 @@ class CheckpointRotation:
         """Drop versions of a commit marker that may name the dropped item: only the newest version is published.
 
         These are versions after `sequence`, apart from the newest one. If the next version is not sealed yet, its close
-        may still be revoked: then the version is marked, and dropped when the next one is sealed.
+        may still be revoked: then the version is marked, and dropped when the next one is sealed. Symlinks count as
+        versions, and their removal as the next one.
         """
         changes: list[Change] = []
         queued = self._queue.for_key(key)
         for item, next_one in pairwise(queued):
+            if is_symlink(item) and item.sequence > sequence and not item.in_flight:
+                if is_symlink(next_one) or is_removal(next_one):
+                    changes += self._dequeue(item)
+                continue
             if (
                 item.sequence < sequence
                 or not isinstance(item, FileVersion)
@@ -154,7 +159,3 @@ class CheckpointRotation:
                 continue
             if last.sequence > removal.sequence:
                 yield last
-
-
-def _is_symlink(item: Operation) -> bool:
-    return item.record.kind is OperationKind.SYMLINK

@@ -111,7 +111,7 @@ async def point_by_rename(user: User, step: int) -> None:
 async def point_by_link(user: User, step: int) -> None:
     if step:
         await user.unlink("run/latest")
-    await user.symlink(f"{step}", "run/latest")
+    await user.symlink(f"step-{step}", "run/latest")
 
 
 def whole_steps(state: dict[str, bytes]) -> set[int]:
@@ -134,7 +134,7 @@ def _layouts(step: int) -> list[dict[str, bytes]]:
 def pointed_at(state: dict[str, bytes]) -> int | None:
     """Return which checkpoint `latest` names in a bucket."""
     latest = state.get("run/latest")
-    return None if latest is None else int(latest.removeprefix(b"-> "))
+    return None if latest is None else int(latest.removeprefix(b"-> ").removeprefix(b"step-"))
 
 
 Step = Callable[[User, int], Awaitable[None]]
@@ -183,6 +183,52 @@ async def test_a_rotation_that_is_faster_than_the_uplink_leaves_a_whole_checkpoi
         assert whole_steps(state)
         assert tell is None or pointed_at(state) in whole_steps(state)
     assert whole_steps(bucket.shows()) == {ROUNDS - 1}
+
+
+@pytest.mark.parametrize("tell", [point, point_by_rename, point_by_link])
+async def test_each_pointer_arrives_once_its_checkpoint_is_whole_although_newer_ones_are_on_their_way(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, tell: Step
+) -> None:
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        await user.mkdir("run")
+        for step in range(6):
+            await save_file(user, step)
+            await tell(user, step)
+            await trio.sleep(EVERY)
+        assert await user.drained() == "durable"
+    pointers = [pointed_at(state) for state in bucket.states]
+    assert list(dict.fromkeys(pointers)) == [None, *range(6)]
+    assert all(pointer is None or pointer in whole_steps(state) for pointer, state in zip(pointers, bucket.states))
+
+
+async def test_a_link_removed_on_its_way_does_not_arrive_without_what_it_names(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        await user.mkdir("run")
+        for step in range(3):
+            await save_file(user, step)
+            await point_by_link(user, step)
+        await remove_file(user, 1)
+        assert await user.drained() == "durable"
+    assert {pointed_at(state) for state in bucket.states} == {None, 0, 2}
+
+
+@pytest.mark.parametrize("names", [("run/step-0", "run/latest"), ("run/latest", "run/step-0")])
+async def test_a_link_that_is_removed_with_what_it_names_costs_no_request(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, names: tuple[str, str]
+) -> None:
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        await user.mkdir("run")
+        assert await user.drained() == "durable"
+        bucket.requests.clear()
+        await save_file(user, 0)
+        await point_by_link(user, 0)
+        for name in names:
+            await user.unlink(name)
+        assert await user.drained() == "durable"
+        assert not [key for method, key in bucket.requests if method in ("put", "delete")]
+    assert bucket.shows() == {"run/": b""}
 
 
 async def test_a_directory_that_is_removed_while_it_goes_up_goes_up_no_further(
