@@ -280,7 +280,7 @@ class NamespaceOps:
     def _is_pointer(self, item: QueuedChange) -> bool:
         """Return whether an item is a symlink with the name of a commit marker (`latest`) to something that is here.
 
-        Trainers replace such a link by removing it first. It is published all the same: if it gave way to the newer
+        Trainers replace such a link by removing it first. It is published regardless: if it gave way to the newer
         link, which waits for a newer checkpoint, the bucket could have a whole checkpoint that nothing points to.
         """
         key = item.record.key

@@ -198,7 +198,10 @@ async def test_each_pointer_arrives_once_its_checkpoint_is_whole_although_newer_
         assert await user.drained() == "durable"
     pointers = [pointed_at(state) for state in bucket.states]
     assert list(dict.fromkeys(pointers)) == [None, *range(6)]
-    assert all(pointer is None or pointer in whole_steps(state) for pointer, state in zip(pointers, bucket.states))
+    assert all(
+        pointer is None or pointer in whole_steps(state)
+        for pointer, state in zip(pointers, bucket.states, strict=True)
+    )
 
 
 async def test_a_link_removed_on_its_way_does_not_arrive_without_what_it_names(
