@@ -17,7 +17,7 @@ from loader import wait_for
 from tests.mount.conftest import FLAGS, ExpectedLog
 from tests.s3server import Account, Fault, FaultAction, ServerProcess
 from tests.support.gcs_server import GcsServer
-from tests.support.mounts import FUSECACHE, Mount, pattern, run, wait_until
+from tests.support.mounts import FUSECACHE, Mount, pattern, refusal, run, wait_until
 from tests.support.s3_buckets import Bucket, Service
 
 pytestmark = pytest.mark.s3server_only
@@ -283,7 +283,10 @@ def test_status_names_the_bucket_that_is_degraded(pair: Pair) -> None:
     done = run(FUSECACHE, "status", made.path / "dataset/file").stdout
     assert "refuse" not in done
     _allow(pair.gradients)
-    wait_until(lambda: not os.listdir(made.path / "gradients"), "the healed bucket", seconds=40)
+    # Refused until the daemon tries the keys again.
+    wait_until(
+        lambda: refusal(lambda: os.listdir(made.path / "gradients")) is None, "the healed bucket", seconds=40
+    )
     made.unmount()
     pair.allow(made, *AWAY)
 
