@@ -146,6 +146,11 @@ test-posix: setup ## pjdfstest on a mount; PJDFSTEST=DIR, a built copy of github
 	@[ -x "$(PJDFSTEST)/pjdfstest" ] || { echo "PJDFSTEST=$(PJDFSTEST) has no program pjdfstest: build it there first" >&2; exit 1; }
 	$(VENV)/bin/python -m tests.posix "$(PJDFSTEST)" $(POSIX_TESTS)
 
+.PHONY: test-random-operations
+test-random-operations: setup ## xfstests' fsx and fsstress on mounts, 100 000 operations; XFSTESTS=DIR with both programs; as root; an hour
+	@[ -x "$(XFSTESTS)/fsx" ] || { echo "XFSTESTS=$(XFSTESTS) has no program fsx: build xfstests' ltp/fsx.c there first" >&2; exit 1; }
+	$(VENV)/bin/python -m tests.posix.random_operations "$(XFSTESTS)"
+
 CEPH_TESTS ?= tests/contract tests/mount tests/unit/examples/test_buckets.py
 
 .PHONY: test-ceph
