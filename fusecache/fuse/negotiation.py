@@ -21,8 +21,8 @@ _WANTED = (
     "ASYNC_READ", "ATOMIC_O_TRUNC", "BIG_WRITES", "AUTO_INVAL_DATA", "DO_READDIRPLUS", "PARALLEL_DIROPS",
     "MAX_PAGES", "INIT_EXT",
 )  # fmt: skip
-# Files to read by passthrough lie on a plain file system. With 2, they might lie on an overlay, but the mount could not
-# be a layer of one.
+# 1: files for passthrough must lie on a plain file system. 2 would allow an overlay, but then the mount could not be a
+# layer of an overlay.
 _STACK_DEPTH = 1
 # The oldest struct fuse_init_in: without flags2.
 _SHORT_INIT_BYTES = 16

@@ -18,8 +18,8 @@ _EXPECTED = frozenset(
 class Notifier:
     """Sends notifications of one mount.
 
-    Each may block: the kernel takes the directory's lock, which a process may hold that waits for the loop. So names go
-    through a thread, and callers of `invalidate_inode` use one of their own.
+    Each may block: the kernel takes the directory's lock, and a process may hold that lock while it waits for the
+    loop. So names go through a thread, and callers of `invalidate_inode` use one of their own.
     """
 
     def __init__(self, fd: int) -> None:

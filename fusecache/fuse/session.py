@@ -300,8 +300,8 @@ class OwnSession:
 
     def _fail(self, request: KernelRequest, error: int) -> None:
         """Answer a request whose handler failed."""
-        # The kernel has to hear of entries that were added: each of them holds a reference. It asks for more, and gets
-        # the error then.
+        # Each entry that was added holds a reference of the kernel, so it is sent, and not the error. The kernel gets
+        # the error when it asks for more.
         listed = request.token.payload() if request.token is not None else b""
         if request.opcode not in SILENT:
             self._reply(request, listed, 0 if listed else error)

@@ -23,8 +23,9 @@ from loader.world import World
 class RankPartition:
     """Maps the positions that global batches are cut from to indices into the epoch's shuffled samples.
 
-    samples: of the epoch. nodes: physical ones; they matter only beyond `length_of_any_world`. There, if nodes exceed
-    canonical nodes, rows are padded to a whole number of samples a node.
+    samples: of the epoch. nodes: physical ones. Where they are not more than the canonical nodes, or the samples are
+    more than these, they matter only beyond `length_of_any_world`: if nodes exceed canonical nodes, rows are padded
+    there to a whole number of samples a node.
     """
 
     samples: int

@@ -216,7 +216,7 @@ class BlockCache:
         """Return bytes [offset, offset + length), clamped to the object's size; empty at its end.
 
         A returned memoryview is valid until the caller's next checkpoint.
-        Raises ObjectChanged, ObjectMissing, AccessDenied, or Unavailable after a minute of retries.
+        Raises ObjectChanged, ObjectMissing, AccessDenied, or Unavailable after `patience_seconds` of retries.
         """
         stop = min(offset + length, handle.entry.size)
         if offset >= stop:

@@ -80,7 +80,7 @@ class WarmedFiles:
 
     @contextmanager
     def protect(self) -> Iterator[set[int]]:
-        """Yield a set for file numbers. No other cache block evicts the blocks of these files."""
+        """Yield a set: new cache blocks do not evict blocks of the files whose numbers are in it; staging files may."""
         warmed: set[int] = set()
         self._warmed.append(warmed)
         try:
@@ -141,7 +141,6 @@ class Evictor:
             candidates,
             clock=self._table.clock,
             next_use=self._next_use,
-            incoming_use=None,
             chance=self._random.random(),
         )
 

@@ -30,7 +30,7 @@ from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import FusecacheError, InternalError, ListingLost, LocalDiskError
 
-# After its rows were refused, by the disk and for lack of memory, a directory is not listed for this long.
+# A directory whose rows fitted neither on the disk nor in memory is not listed again for this long.
 _REFUSED_SECONDS = 60.0
 # A directory with this many more inode ranges than pages, taken by refreshes, is listed in full, which frees them.
 _INODE_RANGES_USED = 256

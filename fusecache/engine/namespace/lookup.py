@@ -118,9 +118,10 @@ class Lookup:
     def lookup_cached(self, parent: Node, name: str) -> Node | None:
         """Return a file from an older listing, if fresher facts would cost a request of their own; None otherwise.
 
-        Sends no request. The kernel looks up the names of one directory one after the other, because libfuse 3.14 does
-        not announce parallel lookups. If each waited for the bucket, many readers of a large directory would be as slow
-        as one. The caller asks `ttl.is_node_fresh` whether the node must be looked up again before open or getattr.
+        Sends no request. With pyfuse3 the kernel looks up the names of one directory one after the other, as libfuse
+        3.14 does not ask for parallel lookups; the own session does. If each waited for the bucket, many readers of a
+        large directory would be as slow as one. The caller asks `ttl.is_node_fresh` whether the node must be looked up
+        again before open or getattr.
         """
         child = parent.children.get(name)
         if child is not None and (

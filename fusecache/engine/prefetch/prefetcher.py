@@ -198,7 +198,7 @@ class Prefetcher:
         if not self._has_buffers(cursor.piece, is_exact=cursor.is_exact):
             return False
         if cursor.planned.index.plan.is_exact:
-            # Half a batch beyond the first, so that the second is not late: it is in flight when the first is read.
+            # Also begin half a batch more: the second batch is then in flight while the job reads the first.
             plan = cursor.planned.index
             later = plan.later_bytes + cursor.piece.nbytes
             return cursor.planned.begins_its_plan or 2 * later <= plan.first_bytes or not self._is_beginning()

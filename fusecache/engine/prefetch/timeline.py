@@ -22,12 +22,12 @@ MOST_EXTENTS = 1_000_000
 MOST_JOBS = 64
 # Over all jobs, as each read checks all plans. The loader has some 6 at a time.
 MOST_PLANS = 256
-# The planned steps of the last 8 reads estimate the step of a job …
+# The step of a job is estimated from the planned steps of this many of its last reads …
 _READS = 8
-# … that has sent no cursor for 5 s.
+# … if it has sent no cursor for this long.
 _QUIET_SECONDS = 5.0
-# A job whose step is known from its reads alone is astray once so many bytes were fetched for it, and as many read of
-# other files since the last read of its own: its order does not happen. Some seconds of a far bucket.
+# A job that sends no cursor is astray once this many bytes were prefetched for it, and this many bytes of other files
+# were read since the last read of its own: it does not read in the planned order. Some seconds of a distant bucket.
 ASTRAY_BYTES = 256 << 20
 
 

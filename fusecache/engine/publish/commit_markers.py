@@ -52,7 +52,7 @@ class CommitMarkers:
         self._known_at_start: set[QueuedChange] = set()
 
     def restore(self, items: list[QueuedChange]) -> None:
-        """Find what each marker that an earlier daemon held waits for. items: the rejected changes."""
+        """Find which rejected change each marker waits for that an earlier daemon held. items: all rejected ones."""
         for each in items:
             if _is_held(each):
                 self._wait(each, next((other for other in items if _depends_on(other, each)), None))

@@ -69,7 +69,7 @@ class PrepareAhead:
         self._retry_at = now
 
     def retry(self, failing: Iterable[QueuedChange], now: float) -> None:
-        """Retry parts that failed ahead of their slot: until then nothing else does."""
+        """Retry preparations that failed before the file's publish slot: until then nothing else retries them."""
         if now < self._retry_at:
             return
         self._retry_at = now + _RETRY_SECONDS

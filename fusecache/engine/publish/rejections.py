@@ -2,7 +2,8 @@
 
 It decides nothing about retries: `publisher.py` does.
 
-Invariant: such a change is kept and reported, and blocks no other change; only commit markers that announce it wait.
+Invariant: such a change is kept and reported. It blocks only: commit markers that announce it, deletes below a marker
+that is held for it, and the delete of the object that it was renamed from.
 """
 
 import logging

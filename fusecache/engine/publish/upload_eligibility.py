@@ -10,8 +10,7 @@ from fusecache.model.states import FileState
 from fusecache.policy.name_patterns import matches_any
 from fusecache.policy.writeback.multipart import PARTS_MAX, choose_part_bytes
 
-# An mtime further than this before the begin of the upload, or in the future, was set by a program: the object must
-# carry it.
+# A program set an mtime that is in the future, or further than this before the upload began: the object must carry it.
 _MTIME_SLACK_NS = 60 * 1_000_000_000
 
 

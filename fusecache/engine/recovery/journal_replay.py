@@ -360,10 +360,10 @@ def rebuild_tree(found: ReplayResult, tree: Tree, queue: WritebackQueue, now: fl
 
 
 def _defer_deletes(found: ReplayResult) -> None:
-    """Move deletes from `operations` to `deferred` that wait until something is published at their target.
+    """Move the deletes that wait until something is published at their target from `operations` to `deferred`.
 
-    That can be DELETEs with a target, the key that newer content of their name moved to. Such a DELETE is deferred if
-    it is the only change of its key, and what it waits for is not queued before it.
+    A DELETE is deferred if it has a target (the key that newer content of its name moved to), is the only change of
+    its key, and what it waits for is not queued before it.
     """
     rejected = {each.record.key for each in found.rejected}
     sequences: dict[str, list[int]] = {}

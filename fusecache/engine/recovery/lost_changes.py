@@ -28,7 +28,7 @@ class LostChanges:
         self._is_commit_marker = is_commit_marker
         # What the bucket shows under keys whose first changes are lost, until the next change inherits it.
         self._bases: dict[str, str | None] = {}
-        # Those of them where the object is not the one that a rename was to move, but one that it had replaced.
+        # Subset of `_bases`: targets of dropped renames, where the bucket shows what the rename was to replace.
         self._replaced: set[str] = set()
         # Keys with queued changes: the first of these has the base.
         self._queued: set[str] = set()
@@ -92,7 +92,7 @@ class LostChanges:
     def _presumes_lost_content(self, operation: OperationRecord) -> bool:
         """Return whether an operation is a delete that may presume lost content: it is dropped then.
 
-        - A DELETE whose target is lost: the name that its newer content moved from shows the old object again.
+        - A DELETE whose newer content moved to `target` and is lost: the deleted name shows its old object again.
         - Any DELETE while content is lost. A delete waits for every older write of the mount, and without one of these
           the daemon cannot tell whether anything complete is left. One delete stays: that of a commit marker in whose
           directory content is written later.

@@ -4,7 +4,8 @@ A close is acknowledged once its journal row is on the disk; the last writer's r
 gets from one state to the next is in `version_states.py`. Not the upload: the publisher uploads what is closed here.
 
 Invariants:
-1. `flush` returns only when the journal row is synced. After any crash the next mount finds what it acknowledged.
+1. `flush` acknowledges content only when its journal row is synced: after a crash of the daemon the next mount finds
+   it. After a power cut the bytes must match the row's checksum, too; only `fsync` syncs them.
 2. A version whose write failed, or whose writer was killed, is never published.
 """
 

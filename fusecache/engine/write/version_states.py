@@ -8,7 +8,7 @@ Which of these a close or a release asks for is decided in `close.py`. Versions 
 `disposal.py`. The order of publishing is decided in `engine/writeback/placement.py`.
 
 Invariants:
-1. A close is durable when `journal_close` returns. After any crash the next mount finds what it acknowledged.
+1. When `journal_close` returns, the close survives a crash of the daemon: the next mount finds what it acknowledged.
 2. A sealed version never changes, and a version whose write failed is never published.
 """
 
@@ -161,7 +161,7 @@ class VersionStates:
         if node.writers or version.state is not FileState.FLUSHED or version not in self._queue:
             return
         rows = self._seal(version)
-        # More rows end a version that this one supersedes: its bytes go with its row, so these are not delayed.
+        # Several rows: this version replaces a queued one, whose staging file goes with its row. So do not delay them.
         submit = self._journal.submit_lazily if len(rows) == 1 else self._journal.submit
         submit(*rows)
         self._listener.on_sealed()

@@ -133,9 +133,9 @@ class QueuePlacement:
     def _must_publish_delete(
         self, removal: Operation, *, before: float = float("inf"), but: frozenset[int] = frozenset()
     ) -> bool:
-        """Return whether a delete must be published: it is of a commit marker, and files beside it were written since.
+        """Return whether a delete must be published: it is of a commit marker, and files beside it were queued since.
 
-        Those files count that lie right in its directory, come before `before`, are not deferred, and not in `but`.
+        Files deeper than its directory do not count, nor do deferred ones, those at or after `before`, those in `but`.
         """
         key = removal.record.key
         if not self._queue.is_commit_marker(key):

@@ -16,8 +16,8 @@ from fusecache.index.journal import Change
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
 
-# The oldest delete moves to the end of the queue at most this often, so it comes at last, whatever else is written.
-# After that, what it waits for keeps its sequence (`blocks_a_fixed_delete`).
+# How often the oldest delete may move to the end of the queue. Then it stays, so that new writes cannot delay it for
+# ever, and what it waits for keeps its sequence (`blocks_a_fixed_delete`).
 _DELAYS_MAX = 16
 
 
@@ -40,7 +40,8 @@ class CheckpointRotation:
     def blocks_a_delete(self, item: QueuedChange) -> bool:
         """Return whether an item that is removed must be published regardless.
 
-        That is so if the oldest delete waits for it, or a delete that cannot wait for newer content instead.
+        That is so if it is complete and not deferred, and one of these waits for it: the oldest delete, or a delete
+        that may not move back to wait for newer content.
         """
         is_whole = item.state is FileState.SEALED if isinstance(item, FileVersion) else is_symlink(item)
         if not is_whole or self._queue.is_deferred(item):

@@ -33,21 +33,18 @@ def is_admitted(
     *,
     clock: int,
     next_use: Callable[[EvictionCandidate], float | None],
-    incoming_use: float | None,
     chance: float,
 ) -> bool:
-    """Return whether a new block may evict cached ones. candidates: a small random sample of the cached blocks.
+    """Return whether a new block whose next use is unknown may evict cached ones.
 
-    - Its next use is known: only if some candidate is read later, or has no known next use.
-    - It is unknown: if a quarter of the sample was not read for three caches of traffic, else by chance.
+    candidates: a small random sample of the cached blocks. If a quarter of it was not read for three caches of traffic,
+    the block is admitted; else by chance, unless the next use of every candidate is known.
 
     Where every block is read once an epoch, keeping the old blocks beats replacing them. With reshuffled epochs over
     twice the cache, the hit rate is near 0.5; random replacement gives 0.22, LRU 0.15.
     chance: a random number in [0, 1).
     """
     uses = [next_use(candidate) for candidate in candidates]
-    if incoming_use is not None:
-        return any(use is None or use > incoming_use for use in uses)
     stale = sum(
         use is None and clock - candidate.stamp >= STALE_AGE
         for use, candidate in zip(uses, candidates, strict=True)

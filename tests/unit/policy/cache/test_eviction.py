@@ -92,7 +92,6 @@ class _Cache:
             sample,
             clock=clock,
             next_use=lambda candidate: None,
-            incoming_use=None,
             chance=self.rng.random(),
         ):
             return False
@@ -145,9 +144,7 @@ def test_a_newcomer_of_unknown_use_takes_no_room_of_what_will_be_used(
     found: list[EvictionCandidate], clock: int, chance: float
 ) -> None:
     if found:
-        assert not is_admitted(
-            found, clock=clock, next_use=lambda candidate: 1.0, incoming_use=None, chance=chance
-        )
+        assert not is_admitted(found, clock=clock, next_use=lambda candidate: 1.0, chance=chance)
 
 
 @given(candidates, st.integers(0, 2000), st.floats(0, 1, exclude_max=True))
@@ -155,9 +152,7 @@ def test_where_much_is_stale_every_newcomer_is_admitted(
     found: list[EvictionCandidate], clock: int, chance: float
 ) -> None:
     stale = sum(clock - candidate.stamp >= STALE_AGE for candidate in found)
-    admitted = is_admitted(
-        found, clock=clock, next_use=lambda candidate: None, incoming_use=None, chance=chance
-    )
+    admitted = is_admitted(found, clock=clock, next_use=lambda candidate: None, chance=chance)
     assert admitted or 4 * stale < len(found)
     assert not admitted or 4 * stale >= len(found) or chance < 1 / ADMIT_ONE_IN
 
@@ -173,14 +168,3 @@ def test_nothing_needed_as_soon_as_the_newcomer_goes(
     for victim in victims:
         use = uses[victim]
         assert use is None or use > incoming_use
-
-
-def test_a_newcomer_needed_later_than_all_is_not_admitted() -> None:
-    found = [EvictionCandidate(1, block, 1, 0) for block in range(10)]
-
-    def admitted(incoming_use: float) -> bool:
-        return is_admitted(
-            found, clock=0, next_use=lambda candidate: candidate.block, incoming_use=incoming_use, chance=0.0
-        )
-
-    assert [admitted(use) for use in (8, 9, 10)] == [True, False, False]
