@@ -37,6 +37,8 @@ STATUS_KEYS = {
     "keys_error": "why refused keys could not be reloaded; empty if nothing failed",
     "denied_seconds": "how long the bucket has refused the keys",
     "start_failure": "why the mount started without the bucket; empty once the bucket answered",
+    "writes_held": "why the mount writes nothing to the bucket: it started without it, and it has not answered, "
+    "or failed a check of the start; empty if it writes",
     "failed_tasks": "background tasks that failed unexpectedly: failures and last error by name",
     "conditional_writes": "what the store does with If-Match of a write: `kept`, `refused`, `ignored`, "
     "`not-of-parts` (ignored for a file that is uploaded in parts), `unknown`; "
@@ -46,7 +48,7 @@ STATUS_KEYS = {
     "objects not read there, by cause",
     "request_times": "time of the requests to the bucket, by kind, with the same keys as `call_times`",
     "buckets": "a row for each bucket of a mount of several, with its own `state`, `read_only`, `keys_from`, "
-    "`denied_seconds`, `refused_seconds`, `unanswered_seconds`, `start_failure`, `conditional_writes`, "
+    "`denied_seconds`, `refused_seconds`, `unanswered_seconds`, `start_failure`, `conditional_writes`, `writes_held`, "
     "`pending_files`, `waiting_for`; `oldest_pending_seconds` counts changes that fail",
     "options": "every option in force",
     "options_changed": "options that differ from their default",

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from fusecache.daemon.first_contact import FirstContact
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.options import BucketAccess
 from fusecache.engine.runtime.supervisor import Supervisor
+from fusecache.model.errors import MountError, RemoteError
 from fusecache.model.prices import AWS_PRICES, R2_PRICES, Prices
 from fusecache.remote.clouds.opening import cloud_keys_from
 from fusecache.remote.endpoints import Endpoint, StoreKind
@@ -53,9 +55,11 @@ class BucketLink:
             connection.failure,
             reads=connection.write_refusal is not None,
             is_answered=lambda: filesystem.is_answered(name) and not remote.writes_denied.is_on,
-            try_again=partial(filesystem.ask_bucket, name),
+            try_again=self._ask_again,
             finish=self._finish_start,
         )
+        if connection.failure is not None:  # else a write could come before `check_conditions`
+            remote.writes_held = "the bucket did not answer when this mount started"
 
     async def start(self) -> None:
         """Serve what is known here, if the bucket does not answer. Raises MountError if that is no use."""
@@ -71,13 +75,25 @@ class BucketLink:
         nursery.start_soon(supervisor.run, "contact", self._contact.run, name="contact")
         nursery.start_soon(supervisor.run, "credentials", self._renewal.run, name="credentials")
 
+    async def _ask_again(self) -> None:
+        await self._filesystem.ask_bucket(self.name)
+        if self._remote.writes_denied.is_on:
+            with suppress(RemoteError):
+                await trio.to_thread.run_sync(self._remote.probe_write, self._options.prefix)
+
     async def _finish_start(self) -> None:
-        """The bucket answers for the first time: do what `connect` could not."""
+        """The bucket answers for the first time: do what `connect` could not. Raises RemoteError, MountError."""
         self._filesystem.on_bucket_answered(self.name)
         self._reach()
-        if not self._options.read_only:
-            await trio.to_thread.run_sync(check_conditions, self._options, self._remote)
-        await self._filesystem.try_again(self.name)
+        try:
+            if not self._options.read_only:
+                await trio.to_thread.run_sync(check_conditions, self._options, self._remote)
+            self._remote.writes_held = ""
+        except MountError as exc:
+            self._remote.writes_held = str(exc)
+            raise
+        finally:  # what waits is uploaded, or has the new reason
+            await self._filesystem.try_again(self.name)
 
     def text(self) -> str:
         """Return what the user who mounts must know; "" if the bucket answered."""
@@ -90,6 +106,7 @@ class BucketLink:
             **self._renewal.facts(),
             **self._contact.facts(),
             "conditional_writes": "" if self._options.read_only else self._remote.conditional_writes.value,
+            "writes_held": self._remote.writes_held,
         }
 
     def row(self) -> dict[str, Any]:

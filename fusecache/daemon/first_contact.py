@@ -58,8 +58,11 @@ class FirstContact:
                 continue
             try:
                 await self.finish()
+            except RemoteError:
+                continue  # it does not answer any more
             except FusecacheError as exc:
                 # The mount is in use: nothing is gained by ending it.
                 log.error("the bucket answers, but a check of the start failed: %s", exc)
+            else:
+                log.info("the bucket answers: the mount is no longer degraded")
             self._failure = None
-            log.info("the bucket answers: the mount is no longer degraded")

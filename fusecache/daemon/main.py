@@ -82,6 +82,7 @@ NO_BUCKET_FACTS = {
     "keys_error": "",
     "start_failure": "",
     "conditional_writes": "",
+    "writes_held": "",
 }
 STATUS_SECONDS = 5.0  # interval of the status line for systemd
 

@@ -57,6 +57,8 @@ def _of_bucket(
 def _actions(status: Mapping[str, Any]) -> Iterator[str]:
     if status.get("journal_error"):
         yield f"nothing can be written: {status['journal_error']}"
+    if status.get("writes_held") and not status.get("start_failure"):
+        yield f"nothing is uploaded: {status['writes_held']}"
     if status.get("state") == "auth-failed":
         source = status.get("keys_from" if status.get("refused_seconds") else "write_keys_from") or ""
         denied = seconds_text(status.get("denied_seconds", 0))
@@ -84,6 +86,8 @@ def _faults(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"the bucket has refused the keys for {seconds_text(seconds)}"
     elif status.get("unanswered_seconds"):
         yield f"the bucket has not answered for {seconds_text(status['unanswered_seconds'])}"
+    elif status.get("writes_held"):
+        pass  # an action says it
     elif status.get("waiting_for") and status.get("oldest_pending_seconds", 0) > _WAITING_SECONDS:
         yield f"uploads wait: {status['waiting_for']}"
     if status.get("keys_error"):

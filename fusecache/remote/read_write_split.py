@@ -87,6 +87,8 @@ class ReadWriteSplit:
         self._refused_keys = RefusedKeys(self._probe_writer)
         # What the writer's store does with preconditions, once known.
         self.conditional_writes = ConditionalWrites.UNKNOWN
+        # Why no object may be written for now; "": they may.
+        self.writes_held = ""
         self.reads_denied = Denial()
         self.writes_denied = Denial()
         self.times = RequestTimes()
@@ -227,7 +229,7 @@ class ReadWriteSplit:
         self._ask_writer("delete", key, lambda store: store.delete(key))
 
     def probe_write(self, prefix: str) -> None:
-        """Check that the writer may write."""
+        """Check that the writer may write, also while writes are held."""
         self._ask_writer("probe", "", lambda store: store.probe_write(prefix))
 
     def probe_conditions(self) -> ConditionalWrites:
@@ -254,6 +256,8 @@ class ReadWriteSplit:
         """Send a write. key: of the object; "" if a refusal is never one of this key alone."""
         if self._writer is None:
             raise ReadOnly("this mount is read-only; mount without --read-only to write")
+        if key and self.writes_held:
+            raise Unavailable(self.writes_held)
         if key and self._group is not None:
             self._group.on_write()
         try:

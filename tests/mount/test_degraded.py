@@ -110,6 +110,37 @@ def test_a_silent_bucket_delays_a_start_by_seconds(mount, bucket, expect_log):
     again.sync()
 
 
+@pytest.mark.parametrize(("kind", "verb"), [("refused", "refuses"), ("ignored", "ignores")])
+def test_a_store_without_conditions_gets_no_write_after_such_a_start(mount, bucket, expect_log, kind, verb):
+    """What a start refuses with the bucket there is not written to it later; with the named option it is."""
+    expect_log(STARTED)
+    expect_log(ON_THE_WAY)
+    expect_log("a check of the start failed|stopped with pending uploads")
+    expect_log(f"the store {verb} If-Match")
+    used = _used(mount, bucket)
+    again: Mount = mount(cache=used.cache)
+    bucket.control.set_rules(conditional_writes=kind)
+    try:
+        bucket.control.resume()
+        wait_until(lambda: not again.status()["start_failure"], "the bucket's answer")
+        (again.path / "late").write_bytes(b"ours")
+        bucket.put("late", b"of another client")
+        assert run(FUSECACHE, "sync", again.path, "--timeout", "3", check=False).returncode
+        health = run(FUSECACHE, "health", again.path, check=False)
+        assert health.returncode == 2
+        assert health.stdout.startswith("ACTION: nothing is uploaded")
+        assert "--conflict last-wins" in health.stdout
+        assert "new" not in bucket.names()
+        assert bucket.get("late") == b"of another client"
+        again.unmount("--force")
+        last: Mount = mount("--conflict", "last-wins", cache=used.cache)
+        last.sync()
+        assert bucket.get("new") == b"pending"
+        last.unmount()
+    finally:
+        bucket.control.set_rules(conditional_writes="kept")
+
+
 def test_a_bucket_that_is_gone_still_refuses_a_start(mount, bucket, expect_log):
     """No waiting heals a wrong name."""
     made: Mount = mount()
