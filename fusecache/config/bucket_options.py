@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
+from urllib.parse import urlsplit
 
 from fusecache.config.endpoint_options import (
     family_endpoints,
@@ -192,4 +193,6 @@ def _place(bucket: BucketOptions, environment: Mapping[str, str]) -> tuple[tuple
     """Return endpoint and bucket, and the prefix in it."""
     endpoint = choose_endpoint(environment, source=bucket.source, endpoint_url=bucket.endpoint_url)
     name, _, prefix = bucket.source.partition("://")[2].partition("/")
-    return ((endpoint.url or "").rstrip("/"), f"{endpoint.kind.value}://{name}"), as_prefix(prefix)
+    url = urlsplit(endpoint.url or "")
+    port = url.port or {"http": 80, "https": 443}.get(url.scheme)
+    return (f"{url.scheme}://{url.hostname}:{port}", f"{endpoint.kind.value}://{name}"), as_prefix(prefix)

@@ -20,6 +20,17 @@ D = {
     "D_WRITE_SECRET_ACCESS_KEY": "ws",
 }
 TWO = '[[bucket]]\nname = "a"\nsource = "s3://one"\n[[bucket]]\nname = "b"\nsource = "s3://two/p"\n'
+# At one endpoint, which is written in two ways.
+ONE_INSIDE = """
+[[bucket]]
+name = "a"
+source = "s3://one"
+endpoint_url = "https://acc.example"
+[[bucket]]
+name = "b"
+source = "s3://one/p"
+endpoint_url = "{}"
+"""
 
 
 def load(
@@ -129,6 +140,8 @@ def test_the_cache_directory_follows_the_mountpoint(tmp_path: Path) -> None:
         (TWO.replace('"b"', '"a"'), r"two buckets have the name 'a'; give one of them another name"),
         (TWO.replace("s3://two/p", "s3://one/"), r"buckets a and b have the same source s3://one; remove"),
         (TWO.replace("s3://two/p", "s3://one/p"), r"s3://one and s3://one/p lie one inside the other"),
+        (ONE_INSIDE.format("https://ACC.example/"), r"s3://one and s3://one/p lie one inside the other"),
+        (ONE_INSIDE.format("https://acc.example:443"), r"s3://one and s3://one/p lie one inside the other"),
         (TWO.replace('"a"', '"x/y"'), r"1: name = 'x/y': allowed is the name of a folder: a name must not"),
         (TWO.replace('"a"', '".."'), r"1: name = '..': allowed is the name of a folder"),
         (TWO.replace('"a"', '".fusecache"'), r"reserved for the daemon"),

@@ -6,6 +6,7 @@ import pytest
 
 from fusecache.config.option_groups import MonitoringOptions, RequestOptions, WritebackOptions
 from fusecache.config.options import MountOptions
+from fusecache.daemon import risks
 from fusecache.daemon.risks import file_system_of, risk_texts
 from fusecache.remote.endpoints import Endpoint
 
@@ -53,6 +54,12 @@ def test_cache_in_memory_is_warned_of() -> None:
         options = _options(cache_dir=Path("/dev/shm/not-there"), read_only=read_only)
         texts = risk_texts(options, Endpoint(None))
         assert ["in memory (tmpfs)" in text for text in texts] == [True] * (not read_only)
+
+
+def test_a_cache_on_a_network_file_system_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(risks, "file_system_of", lambda path: "nfs4")
+    texts = risk_texts(_options(cache_dir=Path("/mnt/nfs/cache")), Endpoint(None))
+    assert [text for text in texts if "network" in text and "nfs4" in text]
 
 
 @pytest.mark.parametrize(
