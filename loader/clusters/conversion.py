@@ -22,7 +22,7 @@ from loader.errors import LoaderError, NoSampleError, NotEmptyError, WriterError
 from loader.mds.index import INDEX_NAME, read_index
 from loader.waiting import wait_for
 from loader.writing.merge import merge
-from loader.writing.parallel_writer import FileSource
+from loader.writing.parallel_writer import OneFileSource
 from loader.writing.resume_scan import make_directory
 from loader.writing.shard_packer import PackOptions, ShardPacker, schema_of
 
@@ -42,7 +42,7 @@ def convert_on_cluster(
     engine: str,
     out: str,
     columns: Mapping[str, str],
-    sources: Sequence[FileSource],
+    sources: Sequence[OneFileSource],
     *,
     resume: bool,
     options: Mapping[str, Any],

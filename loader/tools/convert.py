@@ -16,7 +16,7 @@ from loader.mds.index import read_index
 from loader.tools.commands import count_text, progress_bar, say
 from loader.tools.row_sources import JsonLines, ParquetRows, json_columns, parquet_columns
 from loader.tools.tokens import TokenOptions, TokenSource, load_tokenizer
-from loader.writing.parallel_writer import FileSource, numbered, write_named, write_parallel
+from loader.writing.parallel_writer import OneFileSource, numbered, write_named, write_parallel
 from loader.writing.recompress import recompress
 from loader.writing.shard_packer import DEFAULT_SIZE_LIMIT, PackOptions
 from loader.writing.writer import MDSWriter
@@ -137,7 +137,7 @@ def convert(
 
 def _sources(
     kind: str, inputs: Sequence[str], columns: dict[str, str], tokens: TokenOptions | None, engine: str
-) -> tuple[dict[str, str], list[FileSource]]:
+) -> tuple[dict[str, str], list[OneFileSource]]:
     for path in inputs:
         check_is_local(path)
     if not inputs:
@@ -179,7 +179,7 @@ def _columns(text: str | None) -> dict[str, str]:
 def _write(
     out: str | Path,
     columns: Mapping[str, str],
-    sources: Sequence[FileSource],
+    sources: Sequence[OneFileSource],
     *,
     engine: str,
     processes: int,

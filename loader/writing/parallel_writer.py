@@ -18,7 +18,7 @@ from loader.writing.writer import MDSWriter
 Source = Callable[[], Iterable[Mapping[str, Any]]]
 
 
-class FileSource(Protocol):
+class OneFileSource(Protocol):
     """A source that reads one file."""
 
     @property
