@@ -9,15 +9,15 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from loader.base.paths import is_url
-from loader.clusters.parts import Attempt, PartTask, local_folder, sync
-from loader.clusters.ray_data import run_on_ray
-from loader.clusters.spark import run_on_spark
+from loader.clusters.parts import PartTask, Run, local_folder, sync
+from loader.clusters.ray_data import ray_engine
+from loader.clusters.spark import spark_engine
 from loader.errors import LoaderError, NoSampleError, NotEmptyError, WriterError, cause_text
 from loader.mds.index import INDEX_NAME, read_index
 from loader.waiting import wait_for
@@ -32,10 +32,7 @@ ATTEMPT = re.compile(r"\d{5,}-[0-9a-f]{8}-[0-9a-f]{12}")  # part, key of the con
 # A mount without `fsync = "remote"` may still upload what another node wrote; it gives up after 300 s of standstill.
 SHOWN_SECONDS = 300.0
 
-ENGINES: Mapping[str, Callable[[Sequence[PartTask]], Iterable[Attempt]]] = {
-    "ray": run_on_ray,
-    "spark": run_on_spark,
-}
+ENGINES: Mapping[str, Callable[[], Run]] = {"ray": ray_engine, "spark": spark_engine}
 
 
 def convert_on_cluster(
@@ -53,6 +50,7 @@ def convert_on_cluster(
     Raises WriterError if `out` has anything else, NoSampleError for files without samples, LoaderError if a part
     cannot be written; the complete parts stay.
     """
+    run = ENGINES[engine]()
     out = out if is_url(out) else os.path.abspath(out)
     root = local_folder(out)
     settings = {
@@ -77,7 +75,7 @@ def convert_on_cluster(
         return int(read_index(root).samples.sum())
     success.unlink(missing_ok=True)
     if tasks:
-        done |= _run(engine, tasks)
+        done |= _run_all(run, tasks)
     folders = [done[number] for number in range(len(counts))]
     for folder in folders:
         wait_for(root / folder / INDEX_NAME, timeout=SHOWN_SECONDS)
@@ -163,10 +161,10 @@ def _complete(root: Path, key: str) -> dict[int, str]:
     return found
 
 
-def _run(engine: str, tasks: Sequence[PartTask]) -> dict[int, str]:
+def _run_all(run: Run, tasks: Sequence[PartTask]) -> dict[int, str]:
     found: dict[int, str] = {}
     try:
-        for attempt in ENGINES[engine](tasks):
+        for attempt in run(tasks):
             if attempt.problem:
                 raise LoaderError(attempt.problem)
             found[attempt.number] = attempt.folder

@@ -4,7 +4,7 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +35,9 @@ class Attempt(NamedTuple):
     problem: str
 
 
+Run = Callable[[Sequence[PartTask]], Iterable[Attempt]]
+
+
 def write_attempt(task: PartTask) -> Attempt:
     """Write a part into a new folder, and sync it.
 
@@ -42,13 +45,15 @@ def write_attempt(task: PartTask) -> Attempt:
     repeats a task that raises. Any other error is raised: another node may not have it.
     """
     name = f"{task.name}-{uuid.uuid4().hex[:12]}"
+    folder: Path | None = None
     try:
         folder = local_folder(task.root) / name
         samples = write_part(folder, task.columns, task.sources, resume=False, options=task.options)
         for path in folder.iterdir():
             sync(path)
     except LoaderError as problem:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         return Attempt(task.number, "", 0, str(problem))
     return Attempt(task.number, name, samples, "")
 

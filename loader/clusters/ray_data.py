@@ -5,28 +5,31 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from loader.base.optional_imports import optional_module
-from loader.clusters.parts import Attempt, PartTask, write_attempt
+from loader.clusters.parts import Attempt, PartTask, Run, write_attempt
 
 
-def run_on_ray(tasks: Sequence[PartTask]) -> Iterator[Attempt]:
-    """Yield the attempt that wrote each part, in any order. Connects as `ray.init()` does, unless that was called.
+def ray_engine() -> Run:
+    """Return a function that yields the attempt that wrote each part, in any order. Raises LoaderError without Ray.
 
-    Ray Data starts the task of a lost worker again, without limit.
+    It connects as `ray.init()` does, unless that was called. Ray Data starts the task of a lost worker again, without
+    limit.
     """
     data = optional_module("ray.data", why="--engine ray", package="'fusecache[ray]'")
     ray = optional_module("ray", why="--engine ray", package="'fusecache[ray]'")
-    connects = not ray.is_initialized()
-    if connects:
-        ray.init()
-    try:
-        rows = data.from_items(
-            [{"task": pickle.dumps(task)} for task in tasks], override_num_blocks=len(tasks)
-        )
-        for row in rows.map(_row).iter_rows():
-            yield Attempt(**row)
-    finally:
+
+    def run(tasks: Sequence[PartTask]) -> Iterator[Attempt]:
+        connects = not ray.is_initialized()
         if connects:
-            ray.shutdown()
+            ray.init()
+        try:
+            rows = [{"task": pickle.dumps(task)} for task in tasks]
+            for row in data.from_items(rows, override_num_blocks=len(rows)).map(_row).iter_rows():
+                yield Attempt(**row)
+        finally:
+            if connects:
+                ray.shutdown()
+
+    return run
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,8 @@ VENV = Path(os.environ.get("FUSECACHE_TEST_CLUSTERS", ""))
 START_SECONDS = 120.0
 # A driver and its workers import all of an engine, beside other tests on a busy machine.
 END_SECONDS = 400.0
+# `ray start` gives up when a node is not there after 30 s, which no setting changes.
+RAY_STARTS = 4
 HOST = "127.0.0.1"
 WORKERS = 2
 
@@ -130,16 +132,27 @@ def ray_cluster(folder: Path) -> Iterator[Cluster]:
     ):  # sockets have 108 bytes
 
         def start(name: str, *words: str) -> None:
-            running.enter_context(_running([*ray, *words], environment, folder / name))
-            wait_until(
-                lambda: "--block" in (folder / name).read_text(), f"Ray's {name} {folder}", START_SECONDS
-            )
+            log = folder / name
+            for _ in range(RAY_STARTS):
+                process = running.enter_context(_running([*ray, *words], environment, log))
+                if (
+                    wait_until(lambda each=process: _ray_state(each, log), f"Ray: {log}", START_SECONDS)
+                    == "runs"
+                ):
+                    return
+            raise AssertionError(log.read_text())
 
         head = ["--head", "--num-cpus=0", f"--port={address.partition(':')[2]}", f"--temp-dir={short}"]
         start("head", *head, f"--node-ip-address={HOST}", "--include-dashboard=false")
         for number in range(WORKERS):
             start(f"node {number}", f"--address={address}", "--num-cpus=1")
         yield Cluster("ray", environment | {"RAY_ADDRESS": address}, folder)
+
+
+def _ray_state(process: "subprocess.Popen[bytes]", log: Path) -> str:
+    if process.poll() is not None:
+        return "ended"
+    return "runs" if "--block" in log.read_text() else ""
 
 
 @contextmanager
@@ -177,11 +190,13 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _running(words: Sequence[str | Path], environment: Mapping[str, str], log: Path) -> Iterator[None]:
+def _running(
+    words: Sequence[str | Path], environment: Mapping[str, str], log: Path
+) -> Iterator["subprocess.Popen[bytes]"]:
     with open(log, "wb") as output:
         process = _start(words, environment, output)
     try:
-        yield
+        yield process
     finally:
         pids = descendants(process.pid)
         _kill(process)
