@@ -43,6 +43,7 @@ DEPLOY_PACKAGES := $(CONTAINER_PACKAGES) podman runc
 RELEASE_PACKAGES := $(SYSTEMD_PACKAGES) git
 IMAGE_PACKAGES := buildah mmdebstrap
 PODMAN_PACKAGES := podman runc
+CLUSTER_PACKAGES := default-jre-headless
 
 .PHONY: help
 help: ## show this list
@@ -108,7 +109,7 @@ IN_PARALLEL ?= -n 4 --dist worksteal
 .PHONY: test
 test: setup ## all tests that need no other store and no systemd; PYTEST_ARGS for more
 	$(VENV)/bin/python -m pytest tests --ignore=tests/ceph --ignore=tests/systemd --ignore=tests/trainers \
-	    --ignore=tests/recipes $(IN_PARALLEL) $(PYTEST_ARGS)
+	    --ignore=tests/recipes --ignore=tests/clusters $(IN_PARALLEL) $(PYTEST_ARGS)
 
 $(VENV)/.trainers: pyproject.toml $(VENV)/.installed
 	@echo "python packages: trainers"
@@ -132,6 +133,18 @@ build/recipes/%/.installed: tests/recipes/%.txt
 .PHONY: test-recipes
 test-recipes: setup $(RECIPES:%=build/recipes/%/.installed) ## examples/recipes on mounts: killed, resumed elsewhere, same losses
 	FUSECACHE_TEST_RECIPES=$(CURDIR)/build/recipes $(VENV)/bin/python -m pytest tests/recipes \
+	    -o faulthandler_timeout=0 $(PYTEST_ARGS)
+
+build/clusters/.installed: pyproject.toml
+	@$(if $(APT),$(APT) $(CLUSTER_PACKAGES))
+	@echo "python packages: ray, pyspark"
+	@$(PYTHON) -m venv build/clusters
+	@build/clusters/bin/pip install $(PIP_FLAGS) --editable '.[ray,spark]' tokenizers
+	@touch $@
+
+.PHONY: test-clusters
+test-clusters: setup build/clusters/.installed ## conversions on a real Ray and a real Spark, with workers and drivers killed
+	FUSECACHE_TEST_CLUSTERS=$(CURDIR)/build/clusters $(VENV)/bin/python -m pytest tests/clusters \
 	    -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
 # What the daemon asks of a FUSE library: reading, writing, names, the end of a mount.

@@ -42,6 +42,8 @@ from loader.mds.stream import Stream
 from loader.parquet.dataset import ParquetDataset
 from loader.parquet.templar import TemplarDataset
 from loader.sampling.sampler import ElasticBatchSampler
+from loader.tools.convert import convert
+from loader.tools.tokens import TokenOptions
 from loader.waiting import wait_for
 from loader.world import World
 from loader.writing.merge import merge
@@ -64,9 +66,11 @@ __all__ = [
     "StateError",
     "Stream",
     "TemplarDataset",
+    "TokenOptions",
     "World",
     "WriterError",
     "__version__",
+    "convert",
     "merge",
     "wait_for",
     "write_parallel",

@@ -89,8 +89,8 @@ def _take(options: Any, rest: Sequence[str]) -> bool:
         return True
     if options.command == "convert" and options.kind != "recompress":
         *inputs, out = rest
-        options.inputs += [str(options.out), *inputs]
-        options.out = Path(out)
+        options.inputs += [options.out, *inputs]
+        options.out = out
         return True
     return False
 

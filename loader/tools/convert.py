@@ -1,19 +1,22 @@
 """Implements `python -m loader convert`: makes a dataset of text, JSON lines, Parquet files or another dataset."""
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from loader.base.paths import check_is_local
-from loader.errors import LoaderError, NoSampleError
+from loader.clusters.conversion import ENGINES, check_no_conversion, convert_on_cluster
+from loader.errors import ArgumentError, LoaderError, NoSampleError, WriterError
 from loader.mds.index import read_index
 from loader.tools.commands import count_text, progress_bar, say
 from loader.tools.row_sources import JsonLines, ParquetRows, json_columns, parquet_columns
 from loader.tools.tokens import TokenOptions, TokenSource, load_tokenizer
-from loader.writing.parallel_writer import Source, numbered, write_named, write_parallel
+from loader.writing.parallel_writer import OneFileSource, numbered, write_named, write_parallel
 from loader.writing.recompress import recompress
 from loader.writing.shard_packer import DEFAULT_SIZE_LIMIT, PackOptions
 from loader.writing.writer import MDSWriter
@@ -47,7 +50,16 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     for command in (text, rows, parquet):
         command.add_argument("inputs", nargs="+", help="files, in the order of the samples")
         command.add_argument(
-            "--processes", type=int, default=1, help="files converted at a time, each to a folder"
+            "--engine",
+            default="local",
+            choices=["local", *ENGINES],
+            help="local: this machine (default); ray, spark: the workers of a cluster, which see the same paths",
+        )
+        command.add_argument(
+            "--processes",
+            type=int,
+            default=1,
+            help="files converted at a time, each to a folder (engine local)",
         )
         command.add_argument(
             "--resume", action="store_true", help="continue after the complete shards of an earlier run"
@@ -56,7 +68,9 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
             "--size-limit", default=DEFAULT_SIZE_LIMIT, help="raw bytes of a shard (default: 64mb)"
         )
     for command in (text, rows, parquet, again):
-        command.add_argument("out", type=Path, help="directory of the new dataset")
+        command.add_argument(
+            "out", help="directory of the new dataset; a URL that mounts show, for a cluster"
+        )
         command.add_argument("--compression", help="zstd:7, gz, bz2, br, snappy (default: none)")
         command.add_argument("--hashes", help="sha1,xxh64,... to store in the index")
         command.add_argument(
@@ -66,33 +80,84 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
 
 def run_convert(options: Any) -> int:
     """Run the command. Raises LoaderError if it fails."""
-    check_is_local(options.out)
     if options.kind == "recompress":
+        check_is_local(options.out)
         return _recompress(options)
-    for path in options.inputs:
-        check_is_local(path)
+    if options.engine == "local":
+        check_is_local(options.out)
+    tokens = None
     if options.kind == "text":
-        if options.length < 0:
-            raise LoaderError(f"--length {options.length} is negative")
-        how = TokenOptions(
+        tokens = TokenOptions(
             options.tokenizer, options.length, options.dtype, options.end, options.field, options.lines
         )
-        load_tokenizer(how)  # report its problems once, before anything is written
-        try:
-            return _write(options, how.columns, [TokenSource(path, how) for path in options.inputs])
-        except NoSampleError as problem:
-            if not options.length:
-                raise
-            raise NoSampleError(
-                f"{problem}; no file has the {options.length} tokens of a sample: lower --length (0: each document is "
-                f"a sample)"
-            ) from None
-    columns = _columns(options.columns)
-    if options.kind == "jsonl":
-        columns = columns or json_columns(options.inputs)
-        return _write(options, columns, [JsonLines(path, columns) for path in options.inputs])
-    columns = columns or parquet_columns(options.inputs)
-    return _write(options, columns, [ParquetRows(path, columns) for path in options.inputs])
+    columns = _columns(getattr(options, "columns", None))
+    columns, sources = _sources(options.kind, options.inputs, columns, tokens, options.engine)
+    how = {
+        "compression": options.compression,
+        "hashes": _hashes(options),
+        "size_limit": options.size_limit,
+        "align": options.align,
+    }
+    samples = _write(
+        options.out,
+        columns,
+        sources,
+        engine=options.engine,
+        processes=options.processes,
+        resume=options.resume,
+        how=how,
+    )
+    say(
+        f"{options.out}: {count_text(samples, 'sample')}, columns "
+        + ", ".join(f"{n} ({e})" for n, e in sorted(columns.items()))
+    )
+    return 0
+
+
+def convert(
+    kind: str,
+    inputs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    tokens: TokenOptions | None = None,
+    engine: str = "local",
+    processes: int = 1,
+    resume: bool = False,
+    **options: Any,
+) -> int:
+    """Convert files to a dataset, as the command `convert` does; return its sample count.
+
+    kind: text, jsonl or parquet. columns: name -> encoding; None: detected from the first file. tokens: for text.
+    engine: local, ray or spark. processes: of the engine local. options: of MDSWriter. Raises LoaderError.
+    """
+    columns, sources = _sources(kind, [str(path) for path in inputs], dict(columns or {}), tokens, engine)
+    return _write(out, columns, sources, engine=engine, processes=processes, resume=resume, how=options)
+
+
+def _sources(
+    kind: str, inputs: Sequence[str], columns: dict[str, str], tokens: TokenOptions | None, engine: str
+) -> tuple[dict[str, str], list[OneFileSource]]:
+    for path in inputs:
+        check_is_local(path)
+    if not inputs:
+        raise WriterError("there is no file to convert")
+    if engine != "local":  # a worker has another current directory
+        inputs = [os.path.abspath(path) for path in inputs]
+        if tokens is not None and os.path.exists(tokens.tokenizer):
+            tokens = replace(tokens, tokenizer=os.path.abspath(tokens.tokenizer))
+    if kind == "jsonl":
+        columns = columns or json_columns(inputs)
+        return columns, [JsonLines(path, columns) for path in inputs]
+    if kind == "parquet":
+        columns = columns or parquet_columns(inputs)
+        return columns, [ParquetRows(path, columns) for path in inputs]
+    if kind != "text" or tokens is None:
+        raise ArgumentError(f"kind {kind!r}: it is jsonl, parquet, or text with tokens=TokenOptions(…)")
+    if tokens.length < 0:
+        raise LoaderError(f"--length {tokens.length} is negative")
+    load_tokenizer(tokens)  # report its problems once, before anything is written
+    return tokens.columns, [TokenSource(path, tokens) for path in inputs]
 
 
 def _columns(text: str | None) -> dict[str, str]:
@@ -111,51 +176,63 @@ def _columns(text: str | None) -> dict[str, str]:
     return columns
 
 
-def _write(options: Any, columns: Mapping[str, str], sources: Sequence[Source]) -> int:
-    how: dict[str, Any] = {
-        "compression": options.compression,
-        "hashes": _hashes(options),
-        "size_limit": options.size_limit,
-        "align": options.align,
-    }
-    if options.processes > 1:
-        with closing(progress_bar(len(sources), "file")) as bar:
-            samples = write_parallel(
-                options.out,
-                columns,
-                sources,
-                processes=options.processes,
-                resume=options.resume,
-                progress=lambda finished, _: bar.update(finished - bar.n),
-                options=how,
-            )
-    else:
+def _write(
+    out: str | Path,
+    columns: Mapping[str, str],
+    sources: Sequence[OneFileSource],
+    *,
+    engine: str,
+    processes: int,
+    resume: bool,
+    how: Mapping[str, Any],
+) -> int:
+    try:
+        if engine != "local":
+            if engine not in ENGINES or processes > 1:
+                raise ArgumentError(
+                    f"engine {engine!r}, {processes} processes: the engines are local, {', '.join(ENGINES)}, and only "
+                    f"local has processes"
+                )
+            return convert_on_cluster(engine, str(out), columns, sources, resume=resume, options=how)
+        check_is_local(out)
+        check_no_conversion(Path(out))
+        if processes > 1:
+            with closing(progress_bar(len(sources), "file")) as bar:
+                return write_parallel(
+                    out,
+                    columns,
+                    sources,
+                    processes=processes,
+                    resume=resume,
+                    progress=lambda finished, _: bar.update(finished - bar.n),
+                    options=how,
+                )
         with (
             closing(progress_bar(None, "sample")) as bar,
-            MDSWriter(options.out, columns, resume=options.resume, **how) as writer,
+            MDSWriter(out, columns, resume=resume, **how) as writer,
         ):
             bar.update(writer.samples)
             rest = chain.from_iterable(numbered(source) for source in sources)
             for where, sample in islice(rest, writer.samples, None):
                 write_named(writer, sample, where)
                 bar.update()
-            samples = writer.samples
-            if not samples:
-                raise NoSampleError(
-                    f"the files contain no samples: there is nothing to write to {options.out}"
-                )
-    say(
-        f"{options.out}: {count_text(samples, 'sample')}, columns "
-        + ", ".join(f"{n} ({e})" for n, e in sorted(columns.items()))
-    )
-    return 0
+            if not writer.samples:
+                raise NoSampleError(f"the files contain no samples: there is nothing to write to {out}")
+            return writer.samples
+    except NoSampleError as problem:
+        length = getattr(getattr(sources[0], "options", None), "length", 0)
+        if not length:
+            raise
+        raise NoSampleError(
+            f"{problem}; no file has the {length} tokens of a sample: lower --length (0: each document is a sample)"
+        ) from None
 
 
 def _recompress(options: Any) -> int:
     how = PackOptions(options.compression, _hashes(options), align=options.align)
     with closing(progress_bar(read_index(options.source).shards, "shard")) as bar:
         shards = recompress(
-            options.source, options.out, how, progress=lambda finished: bar.update(finished - bar.n)
+            options.source, Path(options.out), how, progress=lambda finished: bar.update(finished - bar.n)
         )
     say(f"{options.out}: {count_text(shards, 'shard')}")
     return 0

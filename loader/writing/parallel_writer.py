@@ -4,10 +4,10 @@ import multiprocessing
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from loader.base.paths import check_is_local
 from loader.errors import EncodingError, LoaderError, NoSampleError, WriterError, cause_text
@@ -16,6 +16,15 @@ from loader.writing.merge import merge
 from loader.writing.writer import MDSWriter
 
 Source = Callable[[], Iterable[Mapping[str, Any]]]
+
+
+class OneFileSource(Protocol):
+    """A source that reads one file."""
+
+    @property
+    def path(self) -> str: ...
+
+    def __call__(self) -> Iterable[Mapping[str, Any]]: ...
 
 
 def write_parallel(
@@ -56,7 +65,7 @@ def write_parallel(
     with ProcessPoolExecutor(max(1, min(processes, len(sources))), mp_context=context) as pool:
         waiting = [
             pool.submit(
-                write_part, root / folder, dict(columns), source, resume=resume, options=dict(options or {})
+                write_part, root / folder, dict(columns), [source], resume=resume, options=dict(options or {})
             )
             for folder, source in zip(folders, sources, strict=True)
         ]
@@ -76,14 +85,20 @@ def write_parallel(
 
 
 def write_part(
-    directory: Path, columns: Mapping[str, str], source: Source, *, resume: bool, options: Mapping[str, Any]
+    directory: Path,
+    columns: Mapping[str, str],
+    sources: Sequence[Source],
+    *,
+    resume: bool,
+    options: Mapping[str, Any],
 ) -> int:
     """Write one part, in the calling process; return its sample count."""
     if resume and (directory / INDEX_NAME).exists():
         return int(read_index(directory).samples.sum())
     try:
         with MDSWriter(directory, columns, resume=resume, **options) as writer:
-            for where, sample in islice(numbered(source, f"{directory}: "), writer.samples, None):
+            every = chain.from_iterable(numbered(source, f"{directory}: ") for source in sources)
+            for where, sample in islice(every, writer.samples, None):
                 write_named(writer, sample, where)
             return writer.samples
     except LoaderError as problem:

@@ -65,7 +65,7 @@ class Run:
     def kill(self) -> None:
         """End the launcher and all ranks with SIGKILL; see them end."""
         assert self._process is not None
-        for pid in [self._process.pid, *_descendants(self._process.pid)]:
+        for pid in [self._process.pid, *descendants(self._process.pid)]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -99,7 +99,7 @@ def run_to_the_end(words: Sequence[str | Path], directory: Path) -> dict[int, st
         return run.losses()
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """Return the processes that a process began, and that those began. torchrun's ranks have sessions of their own."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):

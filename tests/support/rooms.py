@@ -179,6 +179,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "loader.order": ("loader.base", "loader.errors", "loader.world"),
     "loader.mds": ("loader.order", "loader.base", "loader.errors"),
     "loader.writing": ("loader.mds", "loader.base", "loader.errors"),
+    "loader.clusters": ("loader.writing", "loader.mds", "loader.base", "loader.errors", "loader.waiting"),
     "loader.sampling": ("loader.order", "loader.base", "loader.errors", "loader.world"),
     "loader.parquet": ("loader.hints", "loader.mds", "loader.base", "loader.errors"),
     "loader.hints": (
@@ -201,6 +202,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "loader.tools": (
         "loader",
+        "loader.clusters",
         "loader.hints",
         "loader.mds",
         "loader.writing",

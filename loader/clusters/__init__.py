@@ -1,0 +1,1 @@
+"""Conversion on a cluster that is already there: Ray or Spark."""

@@ -1,0 +1,179 @@
+"""Converts files on a cluster: deals them to parts, has the parts written, and merges them.
+
+Invariants: 1. A part has the same files in each run. 2. index.json of the dataset names one complete attempt of each
+part. 3. _SUCCESS is written last.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from loader.base.paths import is_url
+from loader.clusters.parts import PartTask, Run, local_folder, sync
+from loader.clusters.ray_data import ray_engine
+from loader.clusters.spark import spark_engine
+from loader.errors import LoaderError, NoSampleError, NotEmptyError, WriterError, cause_text
+from loader.mds.index import INDEX_NAME, read_index
+from loader.waiting import wait_for
+from loader.writing.merge import merge
+from loader.writing.parallel_writer import OneFileSource
+from loader.writing.resume_scan import make_directory
+from loader.writing.shard_packer import PackOptions, ShardPacker, schema_of
+
+RECORD_NAME = "_conversion.json"
+SUCCESS_NAME = "_SUCCESS"
+ATTEMPT = re.compile(r"\d{5,}-[0-9a-f]{8}-[0-9a-f]{12}")  # part, key of the conversion, attempt
+# A mount without `fsync = "remote"` may still upload what another node wrote; it gives up after 300 s of standstill.
+SHOWN_SECONDS = 300.0
+
+ENGINES: Mapping[str, Callable[[], Run]] = {"ray": ray_engine, "spark": spark_engine}
+
+
+def convert_on_cluster(
+    engine: str,
+    out: str,
+    columns: Mapping[str, str],
+    sources: Sequence[OneFileSource],
+    *,
+    resume: bool,
+    options: Mapping[str, Any],
+) -> int:
+    """Write the dataset; return its sample count.
+
+    resume: keep the complete parts of an earlier run with the same arguments, on any engine. options: of MDSWriter.
+    Raises WriterError if `out` has anything else, NoSampleError for files without samples, LoaderError if a part
+    cannot be written; the complete parts stay.
+    """
+    run = ENGINES[engine]()
+    out = out if is_url(out) else os.path.abspath(out)
+    root = local_folder(out)
+    settings = {
+        "files": [each.path for each in sources],
+        "kind": f"{type(sources[0]).__name__} {getattr(sources[0], 'options', '')}",
+        "columns": dict(columns),
+        "options": dict(options),
+    }
+    sizes = [os.path.getsize(each.path) for each in sources]
+    limit = ShardPacker(
+        schema_of(columns), PackOptions(**options)
+    ).size_limit  # also checks columns and options
+    counts, key = _begin(root, settings, sizes, _file_counts(sizes, limit or 0), resume=resume)
+    done = _complete(root, key)
+    tasks = [
+        PartTask(number, f"{number:05}-{key}", out, columns, tuple(sources[end - count : end]), options)
+        for number, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True))
+        if number not in done
+    ]
+    success = root / SUCCESS_NAME
+    if not tasks and success.exists():
+        return int(read_index(root).samples.sum())
+    success.unlink(missing_ok=True)
+    if tasks:
+        done |= _run_all(run, tasks)
+    folders = [done[number] for number in range(len(counts))]
+    for folder in folders:
+        wait_for(root / folder / INDEX_NAME, timeout=SHOWN_SECONDS)
+    samples = sum(int(read_index(root / folder).samples.sum()) for folder in folders)
+    if not samples:
+        raise NoSampleError(f"the files contain no samples: there is nothing to write to {out}")
+    merge(root, folders, replace=True)
+    sync(root / INDEX_NAME)
+    for path in root.iterdir():  # attempts of lost workers
+        if ATTEMPT.fullmatch(path.name) and path.name not in folders:
+            shutil.rmtree(path, ignore_errors=True)
+    success.write_text(f"{samples} samples\n")
+    sync(success)
+    return samples
+
+
+def check_no_conversion(root: Path) -> None:
+    """Raise WriterError for the output of a cluster, which only a cluster can continue."""
+    if (root / RECORD_NAME).exists():
+        raise NotEmptyError(
+            f"{root} holds the conversion of a cluster: continue it with its engine and --resume, choose another "
+            f"directory, or remove it"
+        )
+
+
+def _begin(
+    root: Path, settings: dict[str, Any], sizes: list[int], counts: list[int], *, resume: bool
+) -> tuple[list[int], str]:
+    """Write down what is converted; return the number of files in each part, and the key of this conversion.
+
+    Raises WriterError if the folder holds anything else.
+    """
+    make_directory(root)
+    path = root / RECORD_NAME
+    settings = json.loads(json.dumps(settings))
+    key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
+    if path.exists():
+        before = json.loads(path.read_bytes())
+        done = _complete(root, before["key"])
+        differ = [name for name, value in settings.items() if before["settings"][name] != value]
+        if differ and done:
+            raise WriterError(
+                f"{root} holds another conversion, with other {' and '.join(differ)}: choose another directory, or "
+                f"remove it"
+            )
+        if done and not resume:
+            raise NotEmptyError(
+                f"{root} holds this conversion already: continue it with resume=True (--resume)"
+            )
+        if done:
+            counts = before["counts"]
+            ends = list(accumulate(counts))
+            for number, folder in done.items():
+                part = slice(ends[number] - counts[number], ends[number])
+                if before["sizes"][part] != sizes[part]:
+                    raise WriterError(f"{root / folder}: its files changed: remove it to convert them again")
+    elif any(root.iterdir()):
+        raise NotEmptyError(f"{root} is not empty: choose another directory, or remove it")
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"key": key, "settings": settings, "sizes": sizes, "counts": counts}))
+    os.replace(temporary, path)
+    return counts, key
+
+
+def _file_counts(sizes: Sequence[int], limit: int) -> list[int]:
+    """Return the number of files in each part. Small files share one, so that its shard becomes full."""
+    counts: list[int] = []
+    space = 0
+    for size in sizes:
+        if not counts or size > space:
+            counts.append(0)
+            space = limit
+        counts[-1] += 1
+        space -= size
+    return counts
+
+
+def _complete(root: Path, key: str) -> dict[int, str]:
+    """Return part -> folder of its complete attempt: the first one by name, if there are several."""
+    found: dict[int, str] = {}
+    for path in sorted(root.glob(f"*-{key}-*/{INDEX_NAME}")):
+        found.setdefault(int(path.parent.name.partition("-")[0]), path.parent.name)
+    return found
+
+
+def _run_all(run: Run, tasks: Sequence[PartTask]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    try:
+        for attempt in run(tasks):
+            if attempt.problem:
+                raise LoaderError(attempt.problem)
+            found[attempt.number] = attempt.folder
+    except LoaderError:
+        raise
+    except Exception as problem:  # each engine has its own, with the worker's traceback as text
+        lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+        raise LoaderError(
+            f"a worker failed: {cause_text(problem)}: {lines[-1] if lines else ''}; the complete parts stay, "
+            f"continue with --resume"
+        ) from problem
+    return found
