@@ -72,10 +72,10 @@ class FaultyStore:
         with self._lock:
             self._faults.extend(_Armed(fault, fault.skip, fault.times) for fault in faults)
 
-    def heal(self) -> None:
-        """Drop every fault."""
+    def heal(self, *faults: Fault) -> None:
+        """Replace every fault by these; no call comes between."""
         with self._lock:
-            self._faults.clear()
+            self._faults = [_Armed(fault, fault.skip, fault.times) for fault in faults]
 
     def calls(self, method: str = "*", key: str = "*") -> tuple[Call, ...]:
         """Return the calls so far that match two globs, oldest first."""

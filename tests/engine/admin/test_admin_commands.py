@@ -481,8 +481,7 @@ async def test_sync_waits_for_what_was_rewritten_and_renamed_since(
             await user.write(f"d/other-{index}", b"")
         await user.write("d/latest", b"2")
         await user.rename("d/latest", "e/y")
-        store.heal()
-        store.script(Fault(Unavailable("no answer"), "put", "e/y", times=None))
+        store.heal(Fault(Unavailable("no answer"), "put", "e/y", times=None))
         await trio.sleep(100)
         assert "d/big" in bucket.shows()
         assert answers == []

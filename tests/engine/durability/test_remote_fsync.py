@@ -175,8 +175,7 @@ async def test_content_that_is_rewritten_and_renamed_meanwhile_is_waited_for_whe
         await trio.sleep(1)
         await user.write("step/latest", b"2")
         await user.rename("step/latest", "step/x")
-        store.heal()
-        store.script(Fault(Unavailable("no answer"), "put", "step/x", times=None))
+        store.heal(Fault(Unavailable("no answer"), "put", "step/x", times=None))
         await trio.sleep(100)
         assert "step/big" in bucket.shows()
         assert shown == []
@@ -205,8 +204,7 @@ async def test_what_was_ordered_before_is_waited_for_although_it_was_rewritten_a
         await trio.sleep(1)
         await user.write("step/shard", bytes(3 * MIB))
         await user.rename("step/shard", "shard")
-        store.heal()
-        store.script(Fault(Unavailable("no answer"), "put", "shard", times=None))
+        store.heal(Fault(Unavailable("no answer"), "put", "*shard", times=None))
         await trio.sleep(100)
         assert "step/last" in bucket.shows()
         assert shown == []

@@ -192,8 +192,7 @@ async def test_a_publication_ends_the_refusal_of_the_keys_at_once_unless_they_ar
         store, cache, buckets={"": BucketAccess(writes_by_other_keys=keys == "others")}
     ) as user:
         await refuse(user, store)
-        store.heal()
-        store.script(Fault(DENIED, "list_page", times=None))
+        store.heal(Fault(DENIED, "list_page", times=None))
         assert await user.drained() == "durable"
         assert (user.fs.statistics()["refused_seconds"] > 0) is (keys == "others")
 

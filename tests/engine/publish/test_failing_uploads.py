@@ -127,8 +127,7 @@ async def test_parts_that_failed_before_their_turn_are_sent_before_it_once_they_
             await user.write(f"large-{number}", b"1" * LARGE)
         await trio.sleep(60)
         assert bucket.sent("upload_part") == []
-        store.heal()
-        store.script(Fault(Unavailable("503"), "put", "pointer", times=None))
+        store.heal(Fault(Unavailable("503"), "put", "pointer", times=None))
         await trio.sleep(80)
         assert sorted(bucket.sent("upload_part")) == [f"large-{n}" for n in range(3) for _ in range(2)]
         assert bucket.sent("complete_multipart") == []
