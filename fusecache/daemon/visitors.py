@@ -1,13 +1,14 @@
 """Who may send which command over the control socket, and how much may be on its way at once.
 
 Owners are root, the user who mounted, and the user whom the files belong to. They may do everything. Other users get in
-with `allow_other` only. They may ask and wait, and send hints: nothing that costs requests, evicts or ends anything.
+with `allow_other` only. They may ask and wait, and send hints. That costs requests, as reading does; it ends nothing.
 """
 
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import trio
 
@@ -25,19 +26,20 @@ _PIECE_BYTES = 4096
 # A waiting command holds its connection: room for every rank of a node, and for a person beside them.
 MOST_CONNECTIONS = 256
 MOST_CONNECTIONS_OF_OTHERS = 64
-# Requests of other users that are being received; as much as for hint files.
+# Requests that are being received, together. Of other users: as much as for hint files.
+MOST_BYTES = 16 * LONGEST_MESSAGE_BYTES
 MOST_BYTES_OF_OTHERS = 4 * LONGEST_MESSAGE_BYTES
 
 
 class Visitors:
-    """The connections of the moment, by user, and the bytes that other users are sending."""
+    """The connections of the moment, and the bytes that are being sent, of owners and of other users."""
 
     def __init__(self, owners: frozenset[int], *, shared: bool) -> None:
         """owners: user ids, root's included. shared: whether other users may send commands at all."""
         self._owners = owners
         self._shared = shared
         self._connections: Counter[bool] = Counter()
-        self._bytes_of_others = 0
+        self._bytes: Counter[bool] = Counter()
 
     def is_owner(self, user: int) -> bool:
         """Return whether a user may do everything."""
@@ -66,24 +68,24 @@ class Visitors:
     @contextmanager
     def request(self, stream: trio.SocketStream, user: int) -> Iterator["Request"]:
         """Account the bytes of one request while the body runs."""
-        request = Request(stream, None if self.is_owner(user) else self._count)
+        is_owner = self.is_owner(user)
+        request = Request(stream, partial(self._count, is_owner=is_owner))
         try:
             yield request
         finally:
-            self._bytes_of_others -= request.counted_bytes
+            self._bytes[is_owner] -= request.counted_bytes
 
-    def _count(self, nbytes: int) -> None:
-        if self._bytes_of_others + nbytes > MOST_BYTES_OF_OTHERS:
-            raise NotPermitted(
-                f"all users together may be sending {MOST_BYTES_OF_OTHERS} bytes; try again later"
-            )
-        self._bytes_of_others += nbytes
+    def _count(self, nbytes: int, *, is_owner: bool) -> None:
+        most = MOST_BYTES if is_owner else MOST_BYTES_OF_OTHERS
+        if self._bytes[is_owner] + nbytes > most:
+            raise NotPermitted(f"all users together may be sending {most} bytes; try again later")
+        self._bytes[is_owner] += nbytes
 
 
 class Request:
     """A request that is being received, in limited time: trio.TooSlowError after REQUEST_SECONDS."""
 
-    def __init__(self, stream: trio.SocketStream, count: Callable[[int], None] | None) -> None:
+    def __init__(self, stream: trio.SocketStream, count: Callable[[int], None]) -> None:
         """count: accounts bytes before they are kept; it may raise NotPermitted."""
         self.counted_bytes = 0
         self._stream = stream
@@ -116,9 +118,8 @@ class Request:
 
     async def _receive(self, limit: int = _PIECE_BYTES) -> bytes | bytearray:
         piece = await self._stream.receive_some(limit)
-        if self._count is not None:
-            self._count(len(piece))
-            self.counted_bytes += len(piece)
+        self._count(len(piece))
+        self.counted_bytes += len(piece)
         return piece
 
 
