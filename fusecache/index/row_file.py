@@ -72,7 +72,7 @@ class RowFile:
         data = pack.data
         if data is None or (self._retry_at and time.monotonic() < self._retry_at):
             return data is None
-        size = _size(pack.size)
+        size, known_refusals = _size(pack.size), self.refused
         with self._lock:
             offset = self._take(size)
         try:
@@ -88,7 +88,8 @@ class RowFile:
                 return True
             pack.checksum, pack.offset, pack.data = crc32(data), offset, None
             self.memory_bytes -= pack.size
-            self._retry_at = 0.0
+            if self.refused == known_refusals:  # else the disk failed during this write
+                self._retry_at = 0.0
         return True
 
     def read(self, pack: StoredPack) -> bytes:
