@@ -14,7 +14,7 @@ from typing import IO, Self
 
 from tests.recipes.runs import descendants
 from tests.support import ROOT
-from tests.support.mounts import wait_until
+from tests.support.mounts import is_running, wait_until
 
 # A virtual environment with both engines.
 VENV = Path(os.environ.get("FUSECACHE_TEST_CLUSTERS", ""))
@@ -68,7 +68,7 @@ def convert(cluster: Cluster, *words: str | Path) -> tuple[int, str]:
 
 
 class HeldInput:
-    """A pipe in the place of an input file: who reads it waits until `release`. Use it in a `with` block."""
+    """A pipe in the place of an input file: a process that reads it waits until `release`. Use it in a `with` block."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
@@ -110,14 +110,6 @@ class HeldInput:
                 if pid != os.getpid() and os.readlink(link) == str(self._path):
                     return pid
         return 0
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process is there, not counting one that ended and was not collected."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except OSError:
-        return False
 
 
 @contextmanager
@@ -203,7 +195,7 @@ def _running(
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(is_alive, pids)), f"the end of {words[0]}'s processes")
+        wait_until(lambda: not any(map(is_running, pids)), f"the end of {words[0]}'s processes")
 
 
 def _start(

@@ -17,8 +17,8 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from loader import MDSDataset
 from loader.__main__ import main
-from tests.clusters.engines import Cluster, Driver, HeldInput, convert, is_alive
-from tests.support.mounts import Mount, wait_until
+from tests.clusters.engines import Cluster, Driver, HeldInput, convert
+from tests.support.mounts import Mount, is_running, wait_until
 from tests.support.s3_buckets import Bucket
 
 FILES = 6
@@ -82,7 +82,7 @@ def test_a_part_of_a_killed_worker_is_written_again(
     ):
         killed = pipe.reader()
         os.kill(killed, signal.SIGKILL)
-        wait_until(lambda: not is_alive(killed), "the end of the killed worker")
+        wait_until(lambda: not is_running(killed), "the end of the killed worker")
         pipe.release(lines(3))
         assert driver.finish()[0] == 0, driver.finish()
     check(out, FILES - 1)
@@ -98,7 +98,7 @@ def test_an_interrupted_driver_is_continued_with_what_is_missing(
             worker = pipe.reader()
             wait_until(lambda: len(list(out.glob("*/index.json"))) >= 3, "complete parts", 200)
         assert not (out / "index.json").exists()
-        wait_until(lambda: not is_alive(worker), "the end of the workers of a dead driver", 200)
+        wait_until(lambda: not is_running(worker), "the end of the workers of a dead driver", 200)
         status, said = convert(cluster, "jsonl", *WORDS, *inputs, out)
         assert (status, said.splitlines()[-1]) == (
             1,

@@ -8,8 +8,8 @@ the queue: it waits until something is published under the name that its rejecte
 
 Invariants:
 1. Items are ordered by sequence, and no two have the same. For one key this is also the order of its changes.
-2. Only the first item of a key knows what the bucket shows under it (its base ETag). If that item is
-   dropped, the next one inherits the base. If it is published, the next one's base is the new ETag.
+2. Only the first item of a key knows what the bucket shows under it (its base ETag). If that item is dropped,
+   the next one inherits the base. If it is published, the next one's base is the new ETag.
 3. While an item is queued, neither its sequence nor its keys change.
 """
 
