@@ -45,7 +45,9 @@ def _xxh3_without_lock() -> "Callable[[int, int], int] | None":
     except (AttributeError, KeyError, OSError):
         return None
     function.restype, function.argtypes = ctypes.c_uint64, (ctypes.c_void_p, ctypes.c_size_t)
-    return function
+    sample = ctypes.create_string_buffer(_PAGE_BYTES)
+    is_same = function(ctypes.addressof(sample), _PAGE_BYTES) == xxhash.xxh3_64_intdigest(sample.raw)
+    return function if is_same else None
 
 
 _xxh3 = _xxh3_without_lock()
