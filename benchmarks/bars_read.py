@@ -40,6 +40,11 @@ def _streams(results: Results, case: str, origin: str) -> list[Bar]:
     ]
 
 
+def _requests64(results: Results, case: str, origin: str) -> list[Bar]:
+    few, many = (results.median(f"requests{threads} {origin}", US, "cpu_us") for threads in (8, 64))
+    return [Bar(case, "CPU a file, 64 threads / 8", ratio(many, few), 1.15, at_least=False)]
+
+
 def _disk(results: Results, case: str, origin: str) -> list[Bar]:
     return [
         against(results, case, "rate", RCLONES, 3.0, "speed / better rclone"),
@@ -99,6 +104,7 @@ def _memory(results: Results) -> Bar:
 JUDGES: Mapping[str, Judge] = {
     "cold": _cold,
     "streams": _streams,
+    "requests64": _requests64,
     "disk": _disk,
     "pages": _pages,
     "random128k": _random128k,

@@ -34,6 +34,7 @@ class Sizes:
     find_files_a_folder: int = 1000
     small_files: int = 200
     small_bytes: int = 100_000
+    request_files: int = 512
     endpoint_files: int = 320
     endpoint_file_bytes: int = 8 * MIB
     million: int = 1_000_000
@@ -71,6 +72,7 @@ QUICK = Sizes(
     first_bytes=20,
     find_files_a_folder=100,
     small_files=50,
+    request_files=64,
     endpoint_files=80,
     million=20_000,
     page_fillings=2,

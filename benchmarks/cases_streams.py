@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.bench import GIB, MIB, Bench, fetch, read
+from benchmarks.lock_watch import watched_lock
 from benchmarks.origins import Origin, Site
 from benchmarks.peers import FUSECACHE, MOUNTED, Mount, Peer, mounted
 from benchmarks.processes import BenchmarkError, drop_pages, run_command
@@ -20,6 +21,8 @@ from tests.s3server import synthetic_bytes
 BUCKET = "sequential"
 STREAMS_BUCKET = "streams"
 STREAMS = 4
+REQUESTS_BUCKET = "requests"
+REQUEST_THREADS = (8, 16, 32, 64)
 KEY = "object"
 SEED = 1
 PASSES = 3
@@ -83,6 +86,34 @@ def streams(bench: Bench, origin: Origin) -> None:
             bench.record_failure(case, peer.name, exc)
 
 
+def requests(bench: Bench, origin: Origin) -> None:
+    """Read small objects, each by one GET, cold, from more and more threads: what one costs the daemon."""
+    count = bench.sizes.request_files
+    if bench.origins.add_bucket(origin, REQUESTS_BUCKET):
+        bench.origins.control(origin).add_many(KEY + "-{:05}", count, size=MIB, bucket=REQUESTS_BUCKET)
+    for threads in REQUEST_THREADS if bench.round % 2 else reversed(REQUEST_THREADS):
+        case = f"requests{threads} {origin.name}"
+        try:
+            with bench.mount(FUSECACHE, origin, REQUESTS_BUCKET) as mount:
+                bench.record(case, FUSECACHE.name, partial(_requests, mount, count, threads))
+        except BenchmarkError as exc:
+            bench.record_failure(case, FUSECACHE.name, exc)
+
+
+def _requests(mount: Mount, count: int, threads: int) -> dict[str, float]:
+    paths = [str(mount.path / f"{KEY}-{index:05}") for index in range(count)]
+    cpu = mount.cpu_seconds()
+    with watched_lock(mount.pid) as lock:
+        answer = read("small_files", paths=paths, threads=threads)
+    if answer["bytes"] != count * MIB:
+        raise BenchmarkError(f"wrong size: {answer['bytes']} of {count * MIB}")
+    return {
+        "files_per_second": count / answer["seconds"],
+        "cpu_us": (mount.cpu_seconds() - cpu) * 1e6 / count,
+        **lock.figures("_us", count / 1e6),
+    }
+
+
 def _client(bench: Bench, origin: Origin, task: str) -> dict[str, float]:
     drop_pages()
     size = bench.sizes.sequential_bytes
@@ -96,12 +127,14 @@ def _cold(bench: Bench, mount: Mount) -> dict[str, float]:
     size = bench.sizes.sequential_bytes
     cpu = mount.cpu_seconds()
     mount.memory.take()
-    answer = read("sequential", path=str(mount.path / KEY))
+    with watched_lock(mount.pid) as lock:
+        answer = read("sequential", path=str(mount.path / KEY))
     _check(answer, size)
     return {
         "rate": size / answer["seconds"],
         "seconds": answer["seconds"],
         "cpu_per_gib": (mount.cpu_seconds() - cpu) * GIB / size,
+        **lock.figures("_per_gib", size / GIB),
         "memory_bytes": mount.memory.take(),
     }
 
@@ -118,13 +151,15 @@ def _again(bench: Bench, origin: Origin, peer: Peer, mount: Mount) -> None:
     bench.origins.control(origin).clear_log()
 
     def from_disk() -> dict[str, float]:
-        answer = read("sequential", path=str(mount.path / KEY))
+        with watched_lock(mount.pid) as lock:
+            answer = read("sequential", path=str(mount.path / KEY))
         _check(answer, size)
         fetched = sum(entry.bytes_out for entry in bench.origins.control(origin).log("GetObject"))
         return {
             "rate": size / answer["seconds"],
             "seconds": answer["seconds"],
             "fetched_share": fetched / size,
+            **lock.figures("_per_gib", size / GIB),
             "memory_bytes": mount.memory.take(),
         }
 

@@ -14,6 +14,7 @@ from benchmarks.driver import Benchmark, Case, run
 CASES = (
     Case("cold", cases_streams.cold, "ABC", 45, 45),
     Case("streams", cases_streams.streams, "B", 40, 40),
+    Case("requests", cases_streams.requests, "B", 30, 30),
     Case("random128k", cases_random.large, "B", 30, 30),
     Case("random8k", cases_random.small, "B", 20, 50),
     Case("ls", cases_names.ls, "B", 10, 10),

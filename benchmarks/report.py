@@ -47,6 +47,10 @@ def _share(value: float) -> str:
 SHOWN = {
     "cold": Shown("cold sequential", "rate", _megabytes),
     "streams": Shown("four cold streams", "rate", _megabytes),
+    **{
+        f"requests{threads}": Shown(f"CPU a file of 1 MiB, {threads} threads", "cpu_us", _microseconds)
+        for threads in (8, 16, 32, 64)
+    },
     "disk": Shown("again, from the disk", "rate", _megabytes),
     "pages": Shown("again, from kernel pages", "rate", _megabytes),
     "random128k": Shown("cold random 128 KiB", "mean_seconds", _seconds),
@@ -113,6 +117,8 @@ ORDER = (
     "lru",
     "ideal",
 )
+# Shown besides, where they were measured.
+PER_GIB = {"CPU s a GiB": "cpu_per_gib", "interpreter's lock s a GiB": "lock_per_gib"}
 # What a competitor lacks: no failure.
 NOT_AVAILABLE = "n/a"
 
@@ -126,9 +132,10 @@ def table(results: Results, bars: Sequence[Bar]) -> str:
         shown = SHOWN[kind]
         rows.append([f"{shown.title}, {origin}", *(_cell(results, case, name, shown) for name in names)])
     for case in results.cases():
-        cells = [results.median(case, name, "cpu_per_gib") for name in names]
-        if any(cell is not None for cell in cells):
-            rows.append([f"CPU s a GiB, {case}", *("" if cell is None else f"{cell:.2f}" for cell in cells)])
+        for title, figure in PER_GIB.items():
+            cells = [results.median(case, name, figure) for name in names]
+            if any(cell is not None for cell in cells):
+                rows.append([f"{title}, {case}", *("" if cell is None else f"{cell:.2f}" for cell in cells)])
     highest = (results.highest(name, "memory_bytes") for name in names)
     rows.append(["most memory", *("" if cell is None else f"{cell / 1e6:,.0f} MB" for cell in highest)])
     figures = [["bar", "what", "figure", "limit", ""]]

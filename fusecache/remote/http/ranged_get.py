@@ -18,12 +18,13 @@ from fusecache.remote.protocol.signing import SigningKeys
 from fusecache.remote.store import Interruption
 
 # A body is received and reported in pieces. The first ones are small, so that progress shows on a slow link. Then they
-# grow to what arrives in some milliseconds: each piece costs thread switches (at 256 KiB, 80 000 futex calls per GiB).
+# grow to what arrives in PIECE_SECONDS: each piece takes the interpreter's lock, and switches threads.
 FIRST_PIECE_BYTES = 64 * KIB
-LARGEST_PIECE_BYTES = MIB
-# A piece that takes less than QUICK_SECONDS doubles the next one; more than SLOW_SECONDS halves it.
-QUICK_SECONDS = 0.005
-SLOW_SECONDS = 0.020
+# Received within 1.5 s, the shortest limit for silence, also by a link that slows down to 1.4 MB/s at once.
+LARGEST_PIECE_BYTES = 2 * MIB
+# A reader that begins to wait for bytes of a piece gets them this much later.
+PIECE_SECONDS = 0.040
+_GROWTH = 4
 # No object has a longer size. The limit keeps int() from its ValueError for thousands of digits.
 LENGTH_DIGITS = 19
 
@@ -116,15 +117,14 @@ class DirectGets:
                 filled += count
                 get.progress(filled)
                 now = time.monotonic()
-                piece, asked = next_piece_bytes(piece, now - asked), now
+                piece, asked = next_piece_bytes(count, now - asked), now
                 if filled < size and now > deadline:
                     raise Unavailable(f"{get.what}: timeout after {filled} of {size} bytes")
         finally:
             self._count_bytes(filled)
 
 
-def next_piece_bytes(piece: int, seconds: float) -> int:
-    """Return the size of the next piece, after one that took `seconds`."""
-    if seconds < QUICK_SECONDS:
-        return min(2 * piece, LARGEST_PIECE_BYTES)
-    return max(piece // 2, FIRST_PIECE_BYTES) if seconds > SLOW_SECONDS else piece
+def next_piece_bytes(count: int, seconds: float) -> int:
+    """Return the size of the next piece, after `count` bytes that took `seconds`."""
+    arriving = int(count * PIECE_SECONDS / max(seconds, 1e-6))
+    return max(FIRST_PIECE_BYTES, min(arriving, _GROWTH * count, LARGEST_PIECE_BYTES))

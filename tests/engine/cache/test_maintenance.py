@@ -356,8 +356,10 @@ async def test_nobody_waited_for_what_was_read_ahead_or_warmed(tmp_path: Path) -
     bucket = new_bucket()
     object_id = bucket.put("a", data)
 
+    token = trio.lowlevel.current_trio_token()
+
     def slowly(extent: Extent, received: int) -> None:
-        trio.from_thread.run(trio.sleep, 0.02)
+        trio.from_thread.run(trio.sleep, 0.02, trio_token=token)
 
     bucket.watched.on_progress = slowly
     async with running_cache(bucket.watched, tmp_path) as cache:

@@ -102,3 +102,11 @@ def test_a_peer_cut_off_is_shown_with_its_limit() -> None:
     measured = results(("find B", "fusecache", {"seconds": 1.0}))
     measured.add(Row(1, "find B", "rclone", error="> 60 s", limit_seconds=60.0))
     assert "> 60 s" in table(measured, read_bars(measured))
+
+
+def test_what_a_request_costs_is_compared_between_few_and_many_threads() -> None:
+    measured = results(
+        ("requests8 B", "fusecache", {"cpu_us": 2000.0}), ("requests64 B", "fusecache", {"cpu_us": 2600.0})
+    )
+    found = bar(measured, "requests64 B", "64 threads / 8")
+    assert (found.figure, found.verdict) == (1.3, "missed")

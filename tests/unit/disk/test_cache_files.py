@@ -6,7 +6,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import xxhash
 
+from fusecache.disk import cache_files
 from fusecache.disk.aligned_buffers import LARGE_BYTES, SMALL_BYTES, AlignedBuffers
 from fusecache.disk.cache_files import FOLDERS, CacheFiles, granule_checksums
 from fusecache.model.errors import LocalDiskError
@@ -36,6 +38,23 @@ def test_stored_bytes_come_back_and_match_their_checksums(files: CacheFiles) -> 
     back = _memory(3 * GRANULE_BYTES)
     assert files.load(1, 5 * GRANULE_BYTES, back, size, checksums) == []
     assert back[:size] == memory[:size]
+
+
+@pytest.mark.parametrize(
+    "size", [1, GRANULE_BYTES, 2 * GRANULE_BYTES, 2 * GRANULE_BYTES + 1, 5 * GRANULE_BYTES]
+)
+def test_checksums_are_those_of_the_package_with_and_without_its_lock(size: int) -> None:
+    data = os.urandom(size)
+    expected = b"".join(
+        xxhash.xxh3_64_digest(data[start : start + GRANULE_BYTES])[::-1]
+        for start in range(0, size, GRANULE_BYTES)
+    )
+    assert granule_checksums(memoryview(data)) == expected  # read-only: by the package itself
+    assert granule_checksums(memoryview(bytearray(data))) == expected
+
+
+def test_the_packages_own_function_is_found() -> None:
+    assert cache_files._xxh3 is not None
 
 
 def test_damaged_and_missing_granules_are_named(files: CacheFiles, tmp_path: Path) -> None:
