@@ -386,6 +386,9 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         )
         require_mount_extras(options)
         if arguments.foreground:
+            from fusecache.daemon.keeping import become_keeper
+
+            become_keeper(options, words)
             from fusecache.daemon.main import run as serve  # the other commands need neither FUSE nor boto3
 
             return serve(options, lambda message: parent.report(f"{READY} {message}"))

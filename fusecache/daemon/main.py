@@ -30,6 +30,7 @@ from fusecache.daemon.connect import StartConnection, connect, connect_several, 
 from fusecache.daemon.control_server import ControlServer
 from fusecache.daemon.control_socket import ControlSocket
 from fusecache.daemon.disk_check import check_disk, shortage_text
+from fusecache.daemon.keeping import kept_mount
 from fusecache.daemon.log import begin_log
 from fusecache.daemon.metrics_port import metrics_served
 from fusecache.daemon.risks import risk_texts
@@ -47,9 +48,11 @@ from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.hint_files import HintFiles
 from fusecache.fs.kernel import tune
+from fusecache.fs.kept_files import KeptFiles
 from fusecache.fs.kernel_caches import KernelCaches
 from fusecache.fs.operations import Operations
 from fusecache.fs.owned_hints import OwnedHints
+from fusecache.fuse.kept_mount import KeptMount
 from fusecache.fuse.library import FuseSession, open_session
 from fusecache.fuse.values import MountPlan, MountRefused
 from fusecache.model.errors import FusecacheError, MountError, NoSpace, ReadOnly
@@ -106,7 +109,9 @@ def run(options: MountOptions, ready: Callable[[str], None]) -> int:
 
 
 def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
-    check_mountpoint(options.mountpoint, allow_other=options.allow_other)
+    kept = kept_mount(options)
+    if kept is None or not kept.is_resumed:
+        check_mountpoint(options.mountpoint, allow_other=options.allow_other)
     check_disk(options)
     mounts = options.bucket_mounts()
     endpoints = {name: endpoint_of(each) for name, each in mounts.items()}
@@ -132,7 +137,7 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
         risks = [text for name, each in mounts.items() for text in risk_texts(each, endpoints[name])]
         access = {name: command_access(each, endpoints[name]) for name, each in mounts.items()}
         reach = {name: partial(directory.add, identity) for name, identity in identities.items()}
-        daemon = _Daemon(options, mounts, connections, ready, list(dict.fromkeys(risks)), access, reach)
+        daemon = _Daemon(options, mounts, connections, ready, list(dict.fromkeys(risks)), access, reach, kept)
         return trio.run(daemon.run)
     raise AssertionError("unreachable: the daemon returns or raises")
 
@@ -147,12 +152,15 @@ class _Daemon:
         risks: Sequence[str],
         access: Mapping[str, Mapping[str, Any]],
         reach: Mapping[str, Callable[[], None]],
+        kept: KeptMount | None,
     ) -> None:
         """mounts, connections, access, reach: by the name of each bucket's folder; access is for ControlServer.
 
         reach: records that a bucket answered.
-        risks: warnings about the mount, for the log and the user.
+        risks: warnings about the mount, for the log and the user. kept: what of the mount outlives this process.
         """
+        self._kept = kept
+        self._kept_files = KeptFiles(kept)
         self._options = options
         self._mounts = mounts
         self._connections = connections
@@ -163,7 +171,7 @@ class _Daemon:
         self._ready = ready
         self._stop = trio.Event()
         self._session: FuseSession | None = None
-        self._kernel_caches = KernelCaches()
+        self._kernel_caches = KernelCaches(self._kept_files)
         self._is_announced = False
         self._abandoned = False
         self._is_stalled = False
@@ -189,6 +197,7 @@ class _Daemon:
             _engine_options(options, self._mounts, ownership),
             self._supervisor,
             self._kernel_caches,
+            self._kept_files.predecessor,
         )
         self._facts |= _initial_facts(options, self._mounts)
         self._links = [
@@ -265,7 +274,8 @@ class _Daemon:
         control = ControlDirectory(
             lambda: control_socket.path, server.status, hint_files, ownership.uid, ownership.gid
         )
-        return server, Operations(filesystem, control, self._supervisor.record, read_only=options.read_only)
+        record = self._supervisor.record
+        return server, Operations(filesystem, control, record, self._kept_files, read_only=options.read_only)
 
     async def _start(
         self,
@@ -278,7 +288,9 @@ class _Daemon:
         supervisor = self._supervisor
         await nursery.start(supervisor.run_service, "signals", self._watch_signals, name="signals")
         await nursery.start(supervisor.run_service, "control", server.run, name="control")
-        nursery.start_soon(self._serve, self._mount(operations), name="fuse")
+        session = self._mount(operations)
+        await operations.adopt()
+        nursery.start_soon(self._serve, session, name="fuse")
         await self._announce(filesystem)
         nursery.start_soon(supervisor.run, "status", partial(self._report, filesystem, server), name="status")
 
@@ -297,7 +309,7 @@ class _Daemon:
         name = printable(options.source)
         plan = MountPlan(str(options.mountpoint), name, "fusecache", allow_other=options.allow_other)
         try:
-            self._session = open_session(operations, plan, options.fuse_library)
+            self._session = open_session(operations, plan, options.session.fuse_library, self._kept)
         except MountRefused as exc:
             raise MountError(
                 f"{options.mountpoint}: mounting failed: {exc}; the log is {options.cache_dir}/fusecache.log"
@@ -336,7 +348,7 @@ class _Daemon:
             )
         pending = filesystem.pending()
         log.info("mounted source=%s at=%s pending_files=%d", self._options.source, mountpoint, pending.files)
-        self._is_announced = notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=os.getpid())
+        self._is_announced = notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=self._main_process())
         short = shortage_text(self._options, filesystem.cache.usable_bytes())
         degraded = [link.text() for link in self._links]
         warnings = [text for text in (*degraded, short, *self._risks) if text]
@@ -355,10 +367,14 @@ class _Daemon:
         while True:
             await trio.sleep(STATUS_SECONDS)
             if not self._is_announced:
-                self._is_announced = notify(READY=1, MAINPID=os.getpid())
+                self._is_announced = notify(READY=1, MAINPID=self._main_process())
             status = server.status()
             verdict = f"{verdict_line(status)}; " if status["reasons"] else ""
             notify(STATUS=verdict + filesystem.status.line(filesystem.pending()))
+
+    def _main_process(self) -> int:
+        """Return the process that a service manager watches: the keeper, if there is one."""
+        return os.getpid() if self._kept is None else os.getppid()
 
     def _abandon(self) -> None:
         """Make the shutdown leave pending uploads to the next mount."""

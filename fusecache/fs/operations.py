@@ -8,8 +8,8 @@ Invariants:
 import errno
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from fusecache.engine.file_system import FileSystem
@@ -19,6 +19,7 @@ from fusecache.fs.control import ControlDirectory
 from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.errno_table import errno_of
 from fusecache.fs.handlers import guarded, timed
+from fusecache.fs.kept_files import HANDLES_OF_START, KeptFiles
 from fusecache.fs.open_directories import OpenDirectories
 from fusecache.fs.passthrough import Passthrough
 from fusecache.fuse.handlers import RequestHandlers
@@ -35,6 +36,7 @@ from fusecache.fuse.values import (
 )
 from fusecache.model.errors import (
     AcrossDevices,
+    AlreadyExists,
     FusecacheError,
     InvalidName,
     NameTooLong,
@@ -68,10 +70,14 @@ class Operations(RequestHandlers):
         filesystem: FileSystem,
         control_directory: ControlDirectory,
         record_failure: Callable[[str, Exception, str], object],
+        kept: KeptFiles,
         *,
         read_only: bool,
     ) -> None:
-        """record_failure: logs and counts an unexpected exception: the call, the exception, the path."""
+        """record_failure: logs and counts an unexpected exception: the call, the exception, the path.
+
+        kept: what a successor must know, and what a predecessor left.
+        """
         super().__init__()
         self._record_failure = record_failure
         self._fs = filesystem
@@ -80,8 +86,23 @@ class Operations(RequestHandlers):
         self._files: dict[int, FileHandle] = {}
         self._entries = EntryBuilder(filesystem, read_only=read_only)
         self.passthrough = Passthrough(filesystem)
-        self._directories = OpenDirectories(filesystem, self._entries)
-        self._next_handle = 1
+        self._directories = OpenDirectories(filesystem, self._entries, kept)
+        self._kept = kept
+        self._next_handle = 1 + kept.start * HANDLES_OF_START
+
+    async def adopt(self) -> None:
+        """Take over the files and directories that programs have open from the daemon before."""
+        for left in self._kept.handles:
+            node = self._fs.tree.nodes.get(left.inode)
+            if node is None:
+                continue
+            if left.is_directory:
+                self._directories.adopt(left.number, node, left.pid)
+                continue
+            handle = FileHandle(node, left.writable, left.pid, left.process, left.appends)
+            self._files[left.number] = self._fs.file_io.adopt(node, handle)
+            if left.backing_id:
+                await self.passthrough.adopt(handle, left.backing_id)
 
     # ---- names
 
@@ -100,8 +121,7 @@ class Operations(RequestHandlers):
         # Read-only mounts only: with an old answer the kernel would refuse to create what another client removed.
         node = self._fs.lookup.lookup_cached(parent, text) if self._read_only else None
         if node is not None:
-            node.lookups += 1
-            return self._entries.of_node(node)
+            return self._new(node)
         try:
             node = await self._fs.lookup.lookup(parent, text)
         except FusecacheError as exc:
@@ -111,14 +131,14 @@ class Operations(RequestHandlers):
             missing.st_ino = 0
             missing.entry_timeout = self._fs.options.fresh_seconds
             return missing
-        node.lookups += 1
-        return self._entries.of_node(node)
+        return self._new(node)
 
     @guarded
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         """The kernel dropped lookup references."""
         for inode, count in inode_list:
             self._fs.tree.forget(inode, count)
+        self._kept.on_forgotten(inode for inode, _ in inode_list if inode not in self._fs.tree.nodes)
 
     @guarded
     async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
@@ -162,6 +182,7 @@ class Operations(RequestHandlers):
         )
         if new != old:
             self._fs.file_io.set_attributes(node, new)
+            self._kept.on_changed(node)
         return self._entries.of_node(node)
 
     @guarded
@@ -174,11 +195,15 @@ class Operations(RequestHandlers):
         """Make a directory."""
         self._check_writable(parent_inode)
         bits = mode & ~ctx.umask & _PERMISSIONS
-        return self._new(
-            await self._fs.namespace_ops.mkdir(
-                self._directory(parent_inode), self._new_name(parent_inode, name), bits, (ctx.uid, ctx.gid)
-            )
-        )
+        parent, new_name = self._directory(parent_inode), self._new_name(parent_inode, name)
+        try:
+            node = await self._fs.namespace_ops.mkdir(parent, new_name, bits, (ctx.uid, ctx.gid))
+        except AlreadyExists:
+            # A predecessor made it, but did not get to say so.
+            if not ctx.is_redone or self._kept.knows(parent, new_name):
+                raise
+            node = await self._fs.lookup.lookup(parent, new_name)
+        return self._new(node)
 
     @guarded
     async def symlink(
@@ -194,7 +219,13 @@ class Operations(RequestHandlers):
             raise NameTooLong(f"a symlink's target may have {_TARGET_BYTES_MAX} bytes, not {len(target)}")
         parent, new_name = self._directory(parent_inode), self._new_name(parent_inode, name)
         self._fs.symlinks.check_new(parent, new_name, text)
-        return self._new(await self._fs.namespace_ops.symlink(parent, new_name, text))
+        try:
+            node = await self._fs.namespace_ops.symlink(parent, new_name, text)
+        except AlreadyExists:
+            node = await self._fs.lookup.lookup(parent, new_name)
+            if not ctx.is_redone or node.target != text:
+                raise
+        return self._new(node)
 
     @guarded
     async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
@@ -203,13 +234,21 @@ class Operations(RequestHandlers):
             self._control.hints.unlink(os.fsdecode(name), ctx.uid)
             return
         self._check_writable(parent_inode)
-        await self._fs.namespace_ops.unlink(self._directory(parent_inode), decode_name(name))
+        parent, old_name = self._directory(parent_inode), decode_name(name)
+        node = parent.children.get(old_name)
+        with _done_before(ctx):
+            await self._fs.namespace_ops.unlink(parent, old_name)
+        self._kept.on_changed(node)
 
     @guarded
     async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         """Remove an empty directory."""
         self._check_writable(parent_inode)
-        await self._fs.namespace_ops.rmdir(self._directory(parent_inode), decode_name(name))
+        parent, old_name = self._directory(parent_inode), decode_name(name)
+        node = parent.children.get(old_name)
+        with _done_before(ctx):
+            await self._fs.namespace_ops.rmdir(parent, old_name)
+        self._kept.on_changed(node)
 
     @guarded
     async def rename(
@@ -226,13 +265,15 @@ class Operations(RequestHandlers):
         self._check_writable(parent_inode_new)
         if flags & ~RENAME_NOREPLACE:
             raise FUSEError(errno.EINVAL)
-        await self._fs.namespace_ops.rename(
-            self._directory(parent_inode_old),
-            decode_name(name_old),
-            self._directory(parent_inode_new),
-            self._new_name(parent_inode_new, name_new),
-            replace=not flags & RENAME_NOREPLACE,
-        )
+        old, new = self._directory(parent_inode_old), self._directory(parent_inode_new)
+        old_name, new_name = decode_name(name_old), self._new_name(parent_inode_new, name_new)
+        replaced = new.children.get(new_name)
+        with _done_before(ctx):
+            await self._fs.namespace_ops.rename(
+                old, old_name, new, new_name, replace=not flags & RENAME_NOREPLACE
+            )
+        self._kept.on_changed(replaced)
+        self._kept.on_changed(new.children.get(new_name))
 
     @guarded
     async def link(
@@ -270,7 +311,7 @@ class Operations(RequestHandlers):
             return own
         node = self._directory(inode)
         number = self._new_handle()
-        self._directories.open(number, node, ctx.pid)
+        self._directories.open(number, node, ctx)
         return number
 
     @guarded
@@ -309,7 +350,7 @@ class Operations(RequestHandlers):
         node = await self._new_file(parent_inode, name, mode & ~ctx.umask & _PERMISSIONS, ctx)
         appends = bool(flags & os.O_APPEND)
         handle = self._fs.file_io.open(node, writable=True, pid=ctx.pid, appends=appends)
-        return self._file_info(handle), self._new(node)
+        return self._file_info(handle, ctx), self._new(node)
 
     @guarded
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
@@ -320,10 +361,10 @@ class Operations(RequestHandlers):
             if flags & os.O_ACCMODE != os.O_RDONLY:
                 raise FUSEError(errno.EACCES)
             return self._control.open(inode)
-        return await self._open_file(inode, flags, ctx.pid)
+        return await self._open_file(inode, flags, ctx)
 
     @timed("open")
-    async def _open_file(self, inode: int, flags: int, pid: int) -> FileInfo:
+    async def _open_file(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         node = self._node(inode)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         if writable:
@@ -337,14 +378,14 @@ class Operations(RequestHandlers):
             raise ObjectChanged(f"{node.name}: this file lost its name")
         await self.passthrough.prepare(node)
         appends = writable and bool(flags & os.O_APPEND)
-        handle = self._fs.file_io.open(node, writable=writable, pid=pid, appends=appends)
+        handle = self._fs.file_io.open(node, writable=writable, pid=ctx.pid, appends=appends)
         if writable and flags & os.O_TRUNC:
             try:
                 await self._fs.file_io.truncate(node, 0)
             except BaseException:
                 await self._fs.file_io.release(handle)
                 raise
-        return self._file_info(handle)
+        return self._file_info(handle, ctx)
 
     @guarded
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:
@@ -353,7 +394,7 @@ class Operations(RequestHandlers):
             return self._control.read(fh, off, size)
         if self._control.hints.owns_handle(fh):
             return self._control.hints.read(fh, off, size)
-        handle = self._files[fh]
+        handle = self._file(fh)
         data = await self._fs.file_io.read(handle, off, size)
         self._fs.count_read(handle.node, len(data))
         return data
@@ -363,7 +404,7 @@ class Operations(RequestHandlers):
         """Write bytes to local content."""
         if self._control.hints.owns_handle(fh):
             return self._control.hints.write(fh, off, buf)
-        return await self._fs.file_io.write(self._files[fh], off, buf)
+        return await self._fs.file_io.write(self._file(fh), off, buf)
 
     @guarded
     async def flush(self, fh: int) -> None:
@@ -394,7 +435,10 @@ class Operations(RequestHandlers):
         if self._control.hints.owns_handle(fh):
             self._control.hints.release(fh)
             return
-        handle = self._files.pop(fh)
+        handle = self._files.pop(fh, None)
+        if handle is None:
+            return  # of a predecessor
+        self._kept.on_closed(fh, handle.node)
         self.passthrough.close(handle.node)
         await self._fs.file_io.release(handle)
 
@@ -463,13 +507,21 @@ class Operations(RequestHandlers):
         self._next_handle += 1
         return number
 
-    def _file_info(self, handle: FileHandle) -> FileInfo:
+    def _file(self, fh: int) -> FileHandle:
+        handle = self._files.get(fh)
+        if handle is None:  # of a predecessor, which did not keep it: of the control directory
+            raise FUSEError(errno.ESTALE)
+        return handle
+
+    def _file_info(self, handle: FileHandle, ctx: RequestContext) -> FileInfo:
         # One inode is one version, so the kernel's cached pages of it are never stale. The daemon does not see a read
         # that they answer, so a recording does without those of earlier opens.
         number = self._new_handle()
         self._files[number] = handle
         keep_cache = not self._fs.hints.is_recording
-        return FileInfo(fh=number, keep_cache=keep_cache, backing_id=self.passthrough.open(handle))
+        backing_id = self.passthrough.open(handle)
+        self._kept.on_opened(number, ctx.unique, handle, backing_id)
+        return FileInfo(fh=number, keep_cache=keep_cache, backing_id=backing_id)
 
     async def _new_file(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> Node:
         self._check_writable(parent_inode)
@@ -479,6 +531,7 @@ class Operations(RequestHandlers):
 
     def _new(self, node: Node) -> EntryAttributes:
         node.lookups += 1
+        self._kept.on_shown(node, node.parent)
         return self._entries.of_node(node)
 
     async def _revalidate(self, node: Node) -> None:
@@ -495,3 +548,13 @@ class Operations(RequestHandlers):
                     raise ObjectChanged(f"{node.name}: was removed from the bucket") from exc
             if seen is not node:
                 raise ObjectChanged(f"{node.name}: was replaced in the bucket")
+
+
+@contextmanager
+def _done_before(ctx: RequestContext) -> Iterator[None]:
+    """A removal or rename that is done again finds nothing if the predecessor has carried it out: that is success."""
+    try:
+        yield
+    except NotFound:
+        if not ctx.is_redone:
+            raise

@@ -25,6 +25,8 @@ from fusecache.model.records import PosixAttributes
 ROOT = 1
 # Lower numbers are the control directory's fixed inodes.
 FIRST_FREE = 16
+# A daemon that takes over a mount does not use the numbers of those before it. Each has as many.
+NUMBERS_OF_START = 1 << 36
 # How long a finished deletion is remembered, for listings that started before it. No listing takes longer.
 _TOMBSTONE_SECONDS = 600.0
 # With more tombstones than this, the old ones are purged.
@@ -217,6 +219,27 @@ class Tree:
         self.nodes[node.number] = node
         self.attach(node, parent, name)
         return node
+
+    def make_nameless(
+        self, number: int, name: str, attributes: PosixAttributes, version: ObjectInfo | None
+    ) -> Node:
+        """Make the node of a file that is open, and has lost its name."""
+        node = Node(
+            number, Kind.FILE, name, None, attributes.mode, attributes.uid, attributes.gid,
+            attributes.mtime_ns, object=version,
+        )  # fmt: skip
+        self.nodes[number] = node
+        return node
+
+    def begin_after(self, starts: int) -> None:
+        """Use numbers that no earlier daemon of this mount has used. starts: how many there were."""
+        self._next = FIRST_FREE + starts * NUMBERS_OF_START
+
+    def renumber(self, node: Node, number: int) -> None:
+        """Give a node the number by which the kernel knows it, before anything else has heard of its own."""
+        del self.nodes[node.number]
+        node.number = number
+        self.nodes[number] = node
 
     def default_attributes(self, kind: Kind, modified: float) -> PosixAttributes:
         """Return the attributes of an object without metadata of its own. modified: seconds since 1970."""
