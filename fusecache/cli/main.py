@@ -388,7 +388,7 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         if arguments.foreground:
             from fusecache.daemon.keeping import become_keeper
 
-            become_keeper(options, words)
+            become_keeper(options, words, arguments.ready_fd)
             from fusecache.daemon.main import run as serve  # the other commands need neither FUSE nor boto3
 
             return serve(options, lambda message: parent.report(f"{READY} {message}"))

@@ -13,13 +13,15 @@ from fusecache.fuse.kept_table import FormatUnknown
 log = logging.getLogger(__name__)
 
 
-def become_keeper(options: MountOptions, words: Sequence[str]) -> None:
+def become_keeper(options: MountOptions, words: Sequence[str], report: int | None) -> None:
     """Replace this process by a keeper that starts it again, if that is asked for; else return.
 
-    words: of the command line, from the command on.
+    words: of the command line, from the command on. report: the descriptor of `--ready-fd`.
     """
     if not options.session.keep_mounted or KEEPER_VARIABLE in os.environ:
         return
+    if report is not None:
+        os.set_inheritable(report, True)  # noqa: FBT003  # takes no keyword
     # Without site-packages: the keeper is to be small.
     start = [sys.executable, "-I", "-S", keeper.__file__]
     os.execv(sys.executable, [*start, sys.executable, "-m", "fusecache", *words])

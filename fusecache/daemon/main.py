@@ -47,8 +47,8 @@ from fusecache.engine.runtime.offload import ThreadOffload
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.hint_files import HintFiles
-from fusecache.fs.kernel import tune
 from fusecache.fs.kept_files import KeptFiles
+from fusecache.fs.kernel import tune
 from fusecache.fs.kernel_caches import KernelCaches
 from fusecache.fs.operations import Operations
 from fusecache.fs.owned_hints import OwnedHints
@@ -190,7 +190,7 @@ class _Daemon:
             upload_threads=UPLOAD_THREADS,
             publish_threads=PUBLISH_THREADS,
         )
-        ownership = _ownership(options)
+        ownership = _ownership(options, self._kept_files.owner(options.mountpoint))
         filesystem = FileSystem(
             self._store(),
             offload,
@@ -452,12 +452,12 @@ def _is_away(connection: StartConnection) -> bool:
     return connection.failure is not None and connection.write_refusal is None
 
 
-def _ownership(options: MountOptions) -> Ownership:
-    """Return who owns the files: the options, else the owner of the mountpoint."""
-    owner, is_fixed = os.stat(options.mountpoint), (options.uid, options.gid) != (None, None)
+def _ownership(options: MountOptions, owner: tuple[int, int]) -> Ownership:
+    """Return who owns the files: the options, else the owner of the mountpoint, a user and a group."""
+    is_fixed = (options.uid, options.gid) != (None, None)
     return Ownership(
-        owner.st_uid if options.uid is None else options.uid,
-        owner.st_gid if options.gid is None else options.gid,
+        owner[0] if options.uid is None else options.uid,
+        owner[1] if options.gid is None else options.gid,
         options.umask,
         # Like tar: only root can give files to other users and still access them.
         is_told=options.posix_metadata and os.geteuid() == 0 and not is_fixed,

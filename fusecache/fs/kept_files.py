@@ -2,17 +2,20 @@
 
 Rows of the table (`fuse/kept_table.py`), by key:
 
-    start           how many daemons have served the mount
-    d<inode>        a directory that the kernel knows: its parent's inode, name, attributes
-    n<inode>        an open file: the same, and its content, which is a generation here or an object in the bucket
-    h<handle>       an open file's handle, with the number of the request that opened it
-    o<handle>       an open directory's
+    start           how many daemons have served the mount before this one
+    owner           user and group of the mountpoint
+    d/<inode>       a directory that the kernel knows: its parent's inode, name, attributes
+    n/<inode>       an open file: the same, and its content, which is a generation here or an object in the bucket
+    h/<handle>      an open file's handle, with the number of the request that opened it
+    o/<handle>      an open directory's
 
 A row is written before the request's reply is sent. A successor ignores the handles whose open was not answered.
 """
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fusecache.engine.namespace.nodes import FileHandle, Kind, ListedName, Node, Shown
@@ -66,13 +69,23 @@ class KeptFiles:
                 [KernelRequest(each.buffer.view[: each.size]) for each in kept.unanswered]
             )
 
+    def owner(self, mountpoint: Path) -> tuple[int, int]:
+        """Return user and group of the mountpoint. Under a mount that waits for this daemon it cannot be looked at."""
+        known = None if self._table is None else self._table.get("owner")
+        if known is None:
+            status = os.stat(mountpoint)
+            known = status.st_uid, status.st_gid
+            if self._table is not None:
+                self._table.put("owner", known)
+        return known[0], known[1]
+
     # ---- while this daemon serves
 
     def on_shown(self, shown: Shown, parent: Node | None) -> None:
         """The kernel hears of an inode. Directories are kept, as a process may work in one."""
         if self._table is None or shown.kind is not Kind.DIRECTORY or shown.number == ROOT_INODE:
             return
-        key = f"d{shown.number}"
+        key = f"d/{shown.number}"
         if key not in self._table:
             self._put_directory(key, shown, parent)
 
@@ -81,7 +94,7 @@ class KeptFiles:
         if self._table is not None:
             self._put_file(handle.node)
             self._table.put(
-                f"h{number}",
+                f"h/{number}",
                 [
                     request, handle.node.number, handle.pid, handle.writable, handle.process, handle.appends,
                     backing_id,
@@ -92,27 +105,27 @@ class KeptFiles:
         """A directory was opened."""
         if self._table is not None:
             self.on_shown(node, node.parent)
-            self._table.put(f"o{number}", [request, node.number, pid])
+            self._table.put(f"o/{number}", [request, node.number, pid])
 
     def on_closed(self, number: int, node: Node) -> None:
         """A file's handle is gone. Call it before the node's count of handles goes down."""
         if self._table is not None:
-            self._table.remove(f"h{number}")
+            self._table.remove(f"h/{number}")
             if node.handles <= 1:
-                self._table.remove(f"n{node.number}")
+                self._table.remove(f"n/{node.number}")
 
     def on_directory_closed(self, number: int) -> None:
         """A directory's handle is gone."""
         if self._table is not None:
-            self._table.remove(f"o{number}")
+            self._table.remove(f"o/{number}")
 
     def on_changed(self, node: Node | None) -> None:
         """A file or directory has another name, other attributes or other content."""
         if self._table is None or node is None:
             return
-        if f"n{node.number}" in self._table:
+        if f"n/{node.number}" in self._table:
             self._put_file(node)
-        key = f"d{node.number}"
+        key = f"d/{node.number}"
         if key in self._table:
             self._put_directory(key, node, node.parent)
 
@@ -120,12 +133,12 @@ class KeptFiles:
         """The kernel does not know inodes any more."""
         if self._table is not None:
             for inode in inodes:
-                self._table.remove(f"d{inode}")
+                self._table.remove(f"d/{inode}")
 
     def knows(self, parent: Node, name: str) -> bool:
         """Return whether the kernel has been told of a directory of that name, under the inode that it has now."""
         node = parent.children.get(name)
-        return self._table is not None and node is not None and f"d{node.number}" in self._table
+        return self._table is not None and node is not None and f"d/{node.number}" in self._table
 
     def _put_directory(self, key: str, shown: Shown, parent: Node | None) -> None:
         assert self._table is not None
@@ -136,7 +149,7 @@ class KeptFiles:
         assert self._table is not None
         version, remote = node.version, node.object
         self._table.put(
-            f"n{node.number}",
+            f"n/{node.number}",
             [
                 0 if node.parent is None else node.parent.number,
                 node.name,
@@ -153,29 +166,29 @@ class KeptFiles:
     def _read(self, unanswered: list[KernelRequest]) -> Predecessor:
         assert self._table is not None
         open_requests = {each.unique for each in unanswered}
-        files = {int(number): _kept_file(int(number), row) for number, row in self._table.items("n")}
+        files = {int(number): _kept_file(int(number), row) for number, row in self._table.items("n/")}
         unused = set(files)
-        for number, (request, inode, *rest) in list(self._table.items("h")):
+        for number, (request, inode, *rest) in list(self._table.items("h/")):
             if request in open_requests:
-                self._table.remove(f"h{number}")
+                self._table.remove(f"h/{number}")
             elif inode in files:
                 unused.discard(inode)
                 pid, writable, process, appends, backing_id = rest
                 self.handles.append(
                     LeftHandle(int(number), inode, pid, False, writable, process, appends, backing_id)  # noqa: FBT003
                 )
-        for number, (request, inode, pid) in list(self._table.items("o")):
+        for number, (request, inode, pid) in list(self._table.items("o/")):
             if request in open_requests:
-                self._table.remove(f"o{number}")
+                self._table.remove(f"o/{number}")
             else:
                 self.handles.append(LeftHandle(int(number), inode, pid, is_directory=True))
         for inode in unused:
-            self._table.remove(f"n{inode}")
+            self._table.remove(f"n/{inode}")
         return Predecessor(
             self.start,
             [
                 KeptNode(int(number), row[0], row[1], PosixAttributes(*row[2:6]))
-                for number, row in self._table.items("d")
+                for number, row in self._table.items("d/")
             ],
             [each for each in files.values() if each.number not in unused],
             frozenset(files[each].generation for each in unused if files[each].generation),

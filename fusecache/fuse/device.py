@@ -41,7 +41,7 @@ class RequestBuffer:
     __slots__ = ("_memory", "address", "size", "view")
 
     def __init__(self, size: int, fd: int = -1, offset: int = 0) -> None:
-        """fd, offset: of shared memory; without them it is anonymous, and pages that no request reaches cost nothing."""
+        """fd, offset: of shared memory; else it is anonymous, and pages that no request reaches cost nothing."""
         self._memory = mmap.mmap(fd, size, offset=offset)
         self.view = memoryview(self._memory)
         self.size = size

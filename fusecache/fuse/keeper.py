@@ -3,8 +3,8 @@
     python -I -S keeper.py COMMAND [ARGUMENT …]
 
 It imports nothing but a few modules of the standard library, so that it stays small and has no reason to die. The
-command tells it over a socket what to hold (`kept_mount.py`). It ends with the command's exit status, unless the command
-was killed while a mount was held. Then the command is started again. Signals that ask to stop are passed on.
+command tells it over a socket what to hold (`kept_mount.py`). It ends with the command's exit status, unless the
+command was killed while a mount was held. Then the command is started again. Signals that ask to stop are passed on.
 
 If the command dies too often, the mount ends: the descriptors are closed, so that system calls fail and do not wait.
 """
@@ -132,7 +132,8 @@ class Keeper:
 
 
 def _say(text: str) -> None:
-    print(f"keeper: {text}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"keeper: {text}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

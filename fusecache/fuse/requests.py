@@ -8,7 +8,7 @@ from struct import Struct
 from typing import Any
 
 from fusecache.fuse.handlers import RequestHandlers
-from fusecache.fuse.kept_requests import KeptBuffer
+from fusecache.fuse.kept_requests import KeptBuffer  # noqa: TC001
 from fusecache.fuse.protocol import (
     ATTR_OUT,
     BATCH_FORGET_IN,
