@@ -6,7 +6,8 @@ It imports nothing but a few modules of the standard library, so that it stays s
 command tells it over a socket what to hold (`kept_mount.py`). It ends with the command's exit status, unless the
 command was killed while a mount was held. Then the command is started again. Signals that ask to stop are passed on.
 
-If the command dies too often, the mount ends: the descriptors are closed, so that system calls fail and do not wait.
+If the command dies again and again as soon as it serves, or before, the mount ends: the descriptors are closed, so that
+system calls fail and do not wait.
 """
 
 import os
@@ -22,10 +23,10 @@ KEPT_VARIABLE = "FUSE_KEPT"
 _HAND_OVER = 75
 _CANNOT_RESUME = 78
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# So many deaths within so many seconds are a loop.
+# So many deaths in a row, each within so many seconds of service, are a loop.
 _DEATHS = 5
-_SECONDS = 60.0
-# The wait before each further start within that time.
+_SECONDS = 1.0
+# The wait before each further start.
 _PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -38,7 +39,8 @@ class Keeper:
         self._mountpoint = ""
         self._child = 0
         self._is_stopping = False
-        self._deaths: list[float] = []
+        self._deaths = 0
+        self._served_since = float("inf")
 
     def run(self) -> int:
         """Start the command until it ends by itself; return its exit status."""
@@ -53,14 +55,16 @@ class Keeper:
             if status == _CANNOT_RESUME:
                 return self._give_up("the daemon cannot go on with the mount of its predecessor", status)
             if status != _HAND_OVER:
-                self._deaths = [each for each in self._deaths if each > time.monotonic() - _SECONDS]
-                self._deaths.append(time.monotonic())
-                if len(self._deaths) >= _DEATHS:
-                    return self._give_up(f"the daemon died {_DEATHS} times in {_SECONDS:g} s", status)
+                if time.monotonic() - self._served_since >= _SECONDS:
+                    self._deaths = 0
+                self._deaths += 1
+                if self._deaths >= _DEATHS:
+                    return self._give_up(f"the daemon died {_DEATHS} times in a row", status)
                 _say(f"the daemon died (status {status}); it is started again, the mount waits for it")
-                time.sleep(_PAUSES[len(self._deaths) - 1])
+                time.sleep(_PAUSES[self._deaths - 1])
 
     def _run_once(self) -> int:
+        self._served_since = float("inf")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             with theirs:
@@ -91,6 +95,7 @@ class Keeper:
         elif message.startswith(b"keep "):
             self._let_go()
             self._held, self._mountpoint = fds, os.fsdecode(message[5:])
+            self._served_since = time.monotonic()
         else:
             for fd in fds:
                 os.close(fd)

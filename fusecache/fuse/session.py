@@ -116,8 +116,7 @@ class OwnSession:
         """Keep what a successor needs, or take over what a predecessor left."""
         if not kept.is_resumed:
             kept.keep_negotiated(self.negotiated)
-            kept.keep(self._mountpoint, self._device.fd)
-            return
+        kept.keep(self._mountpoint, self._device.fd)
         for left in kept.take_left():
             unique = IN_HEADER.unpack_from(left.buffer.view)[2]
             if left.reply is None:
