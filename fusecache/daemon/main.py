@@ -20,14 +20,12 @@ from fusecache import __version__
 from fusecache.config.options import MountOptions, shown_options
 from fusecache.daemon.bucket_link import (
     BucketLink,
-    bucket_access,
     command_access,
-    immutable_names,
+    engine_options,
     key_facts,
-    request_prices,
 )
 from fusecache.daemon.connect import StartConnection, connect, connect_several, endpoint_of, identity_of
-from fusecache.daemon.control_server import ControlServer
+from fusecache.daemon.control_server import ControlServer, Endings
 from fusecache.daemon.control_socket import ControlSocket
 from fusecache.daemon.disk_check import check_disk, shortage_text
 from fusecache.daemon.keeping import kept_mount
@@ -41,7 +39,6 @@ from fusecache.disk.state_directory import StateDirectory, recorded_identity
 from fusecache.engine.durability.drain import STALLED
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
-from fusecache.engine.options import EngineOptions
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import ThreadOffload
 from fusecache.engine.runtime.supervisor import Supervisor
@@ -52,7 +49,7 @@ from fusecache.fs.kernel import tune
 from fusecache.fs.kernel_caches import KernelCaches
 from fusecache.fs.operations import Operations
 from fusecache.fs.owned_hints import OwnedHints
-from fusecache.fuse.kept_mount import KeptMount
+from fusecache.fuse.kept_mount import STATUS_HAND_OVER, KeptMount
 from fusecache.fuse.library import FuseSession, open_session
 from fusecache.fuse.values import MountPlan, MountRefused
 from fusecache.model.errors import FusecacheError, MountError, NoSpace, ReadOnly
@@ -160,6 +157,7 @@ class _Daemon:
         risks: warnings about the mount, for the log and the user. kept: what of the mount outlives this process.
         """
         self._kept = kept
+        self._keeper = os.getppid()
         self._kept_files = KeptFiles(kept)
         self._options = options
         self._mounts = mounts
@@ -194,7 +192,7 @@ class _Daemon:
         filesystem = FileSystem(
             self._store(),
             offload,
-            _engine_options(options, self._mounts, ownership),
+            engine_options(options, self._mounts, ownership),
             self._supervisor,
             self._kernel_caches,
             self._kept_files.predecessor,
@@ -243,6 +241,7 @@ class _Daemon:
             **self._facts,
             **own,
             "failed_tasks": self._supervisor.statistics(),
+            "outlives_daemon": self._outlives,
             "endpoints": [row for each in self._connections.values() for row in each.remote.endpoints()],
             "request_times": RequestTimes.of_all(
                 [each.remote.times for each in self._connections.values()]
@@ -267,8 +266,7 @@ class _Daemon:
             self._status_facts,
             owners=owners,
             access=self._access,
-            on_abandon=self._abandon,
-            on_carry_on=self._resume,
+            endings=Endings(self._abandon, self._resume, self._hand_over),
         )
         hint_files = HintFiles(hints, ownership.uid, ownership.gid)
         control = ControlDirectory(
@@ -374,7 +372,23 @@ class _Daemon:
 
     def _main_process(self) -> int:
         """Return the process that a service manager watches: the keeper, if there is one."""
-        return os.getpid() if self._kept is None else os.getppid()
+        return os.getpid() if self._kept is None else self._keeper
+
+    @property
+    def _outlives(self) -> bool:
+        """Whether a keeper would start a successor."""
+        is_own = self._session is not None and self._session.library == "own"
+        return self._kept is not None and is_own and os.getppid() == self._keeper
+
+    def _hand_over(self) -> Callable[[], None]:
+        """Return what ends this process, so that the keeper starts the program as it is installed now."""
+        if not self._outlives:
+            raise MountError(
+                f"{self._options.mountpoint}: this mount ends with its daemon; mount it with --keep-mounted to upgrade "
+                "it while it is used"
+            )
+        log.info("the daemon ends, for its successor")
+        return partial(os._exit, STATUS_HAND_OVER)
 
     def _abandon(self) -> None:
         """Make the shutdown leave pending uploads to the next mount."""
@@ -462,36 +476,6 @@ def _ownership(options: MountOptions, owner: tuple[int, int]) -> Ownership:
         # Like tar: only root can give files to other users and still access them.
         is_told=options.posix_metadata and os.geteuid() == 0 and not is_fixed,
         is_fixed=is_fixed,
-    )
-
-
-def _engine_options(
-    options: MountOptions, mounts: Mapping[str, MountOptions], ownership: Ownership
-) -> EngineOptions:
-    return EngineOptions(
-        directory=options.cache_dir,
-        prefix=options.prefix,
-        ownership=ownership,
-        cache_bytes=options.cache_size,
-        buffer_bytes=options.memory,
-        settle_seconds=options.writeback.settle_seconds,
-        fresh_seconds=options.attribute_seconds,
-        immutable=(*options.immutable, *(() if "" in mounts else immutable_names(mounts))),
-        posix_metadata=options.posix_metadata,
-        temp_names=options.writeback.temp_names,
-        order_last=options.writeback.order_last,
-        drain_seconds=options.writeback.drain_timeout,
-        delete_delay=options.writeback.delete_delay,
-        last_wins=options.writeback.conflict == "last-wins",
-        read_only=options.read_only,
-        fsync_is_remote=options.writeback.fsync == "remote",
-        local_only=options.writeback.local_only,
-        pin=options.pin,
-        symlinks=options.symlinks,
-        download_rate=options.requests.download_rate,
-        patience_seconds=options.requests.read_timeout,
-        prices=request_prices(mounts.values()),
-        buckets={name: bucket_access(each) for name, each in mounts.items()},
     )
 
 

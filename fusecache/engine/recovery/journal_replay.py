@@ -94,14 +94,14 @@ class JournalReplay:
     _void: Collection[int] = field(init=False, default=frozenset())
 
     def read(
-        self, still_open: Collection[int] = frozenset(), void: Collection[int] = frozenset()
+        self, still_open: Collection[int] | None = None, void: Collection[int] = frozenset()
     ) -> ReplayResult:
         """Check every row and staging file, and journal what becomes of them. Blocks: it may read whole files.
 
-        still_open: generations that programs have open for writing, as the mount outlived its daemon. void: generations
+        still_open: generations that programs have open for writing, if the mount outlived its daemon. void: generations
         that the open of a program made which has not been answered.
         """
-        self._still_open, self._void = still_open, void
+        self._still_open, self._void = still_open or frozenset(), void
         found = ReplayResult(operations=self._journal.operations(), uploads=self._journal.aborts())
         ended = {upload_id for _, upload_id in found.uploads}
         records = [
@@ -132,7 +132,10 @@ class JournalReplay:
         if changes:
             self._journal.apply(changes)
         if found.versions or found.operations or found.orphans or found.suspects:
-            log.warning(
+            # A successor goes on with what was pending: nobody need look, unless something was set aside.
+            is_usual = still_open is not None and not (found.orphans or found.suspects)
+            log.log(
+                logging.INFO if is_usual else logging.WARNING,
                 "recovered files=%d changes=%d orphans=%d suspects=%d",
                 len(found.versions), len(found.operations), found.orphans, found.suspects,
             )  # fmt: skip
