@@ -68,8 +68,8 @@ class SessionOptions:
     )
     keep_mounted: bool = option(
         as_flag,
-        "let the mount outlive its daemon: a keeper process starts the daemon again if it dies, and system calls wait "
-        "meanwhile instead of failing; needs the own FUSE library",
+        "let the mount outlive its daemon: a keeper process starts the daemon again if it dies, and until then "
+        "system calls wait, and do not fail; needs the own FUSE library",
         default=False,
     )
 

@@ -24,6 +24,7 @@ from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.options import BucketAccess, EngineOptions
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.errors import MountError, RemoteError
+from fusecache.model.predecessor import Predecessor
 from fusecache.model.prices import AWS_PRICES, R2_PRICES, Prices
 from fusecache.remote.clouds.opening import cloud_keys_from
 from fusecache.remote.endpoints import Endpoint, StoreKind
@@ -207,7 +208,10 @@ def _keys_from(options: MountOptions, profile: str | None) -> str:
 
 
 def engine_options(
-    options: MountOptions, mounts: Mapping[str, MountOptions], ownership: Ownership
+    options: MountOptions,
+    mounts: Mapping[str, MountOptions],
+    ownership: Ownership,
+    predecessor: Predecessor | None,
 ) -> EngineOptions:
     """Return what the engine must know. mounts: the options of each bucket, by the name of its folder."""
     return EngineOptions(
@@ -233,5 +237,6 @@ def engine_options(
         download_rate=options.requests.download_rate,
         patience_seconds=options.requests.read_timeout,
         prices=request_prices(mounts.values()),
+        predecessor=predecessor,
         buckets={name: bucket_access(each) for name, each in mounts.items()},
     )

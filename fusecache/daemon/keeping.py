@@ -1,12 +1,12 @@
-"""Puts a keeper process around the daemon, so that the mount outlives it (`fuse/keeper.py`)."""
+"""Puts a keeper process around the daemon, so that the mount outlives it (`keeper.py`)."""
 
 import logging
 import os
 import sys
 from collections.abc import Sequence
 
+from fusecache import keeper
 from fusecache.config.options import MountOptions
-from fusecache.fuse import keeper
 from fusecache.fuse.kept_mount import KEEPER_VARIABLE, STATUS_CANNOT_RESUME, KeptMount
 from fusecache.fuse.kept_table import FormatUnknown
 

@@ -192,10 +192,9 @@ class _Daemon:
         filesystem = FileSystem(
             self._store(),
             offload,
-            engine_options(options, self._mounts, ownership),
+            engine_options(options, self._mounts, ownership, self._kept_files.predecessor),
             self._supervisor,
             self._kernel_caches,
-            self._kept_files.predecessor,
         )
         self._facts |= _initial_facts(options, self._mounts)
         self._links = [

@@ -20,7 +20,7 @@ from fusecache.engine.events import EventTargets, KernelListener
 from fusecache.engine.namespace.nodes import FileHandle, Node
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.recovery.journal_replay import ReplayResult, pause_garbage_collection, rebuild_tree
-from fusecache.engine.recovery.predecessor import NodeAdoption, Predecessor
+from fusecache.engine.recovery.node_adoption import NodeAdoption
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
@@ -43,14 +43,12 @@ class FileSystem:
         options: EngineOptions,
         supervisor: Supervisor,
         kernel: KernelListener | None = None,
-        predecessor: Predecessor | None = None,
     ) -> None:
         """Open the cache directory (blocking). Raises StateError, LocalDiskError.
 
-        kernel: hears what the kernel must forget. predecessor: the daemon that served the mount before this one.
+        kernel: hears what the kernel must forget.
         """
         self.options = options
-        self._predecessor = predecessor
         targets = EventTargets(kernel or KernelListener())
         pinned = PinnedKeys(options.pin, options.prefix)
         self._tasks = tasks = Tasks(supervisor)
@@ -83,8 +81,6 @@ class FileSystem:
     async def running(self) -> AsyncIterator[None]:
         """Replay the journal, then run all tasks while the body runs. At the end everything is journaled and closed."""
         try:
-            if self._predecessor is not None:
-                self.lookup.begin_after(self._predecessor.start)
             with pause_garbage_collection():
                 self.replayed = await self._storage.offload.rows(self._read_journal)
                 for key, nbytes in self.replayed.staged_bytes():
@@ -116,14 +112,14 @@ class FileSystem:
             self._storage.opened.close()
 
     def _read_journal(self) -> ReplayResult:
-        left = self._predecessor
+        left = self.options.predecessor
         if left is None:
             return self._services.replay.read()
         return self._services.replay.read(left.generations, left.void)
 
     def _adopt(self) -> None:
         """Take over the inodes and the open content of a daemon whose mount outlived it."""
-        left = self._predecessor
+        left = self.options.predecessor
         if left is not None:
             for version in NodeAdoption(left, self.replayed, self.tree).run():
                 self._write_back.write.states.adopt_open(version)

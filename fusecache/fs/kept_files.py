@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from fusecache.engine.namespace.nodes import FileHandle, Kind, ListedName, Node, Shown
-from fusecache.engine.recovery.predecessor import KeptNode, Predecessor
 from fusecache.fuse.kept_mount import KeptMount
 from fusecache.fuse.protocol import Opcode
 from fusecache.fuse.requests import KernelRequest, names_of
 from fusecache.fuse.values import ROOT_INODE
 from fusecache.model.objects import ObjectInfo
+from fusecache.model.predecessor import KeptNode, Predecessor
 from fusecache.model.records import PosixAttributes
 
 # Requests that change names.

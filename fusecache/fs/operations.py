@@ -1,6 +1,6 @@
 """Translates the kernel's requests into engine calls, and results and errors back. It decides nothing.
 
-Those that make, move and remove names are in `name_operations.py`.
+Handlers that make, move and remove names are in `name_operations.py`.
 
 Invariants:
 1. Every handler goes through `guarded`. With pyfuse3, any other exception would end the mount under every process.

@@ -97,7 +97,7 @@ class Passthrough:
             os.close(whole.fd)
 
     async def adopt(self, handle: FileHandle, backing_id: int) -> None:
-        """Go on with an open of the daemon before, under its number. The kernel goes on reading the file meanwhile."""
+        """Go on with an open of the daemon before, under its number. The kernel has read the file all the time."""
         node, remote = handle.node, handle.node.object
         backing = self._backings.get(node.number)
         if backing is None:

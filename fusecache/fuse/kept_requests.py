@@ -1,6 +1,6 @@
 """Requests of the kernel in shared memory, from the moment they are read until they are answered.
 
-If the process is killed, its successor finds those that were not answered, and answers them. The reply to a change is
+If the process is killed, its successor finds the unanswered ones, and answers them. The reply to a change is
 kept before it is sent: the successor sends it again, and does not carry the change out twice. The kernel ignores a
 second reply.
 

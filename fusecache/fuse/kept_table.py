@@ -105,7 +105,7 @@ class KeptTable:
         _NUMBER.pack_into(self._memory, self._region + _NUMBER.size, self._end)
 
     def _rewrite(self) -> None:
-        """Write all rows anew, where they fit: before the log, else behind it."""
+        """Write all rows into a new log, where they fit: before the log, else behind it."""
         log = b"".join(_packed(key, value) for key, value in self._rows.items())
         start = _FIRST if _FIRST + len(log) <= self._start else self._end
         self._grow(start + len(log))

@@ -21,7 +21,7 @@ import trio
 from fusecache.engine.namespace.list_page import ListPageRows, fetch_page, lacks_metadata, with_metadata
 from fusecache.engine.namespace.listing_state import INODE_RANGE, LAST_NAME, LISTED_NUMBERS, PageTimes
 from fusecache.engine.namespace.nodes import Node
-from fusecache.engine.namespace.tree import NUMBERS_OF_START, Tree
+from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.metadata_client import MetadataClient, SharedRequest
@@ -99,15 +99,11 @@ class Lister:
         self._runs: dict[int, ListingRun] = {}
         self._refreshes: dict[tuple[int, str], PageRefresh] = {}
         self._inode_ranges: dict[int, _InodeRange] = {}
-        self._next_inode_range = LISTED_NUMBERS // INODE_RANGE
+        self._next_inode_range = (LISTED_NUMBERS + self._tree.numbers_used) // INODE_RANGE
         self._epoch = 0
         self._garbage: deque[tuple[int, int]] = deque()
         self._has_garbage = trio.Event()
         self._listings.watch_lost(self._on_rows_lost)
-
-    def begin_after(self, starts: int) -> None:
-        """Use inode numbers for rows that no earlier daemon of this mount has used, as `Tree.begin_after` does."""
-        self._next_inode_range = (LISTED_NUMBERS + starts * NUMBERS_OF_START) // INODE_RANGE
 
     async def delete_discarded(self) -> None:
         """Delete discarded rows until cancelled."""

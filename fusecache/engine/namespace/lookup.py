@@ -91,11 +91,6 @@ class Lookup:
         """Total time that callers have waited for names. A listing without waiting callers does not count."""
         return self._refresher.waited_seconds
 
-    def begin_after(self, starts: int) -> None:
-        """Use inode numbers that no earlier daemon of this mount has used. starts: how many there were."""
-        self._tree.begin_after(starts)
-        self._lister.begin_after(starts)
-
     def start(self) -> None:
         """Start the services of listings."""
         self._tasks.keep({"discarded-rows": self._lister.delete_discarded})

@@ -26,7 +26,7 @@ ROOT = 1
 # Lower numbers are the control directory's fixed inodes.
 FIRST_FREE = 16
 # A daemon that takes over a mount does not use the numbers of those before it. Each has as many.
-NUMBERS_OF_START = 1 << 36
+_NUMBERS_OF_START = 1 << 36
 # How long a finished deletion is remembered, for listings that started before it. No listing takes longer.
 _TOMBSTONE_SECONDS = 600.0
 # With more tombstones than this, the old ones are purged.
@@ -74,12 +74,17 @@ class Tree:
         ownership: Ownership,
         listener: TreeListener,
         buckets: Mapping[str, bool] = {"": False},
+        starts: int = 0,
     ) -> None:
-        """buckets: whether each is read-only, by the name of its folder; "" for the only bucket, without a folder."""
+        """buckets: whether each is read-only, by the name of its folder; "" for the only bucket, without a folder.
+
+        starts: how many daemons have served the mount before. Their inode numbers are not used again.
+        """
         self._prefix = prefix
         self._buckets = {name: is_read_only for name, is_read_only in buckets.items() if name}
         self.ownership = ownership
-        self._next = FIRST_FREE
+        self.numbers_used = starts * _NUMBERS_OF_START
+        self._next = FIRST_FREE + self.numbers_used
         self._tombstones: dict[str, _Tombstone] = {}
         now = time.time_ns()
         self.root = Node(
@@ -230,10 +235,6 @@ class Tree:
         )  # fmt: skip
         self.nodes[number] = node
         return node
-
-    def begin_after(self, starts: int) -> None:
-        """Use numbers that no earlier daemon of this mount has used. starts: how many there were."""
-        self._next = FIRST_FREE + starts * NUMBERS_OF_START
 
     def renumber(self, node: Node, number: int) -> None:
         """Give a node the number by which the kernel knows it, before anything else has heard of its own."""

@@ -132,7 +132,7 @@ class JournalReplay:
         if changes:
             self._journal.apply(changes)
         if found.versions or found.operations or found.orphans or found.suspects:
-            # A successor goes on with what was pending: nobody need look, unless something was set aside.
+            # A successor goes on with what was pending: that is no cause to look, unless something was quarantined.
             is_usual = still_open is not None and not (found.orphans or found.suspects)
             log.log(
                 logging.INFO if is_usual else logging.WARNING,
@@ -173,7 +173,7 @@ class JournalReplay:
                 raise ValueError(f"{record.state} content is queued: `_recover_queue` handles it")
 
     def _recover_open(self, record: FileRecord, found: ReplayResult) -> list[Change]:
-        """Keep content open that programs still write; quarantine what nobody can go on with."""
+        """Keep content open that programs still write; quarantine all other content."""
         generation = record.generation
         if generation in self._void and not self._sizes.get(generation):
             self._staging.delete(generation)

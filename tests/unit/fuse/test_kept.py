@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from fusecache.fuse import keeper
+from fusecache import keeper
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.kept_mount import STATUS_CANNOT_RESUME, STATUS_HAND_OVER, KeptMount
 from fusecache.fuse.kept_requests import KeptRequests, make_memory

@@ -7,52 +7,17 @@ Invariant: nothing here is published that was not closed. Content that was being
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.recovery.journal_replay import ReplayResult
 from fusecache.model.errors import LocalDiskError
 from fusecache.model.objects import ObjectInfo
-from fusecache.model.records import PosixAttributes
+from fusecache.model.predecessor import KeptNode, Predecessor
 
 # Older than any TTL, but known: it is served while the bucket does not answer.
 _LONG_AGO_SECONDS = 10.0**7
-
-
-@dataclass(frozen=True, slots=True)
-class KeptNode:
-    """An inode that the kernel knows. parent: its directory's number, 0 if it has no name.
-
-    generation: of the local content, 0 if it has none; object: the version in the bucket, as far as it was known.
-    """
-
-    number: int
-    parent: int
-    name: str
-    attributes: PosixAttributes
-    generation: int = 0
-    object: ObjectInfo | None = None
-
-
-@dataclass(slots=True)
-class Predecessor:
-    """What a killed daemon left to this one. start: how many daemons have served the mount before this one.
-
-    void: generations that no program has an open file of, as their open was not answered. busy: names, with the numbers
-    of their directories, that a request was changing.
-    """
-
-    start: int
-    directories: list[KeptNode] = field(default_factory=list)
-    files: list[KeptNode] = field(default_factory=list)
-    void: frozenset[int] = frozenset()
-    busy: frozenset[tuple[int, str]] = frozenset()
-
-    @property
-    def generations(self) -> dict[int, KeptNode]:
-        """The inodes with local content, by its generation."""
-        return {each.generation: each for each in self.files if each.generation}
 
 
 class NodeAdoption:
@@ -126,7 +91,7 @@ class NodeAdoption:
         if opened is None:
             if kept.generation:
                 node.write_error = LocalDiskError(
-                    f"{kept.name}: the daemon was restarted, and what was written to this open file is set aside; "
+                    f"{kept.name}: the daemon was restarted, and what was written to this open file is quarantined; "
                     "see `fusecache recover`"
                 )
             return None
