@@ -25,6 +25,7 @@ from tests.support.s3_buckets import Bucket, Service
 
 _FILES = 9
 _FILE_BYTES = 3_000_000
+_SHOWN = 20
 # Longer than the keeper takes for a death in a loop.
 _SECONDS_BETWEEN = (1.2, 3.0)
 
@@ -167,14 +168,16 @@ def _rounds(mount: Mount, data: dict[str, bytes], rounds: int, *, is_read_only: 
         wrong += [f"{name}: twice, or not removed" for name in stored - data.keys() - programs.written.keys()
                   if not name.endswith("/")]  # fmt: skip
         wrong += [f"quarantined: {each.name}" for each in (mount.cache / "orphans").iterdir()]
-    print(f"kills {rounds}, errors to programs {len(programs.errors)}, wrong {len(wrong)}")
-    print(f"closed files compared {len(programs.written)}; steps {dict(programs.steps)}")
-    print(f"pause, seconds: median {statistics.median(pauses):.2f}, longest {max(pauses):.2f}")
-    print(
-        "longest step, seconds: " + ", ".join(f"{name} {each:.2f}" for name, each in programs.longest.items())
-    )
-    for line in [*programs.errors[:20], *wrong[:20]]:
-        print(line)
+    slowest = ", ".join(f"{name} {each:.2f}" for name, each in programs.longest.items())
+    lines = [
+        f"kills {rounds}, errors to programs {len(programs.errors)}, wrong {len(wrong)}",
+        f"closed files compared {len(programs.written)}; steps {dict(programs.steps)}",
+        f"pause, seconds: median {statistics.median(pauses):.2f}, longest {max(pauses):.2f}",
+        f"longest step, seconds: {slowest}",
+        *programs.errors[:_SHOWN],
+        *wrong[:_SHOWN],
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
     return int(bool(programs.errors or wrong))
 
 
