@@ -115,7 +115,7 @@ class FileSystem:
         left = self.options.predecessor
         if left is None:
             return self._services.replay.read()
-        return self._services.replay.read(left.generations, left.void)
+        return self._services.replay.read(left.generations)
 
     def _adopt(self) -> None:
         """Take over the inodes and the open content of a daemon whose mount outlived it."""

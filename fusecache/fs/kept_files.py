@@ -108,10 +108,10 @@ class KeptFiles:
             self._table.put(f"o/{number}", [request, node.number, pid])
 
     def on_closed(self, number: int, node: Node) -> None:
-        """A file's handle is gone. Call it before the node's count of handles goes down."""
+        """A file's handle is gone."""
         if self._table is not None:
             self._table.remove(f"h/{number}")
-            if node.handles <= 1:
+            if not node.handles:
                 self._table.remove(f"n/{node.number}")
 
     def on_directory_closed(self, number: int) -> None:
@@ -191,7 +191,6 @@ class KeptFiles:
                 for number, row in self._table.items("d/")
             ],
             [each for each in files.values() if each.number not in unused],
-            frozenset(files[each].generation for each in unused if files[each].generation),
             frozenset(name for each in unanswered for name in _names_changed(each)),
         )
 

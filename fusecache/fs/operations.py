@@ -312,9 +312,12 @@ class Operations(NameOperations):
         handle = self._files.pop(fh, None)
         if handle is None:
             return  # of a predecessor
-        self._kept.on_closed(fh, handle.node)
         self.passthrough.close(handle.node)
-        await self._fs.file_io.release(handle)
+        try:
+            await self._fs.file_io.release(handle)
+        finally:
+            # Last: a successor must finish what this daemon had not.
+            self._kept.on_closed(fh, handle.node)
 
     @guarded
     async def statfs(self, ctx: RequestContext) -> StatvfsData:

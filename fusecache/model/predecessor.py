@@ -25,14 +25,12 @@ class KeptNode:
 class Predecessor:
     """What a killed daemon left to this one. start: how many daemons have served the mount before this one.
 
-    void: generations that no program has an open file of, as their open was not answered. busy: names, with the numbers
-    of their directories, that a request was changing.
+    busy: names, with the numbers of their directories, that a request was changing.
     """
 
     start: int
     directories: list[KeptNode] = field(default_factory=list)
     files: list[KeptNode] = field(default_factory=list)
-    void: frozenset[int] = frozenset()
     busy: frozenset[tuple[int, str]] = frozenset()
 
     @property

@@ -90,18 +90,14 @@ class JournalReplay:
     _is_commit_marker: Callable[[str], bool] = lambda _key: False
     # Sizes of the staging files at the start, by generation.
     _sizes: dict[int, int] = field(init=False, default_factory=dict)
-    _still_open: Collection[int] = field(init=False, default=frozenset())
-    _void: Collection[int] = field(init=False, default=frozenset())
+    _still_open: Collection[int] | None = field(init=False, default=None)
 
-    def read(
-        self, still_open: Collection[int] | None = None, void: Collection[int] = frozenset()
-    ) -> ReplayResult:
+    def read(self, still_open: Collection[int] | None = None) -> ReplayResult:
         """Check every row and staging file, and journal what becomes of them. Blocks: it may read whole files.
 
-        still_open: generations that programs have open for writing, if the mount outlived its daemon. void: generations
-        that the open of a program made which has not been answered.
+        still_open: generations that programs have open, if the mount outlived its daemon.
         """
-        self._still_open, self._void = still_open or frozenset(), void
+        self._still_open = still_open
         found = ReplayResult(operations=self._journal.operations(), uploads=self._journal.aborts())
         ended = {upload_id for _, upload_id in found.uploads}
         records = [
@@ -123,7 +119,7 @@ class JournalReplay:
         for number in sorted(without_row - {record.generation for record in records}):
             # The daemon was killed before it wrote the file's row, so no close was acknowledged.
             unknown = FileRecord(number, FileState.OPEN, "", 0, 0, "", self._boot_id, _NOT_KNOWN)
-            if number in self._still_open or number in self._void:
+            if still_open is not None and (number in still_open or not self._sizes.get(number)):
                 changes += self._recover_open(replace(unknown, uuid=str(uuid.uuid4())), found)
                 continue
             changes += self._quarantine(
@@ -146,7 +142,7 @@ class JournalReplay:
             case FileState.STORED:
                 self._staging.delete(record.generation)
                 return [DropFile(record.generation)]
-            case FileState.DROPPED if record.generation in self._still_open:
+            case FileState.DROPPED if record.generation in (self._still_open or ()):
                 # It lost its name, and ends with its last handle.
                 return self._recover_open(replace(record, state=FileState.OPEN, key=""), found)
             case FileState.DROPPED:
@@ -174,11 +170,13 @@ class JournalReplay:
 
     def _recover_open(self, record: FileRecord, found: ReplayResult) -> list[Change]:
         """Keep content open that programs still write; quarantine all other content."""
-        generation = record.generation
-        if generation in self._void and not self._sizes.get(generation):
+        generation, still_open = record.generation, self._still_open
+        is_open = still_open is not None and generation in still_open
+        if still_open is not None and not is_open and not self._sizes.get(generation):
+            # The program was not told yet that it has the file, and asks again.
             self._staging.delete(generation)
             return [DropFile(generation)]
-        version = self._find(record) if generation in self._still_open else None
+        version = self._find(record) if is_open else None
         if version is None:
             return self._quarantine(record, Reason.UNCLOSED, "was not closed before the daemon ended", found)
         # Parts may have been uploaded that were changed since.
