@@ -243,6 +243,10 @@ ROUNDS ?= 200
 kill-rounds: setup ## kill -9 of real daemons after a close, with a slow bucket; ROUNDS, SEED
 	@$(VENV)/bin/python -m scripts.kill_rounds --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
+.PHONY: kept-rounds
+kept-rounds: setup ## kill -9 of a daemon whose mount outlives it, under readers and writers; ROUNDS
+	@$(VENV)/bin/python -m scripts.kept_rounds --rounds $(ROUNDS)
+
 MINUTES ?= 10
 # A container that begins while the disk of a run is mounted would hold that disk, and the run could not repair it.
 PRIVATE_MOUNTS = $(if $(AS_ROOT),,unshare --mount --propagation slave)

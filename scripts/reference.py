@@ -53,6 +53,7 @@ STATUS_KEYS = {
     "options": "every option in force",
     "options_changed": "options that differ from their default",
     "fuse_library": "what serves the mount: `own` or `pyfuse3`",
+    "outlives_daemon": "whether a keeper starts the daemon again if it dies, and the mount goes on",
     "kernel": "kernel settings that were applied, and settings that the kernel refused",
     "uptime_seconds": "since the mount began",
     "pending_files": "changes that the bucket does not have yet: files and changes of names",

@@ -40,7 +40,9 @@ from fusecache.mount.launch import (
     detach_and_wait,
     drain,
     log_tail,
+    mount_of_this_node,
     mount_state,
+    replace_daemon,
     resolve_in_mount,
     start_daemon,
 )
@@ -141,29 +143,7 @@ def make_parser() -> argparse.ArgumentParser:
         )
     )
 
-    unmount = _add(commands, "unmount", "upload pending files, apply delayed deletions, and unmount")
-    unmount.add_argument("mountpoint", type=Path, nargs="?", help="directory of the mount")
-    unmount.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="configuration file that names the mountpoint [$FUSECACHE_CONFIG]",
-    )
-    unmount.add_argument(
-        "--timeout", type=as_argument(Duration()), metavar="DURATION",
-        help="stop waiting for uploads after this time, like 90, 90s, 10m or 2h, and leave it mounted [never]",
-    )  # fmt: skip
-    unmount.add_argument(
-        "--force",
-        action="store_true",
-        help="do not wait for uploads or requests in flight; the next mount resumes them. A mount in use still stays "
-        "mounted",
-    )
-    unmount.add_argument(
-        "--if-dead", action="store_true", help="only clean up a mount whose daemon has exited"
-    )
-    unmount.set_defaults(run=_unmount, parser=unmount)
-
+    _add_endings(commands)
     sync = _add(
         commands,
         "sync",
@@ -386,6 +366,9 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         )
         require_mount_extras(options)
         if arguments.foreground:
+            from fusecache.daemon.keeping import become_keeper
+
+            become_keeper(options, words, arguments.ready_fd)
             from fusecache.daemon.main import run as serve  # the other commands need neither FUSE nor boto3
 
             return serve(options, lambda message: parent.report(f"{READY} {message}"))
@@ -421,6 +404,44 @@ def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         say(f"{mountpoint} is unmounted; its daemon is still shutting down")
     for line in left_texts(answer.status):
         say(line)
+    return 0
+
+
+def _add_endings(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    unmount = _add(commands, "unmount", "upload pending files, apply delayed deletions, and unmount")
+    unmount.add_argument("mountpoint", type=Path, nargs="?", help="directory of the mount")
+    unmount.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="configuration file that names the mountpoint [$FUSECACHE_CONFIG]",
+    )
+    unmount.add_argument(
+        "--timeout", type=as_argument(Duration()), metavar="DURATION",
+        help="stop waiting for uploads after this time, like 90, 90s, 10m or 2h, and leave it mounted [never]",
+    )  # fmt: skip
+    unmount.add_argument(
+        "--force",
+        action="store_true",
+        help="do not wait for uploads or requests in flight; the next mount resumes them. A mount in use still stays "
+        "mounted",
+    )
+    unmount.add_argument(
+        "--if-dead", action="store_true", help="only clean up a mount whose daemon has exited"
+    )
+    unmount.set_defaults(run=_unmount, parser=unmount)
+    upgrade = _add(
+        commands,
+        "upgrade",
+        "replace the daemon of a mount by the installed version; programs that use it wait",
+    )
+    upgrade.add_argument("mountpoint", type=Path, nargs="?", help="directory of the mount [the only mount]")
+    upgrade.set_defaults(run=_upgrade, parser=upgrade)
+
+
+def _upgrade(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    mountpoint = arguments.mountpoint or mount_of_this_node(Path.cwd())
+    say(f"{mountpoint} is served by version {replace_daemon(mountpoint)} now")
     return 0
 
 

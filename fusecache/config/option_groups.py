@@ -56,6 +56,25 @@ def option(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """How the kernel's requests are answered: a group of `MountOptions`."""
+
+    fuse_library: str = option(
+        one_of("auto", "own", "pyfuse3"),
+        "what answers the kernel's requests: own, in this package; pyfuse3, which the extra `pyfuse3` installs; auto, "
+        "own where its self-test passes, else pyfuse3",
+        default="auto",
+        metavar="auto|own|pyfuse3",
+    )
+    keep_mounted: bool = option(
+        as_flag,
+        "let the mount outlive its daemon: a keeper process starts the daemon again if it dies, and until then "
+        "system calls wait, and do not fail; needs the own FUSE library",
+        default=False,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WritebackOptions:
     """When and how files are uploaded: a group of `MountOptions`."""
 

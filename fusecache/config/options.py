@@ -27,6 +27,7 @@ from fusecache.config.option_groups import (
     EndpointOptions,
     MonitoringOptions,
     RequestOptions,
+    SessionOptions,
     WritebackOptions,
     option,
 )
@@ -166,13 +167,7 @@ class MountOptions:
         default="inside",
         metavar="inside|all|none",
     )
-    fuse_library: str = option(
-        one_of("auto", "own", "pyfuse3"),
-        "what answers the kernel's requests: own, in this package; pyfuse3, which the extra `pyfuse3` installs; auto, "
-        "own where its self-test passes, else pyfuse3",
-        default="auto",
-        metavar="auto|own|pyfuse3",
-    )
+    session: SessionOptions
     writeback: WritebackOptions
     requests: RequestOptions
     monitoring: MonitoringOptions
@@ -257,7 +252,10 @@ _S3_OPTIONS = (
 )
 
 # The groups by their field of `MountOptions`.
-_GROUPS: dict[str, type[WritebackOptions] | type[RequestOptions] | type[MonitoringOptions]] = {
+_GROUPS: dict[
+    str, type[SessionOptions] | type[WritebackOptions] | type[RequestOptions] | type[MonitoringOptions]
+] = {
+    "session": SessionOptions,
     "writeback": WritebackOptions,
     "requests": RequestOptions,
     "monitoring": MonitoringOptions,

@@ -20,9 +20,11 @@ from fusecache.daemon.connect import (
 from fusecache.daemon.credentials import CredentialRenewal
 from fusecache.daemon.first_contact import FirstContact
 from fusecache.engine.file_system import FileSystem
-from fusecache.engine.options import BucketAccess
+from fusecache.engine.namespace.tree import Ownership
+from fusecache.engine.options import BucketAccess, EngineOptions
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.errors import MountError, RemoteError
+from fusecache.model.predecessor import Predecessor
 from fusecache.model.prices import AWS_PRICES, R2_PRICES, Prices
 from fusecache.remote.clouds.opening import cloud_keys_from
 from fusecache.remote.endpoints import Endpoint, StoreKind
@@ -203,3 +205,38 @@ def _keys_from(options: MountOptions, profile: str | None) -> str:
     if family is not None:
         return f"environment ({family}_…)"
     return keys_from(profile, os.environ, credentials_file=options.credentials_file)
+
+
+def engine_options(
+    options: MountOptions,
+    mounts: Mapping[str, MountOptions],
+    ownership: Ownership,
+    predecessor: Predecessor | None,
+) -> EngineOptions:
+    """Return what the engine must know. mounts: the options of each bucket, by the name of its folder."""
+    return EngineOptions(
+        directory=options.cache_dir,
+        prefix=options.prefix,
+        ownership=ownership,
+        cache_bytes=options.cache_size,
+        buffer_bytes=options.memory,
+        settle_seconds=options.writeback.settle_seconds,
+        fresh_seconds=options.attribute_seconds,
+        immutable=(*options.immutable, *(() if "" in mounts else immutable_names(mounts))),
+        posix_metadata=options.posix_metadata,
+        temp_names=options.writeback.temp_names,
+        order_last=options.writeback.order_last,
+        drain_seconds=options.writeback.drain_timeout,
+        delete_delay=options.writeback.delete_delay,
+        last_wins=options.writeback.conflict == "last-wins",
+        read_only=options.read_only,
+        fsync_is_remote=options.writeback.fsync == "remote",
+        local_only=options.writeback.local_only,
+        pin=options.pin,
+        symlinks=options.symlinks,
+        download_rate=options.requests.download_rate,
+        patience_seconds=options.requests.read_timeout,
+        prices=request_prices(mounts.values()),
+        predecessor=predecessor,
+        buckets={name: bucket_access(each) for name, each in mounts.items()},
+    )

@@ -16,7 +16,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import trio
@@ -51,6 +51,18 @@ WATCH_SECONDS = 2.0
 _COUNT_SECONDS = 3.0
 
 
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """What commands do to the end of the daemon.
+
+    abandon, carry_on: as the commands. upgrade: returns what ends this daemon for its successor, or raises MountError.
+    """
+
+    abandon: Callable[[], None]
+    carry_on: Callable[[], None]
+    upgrade: Callable[[], Callable[[], None]]
+
+
 class ControlServer:
     """Serves the commands of `fusecache` on a unix socket.
 
@@ -67,8 +79,7 @@ class ControlServer:
         *,
         owners: frozenset[int],
         access: Mapping[str, Mapping[str, Any]],
-        on_abandon: Callable[[], None],
-        on_carry_on: Callable[[], None],
+        endings: Endings,
     ) -> None:
         """facts: returns the current status fields that are not part of the file system's statistics.
 
@@ -82,8 +93,7 @@ class ControlServer:
         self._verdicts = Verdicts()
         self._visitors = Visitors(owners, shared=control_socket.shared)
         self._access = access
-        self._on_abandon = on_abandon
-        self._on_resume = on_carry_on
+        self._endings = endings
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; the socket is removed at the end. Raises MountError if there is no first socket."""
@@ -176,8 +186,12 @@ class ControlServer:
                 case "drain":
                     await self._wait(stream, "", timeout, drains=True)
                 case "abandon" | "carry-on":
-                    (self._on_abandon if command == "abandon" else self._on_resume)()
+                    (self._endings.abandon if command == "abandon" else self._endings.carry_on)()
                     await self._send(stream, {**await self._pending(""), **_done("ok")})
+                case "upgrade":
+                    end = self._endings.upgrade()
+                    await self._send(stream, _done("ok"))
+                    end()
                 case "in-use":
                     await self._send(stream, {**_done("ok"), **await self._in_use(request, path)})
                 case "hint":

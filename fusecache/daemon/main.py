@@ -20,16 +20,15 @@ from fusecache import __version__
 from fusecache.config.options import MountOptions, shown_options
 from fusecache.daemon.bucket_link import (
     BucketLink,
-    bucket_access,
     command_access,
-    immutable_names,
+    engine_options,
     key_facts,
-    request_prices,
 )
 from fusecache.daemon.connect import StartConnection, connect, connect_several, endpoint_of, identity_of
-from fusecache.daemon.control_server import ControlServer
+from fusecache.daemon.control_server import ControlServer, Endings
 from fusecache.daemon.control_socket import ControlSocket
 from fusecache.daemon.disk_check import check_disk, shortage_text
+from fusecache.daemon.keeping import kept_mount
 from fusecache.daemon.log import begin_log
 from fusecache.daemon.metrics_port import metrics_served
 from fusecache.daemon.risks import risk_texts
@@ -40,16 +39,17 @@ from fusecache.disk.state_directory import StateDirectory, recorded_identity
 from fusecache.engine.durability.drain import STALLED
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
-from fusecache.engine.options import EngineOptions
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import ThreadOffload
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.hint_files import HintFiles
+from fusecache.fs.kept_files import KeptFiles
 from fusecache.fs.kernel import tune
 from fusecache.fs.kernel_caches import KernelCaches
 from fusecache.fs.operations import Operations
 from fusecache.fs.owned_hints import OwnedHints
+from fusecache.fuse.kept_mount import STATUS_HAND_OVER, KeptMount
 from fusecache.fuse.library import FuseSession, open_session
 from fusecache.fuse.values import MountPlan, MountRefused
 from fusecache.model.errors import FusecacheError, MountError, NoSpace, ReadOnly
@@ -106,7 +106,9 @@ def run(options: MountOptions, ready: Callable[[str], None]) -> int:
 
 
 def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
-    check_mountpoint(options.mountpoint, allow_other=options.allow_other)
+    kept = kept_mount(options)
+    if kept is None or not kept.is_resumed:
+        check_mountpoint(options.mountpoint, allow_other=options.allow_other)
     check_disk(options)
     mounts = options.bucket_mounts()
     endpoints = {name: endpoint_of(each) for name, each in mounts.items()}
@@ -132,7 +134,7 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
         risks = [text for name, each in mounts.items() for text in risk_texts(each, endpoints[name])]
         access = {name: command_access(each, endpoints[name]) for name, each in mounts.items()}
         reach = {name: partial(directory.add, identity) for name, identity in identities.items()}
-        daemon = _Daemon(options, mounts, connections, ready, list(dict.fromkeys(risks)), access, reach)
+        daemon = _Daemon(options, mounts, connections, ready, list(dict.fromkeys(risks)), access, reach, kept)
         return trio.run(daemon.run)
     raise AssertionError("unreachable: the daemon returns or raises")
 
@@ -147,12 +149,16 @@ class _Daemon:
         risks: Sequence[str],
         access: Mapping[str, Mapping[str, Any]],
         reach: Mapping[str, Callable[[], None]],
+        kept: KeptMount | None,
     ) -> None:
         """mounts, connections, access, reach: by the name of each bucket's folder; access is for ControlServer.
 
         reach: records that a bucket answered.
-        risks: warnings about the mount, for the log and the user.
+        risks: warnings about the mount, for the log and the user. kept: what of the mount outlives this process.
         """
+        self._kept = kept
+        self._keeper = os.getppid()
+        self._kept_files = KeptFiles(kept)
         self._options = options
         self._mounts = mounts
         self._connections = connections
@@ -163,7 +169,7 @@ class _Daemon:
         self._ready = ready
         self._stop = trio.Event()
         self._session: FuseSession | None = None
-        self._kernel_caches = KernelCaches()
+        self._kernel_caches = KernelCaches(self._kept_files)
         self._is_announced = False
         self._abandoned = False
         self._is_stalled = False
@@ -182,11 +188,11 @@ class _Daemon:
             upload_threads=UPLOAD_THREADS,
             publish_threads=PUBLISH_THREADS,
         )
-        ownership = _ownership(options)
+        ownership = _ownership(options, self._kept_files.owner(options.mountpoint))
         filesystem = FileSystem(
             self._store(),
             offload,
-            _engine_options(options, self._mounts, ownership),
+            engine_options(options, self._mounts, ownership, self._kept_files.predecessor),
             self._supervisor,
             self._kernel_caches,
         )
@@ -234,6 +240,7 @@ class _Daemon:
             **self._facts,
             **own,
             "failed_tasks": self._supervisor.statistics(),
+            "outlives_daemon": self._outlives,
             "endpoints": [row for each in self._connections.values() for row in each.remote.endpoints()],
             "request_times": RequestTimes.of_all(
                 [each.remote.times for each in self._connections.values()]
@@ -258,14 +265,14 @@ class _Daemon:
             self._status_facts,
             owners=owners,
             access=self._access,
-            on_abandon=self._abandon,
-            on_carry_on=self._resume,
+            endings=Endings(self._abandon, self._resume, self._hand_over),
         )
         hint_files = HintFiles(hints, ownership.uid, ownership.gid)
         control = ControlDirectory(
             lambda: control_socket.path, server.status, hint_files, ownership.uid, ownership.gid
         )
-        return server, Operations(filesystem, control, self._supervisor.record, read_only=options.read_only)
+        record = self._supervisor.record
+        return server, Operations(filesystem, control, record, self._kept_files, read_only=options.read_only)
 
     async def _start(
         self,
@@ -278,7 +285,9 @@ class _Daemon:
         supervisor = self._supervisor
         await nursery.start(supervisor.run_service, "signals", self._watch_signals, name="signals")
         await nursery.start(supervisor.run_service, "control", server.run, name="control")
-        nursery.start_soon(self._serve, self._mount(operations), name="fuse")
+        session = self._mount(operations)
+        await operations.adopt()
+        nursery.start_soon(self._serve, session, name="fuse")
         await self._announce(filesystem)
         nursery.start_soon(supervisor.run, "status", partial(self._report, filesystem, server), name="status")
 
@@ -297,7 +306,7 @@ class _Daemon:
         name = printable(options.source)
         plan = MountPlan(str(options.mountpoint), name, "fusecache", allow_other=options.allow_other)
         try:
-            self._session = open_session(operations, plan, options.fuse_library)
+            self._session = open_session(operations, plan, options.session.fuse_library, self._kept)
         except MountRefused as exc:
             raise MountError(
                 f"{options.mountpoint}: mounting failed: {exc}; the log is {options.cache_dir}/fusecache.log"
@@ -336,7 +345,7 @@ class _Daemon:
             )
         pending = filesystem.pending()
         log.info("mounted source=%s at=%s pending_files=%d", self._options.source, mountpoint, pending.files)
-        self._is_announced = notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=os.getpid())
+        self._is_announced = notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=self._main_process())
         short = shortage_text(self._options, filesystem.cache.usable_bytes())
         degraded = [link.text() for link in self._links]
         warnings = [text for text in (*degraded, short, *self._risks) if text]
@@ -355,10 +364,30 @@ class _Daemon:
         while True:
             await trio.sleep(STATUS_SECONDS)
             if not self._is_announced:
-                self._is_announced = notify(READY=1, MAINPID=os.getpid())
+                self._is_announced = notify(READY=1, MAINPID=self._main_process())
             status = server.status()
             verdict = f"{verdict_line(status)}; " if status["reasons"] else ""
             notify(STATUS=verdict + filesystem.status.line(filesystem.pending()))
+
+    def _main_process(self) -> int:
+        """Return the process that a service manager watches: the keeper, if there is one."""
+        return os.getpid() if self._kept is None else self._keeper
+
+    @property
+    def _outlives(self) -> bool:
+        """Whether a keeper would start a successor."""
+        is_own = self._session is not None and self._session.library == "own"
+        return self._kept is not None and is_own and os.getppid() == self._keeper
+
+    def _hand_over(self) -> Callable[[], None]:
+        """Return what ends this process, so that the keeper starts the program as it is installed now."""
+        if not self._outlives:
+            raise MountError(
+                f"{self._options.mountpoint}: this mount ends with its daemon; mount it with --keep-mounted to upgrade "
+                "it while it is used"
+            )
+        log.info("the daemon ends, for its successor")
+        return partial(os._exit, STATUS_HAND_OVER)
 
     def _abandon(self) -> None:
         """Make the shutdown leave pending uploads to the next mount."""
@@ -436,46 +465,16 @@ def _is_away(connection: StartConnection) -> bool:
     return connection.failure is not None and connection.write_refusal is None
 
 
-def _ownership(options: MountOptions) -> Ownership:
-    """Return who owns the files: the options, else the owner of the mountpoint."""
-    owner, is_fixed = os.stat(options.mountpoint), (options.uid, options.gid) != (None, None)
+def _ownership(options: MountOptions, owner: tuple[int, int]) -> Ownership:
+    """Return who owns the files: the options, else the owner of the mountpoint, a user and a group."""
+    is_fixed = (options.uid, options.gid) != (None, None)
     return Ownership(
-        owner.st_uid if options.uid is None else options.uid,
-        owner.st_gid if options.gid is None else options.gid,
+        owner[0] if options.uid is None else options.uid,
+        owner[1] if options.gid is None else options.gid,
         options.umask,
         # Like tar: only root can give files to other users and still access them.
         is_told=options.posix_metadata and os.geteuid() == 0 and not is_fixed,
         is_fixed=is_fixed,
-    )
-
-
-def _engine_options(
-    options: MountOptions, mounts: Mapping[str, MountOptions], ownership: Ownership
-) -> EngineOptions:
-    return EngineOptions(
-        directory=options.cache_dir,
-        prefix=options.prefix,
-        ownership=ownership,
-        cache_bytes=options.cache_size,
-        buffer_bytes=options.memory,
-        settle_seconds=options.writeback.settle_seconds,
-        fresh_seconds=options.attribute_seconds,
-        immutable=(*options.immutable, *(() if "" in mounts else immutable_names(mounts))),
-        posix_metadata=options.posix_metadata,
-        temp_names=options.writeback.temp_names,
-        order_last=options.writeback.order_last,
-        drain_seconds=options.writeback.drain_timeout,
-        delete_delay=options.writeback.delete_delay,
-        last_wins=options.writeback.conflict == "last-wins",
-        read_only=options.read_only,
-        fsync_is_remote=options.writeback.fsync == "remote",
-        local_only=options.writeback.local_only,
-        pin=options.pin,
-        symlinks=options.symlinks,
-        download_rate=options.requests.download_rate,
-        patience_seconds=options.requests.read_timeout,
-        prices=request_prices(mounts.values()),
-        buckets={name: bucket_access(each) for name, each in mounts.items()},
     )
 
 

@@ -176,6 +176,7 @@ def build_names(storage: Storage, options: EngineOptions, targets: EventTargets,
         options.ownership,
         TreeEvents(targets),
         {name: each.read_only for name, each in options.buckets.items()},
+        0 if options.predecessor is None else options.predecessor.start,
     )
     queue = WritebackQueue(QueueEvents(targets), prefixes, options.order_last)
 

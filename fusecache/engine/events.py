@@ -35,6 +35,9 @@ class KernelListener:
     def on_name_lost(self, parent: Node, name: str) -> None:
         """A name no longer means the inode that the kernel knows."""
 
+    def on_content_changed(self, node: Node) -> None:
+        """A file's content is another version now: local content, or an object in the bucket."""
+
     async def on_evicted(self, inodes: list[int]) -> None:
         """A user evicts these files: the kernel shall drop its cached pages of them."""
 
@@ -134,6 +137,10 @@ class PublishEvents(_Events, PublishListener):
         """The conflict is recorded, for `status` and `recover`."""
         self._targets.conflict_log.record(key, kept_as, size, error, number)
 
+    def on_content_changed(self, node: Node) -> None:
+        """What a successor of this daemon must know of an open file is kept."""
+        self._targets.kernel.on_content_changed(node)
+
     def on_published(self, key: str) -> None:
         """A recorded conflict of the key is settled."""
         self._targets.conflict_log.published(key)
@@ -201,6 +208,10 @@ class WriteEvents(_Events, WriteListener):
     def on_name_lost(self, parent: Node, name: str) -> None:
         """The kernel forgets the name."""
         self._targets.kernel.on_name_lost(parent, name)
+
+    def on_content_changed(self, node: Node) -> None:
+        """What a successor of this daemon must know of an open file is kept."""
+        self._targets.kernel.on_content_changed(node)
 
     def on_resolved(self, version: FileVersion) -> list[Change]:
         """Commit markers that were held for it are queued."""

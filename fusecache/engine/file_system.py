@@ -20,6 +20,7 @@ from fusecache.engine.events import EventTargets, KernelListener
 from fusecache.engine.namespace.nodes import FileHandle, Node
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.recovery.journal_replay import ReplayResult, pause_garbage_collection, rebuild_tree
+from fusecache.engine.recovery.node_adoption import NodeAdoption
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
@@ -81,10 +82,11 @@ class FileSystem:
         """Replay the journal, then run all tasks while the body runs. At the end everything is journaled and closed."""
         try:
             with pause_garbage_collection():
-                self.replayed = await self._storage.offload.rows(self._services.replay.read)
+                self.replayed = await self._storage.offload.rows(self._read_journal)
                 for key, nbytes in self.replayed.staged_bytes():
                     self.cache.restore_staging(nbytes, key)
                 rebuild_tree(self.replayed, self.tree, self.queue, trio.current_time())
+            self._adopt()
             self._write_back.write.states.adopt_local_only(self.replayed.local)
             self.quarantine.restore_rows(self.replayed)
             self._write_back.conflict_log.restore(self._storage.journal_rows.conflicts())
@@ -108,6 +110,19 @@ class FileSystem:
                 services.cancel_scope.cancel()
         finally:
             self._storage.opened.close()
+
+    def _read_journal(self) -> ReplayResult:
+        left = self.options.predecessor
+        if left is None:
+            return self._services.replay.read()
+        return self._services.replay.read(left.generations)
+
+    def _adopt(self) -> None:
+        """Take over the inodes and the open content of a daemon whose mount outlived it."""
+        left = self.options.predecessor
+        if left is not None:
+            for version in NodeAdoption(left, self.replayed, self.tree).run():
+                self._write_back.write.states.adopt_open(version)
 
     def _start_clients(self) -> None:
         write_back, services = self._write_back, self._services

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fusecache.engine.namespace.tree import Ownership
+from fusecache.model.predecessor import Predecessor
 from fusecache.model.prices import Prices
 from fusecache.policy.backoff import PATIENCE_SECONDS
 from fusecache.policy.symlink_targets import SymlinkRule
@@ -55,6 +56,8 @@ class EngineOptions:
     prices: Prices | None = None
     download_rate: float | None = None
     patience_seconds: float = PATIENCE_SECONDS
+    # The daemon that served the mount before this one, if the mount outlived it.
+    predecessor: Predecessor | None = None
     buckets: Mapping[str, BucketAccess] = field(default_factory=lambda: {"": BucketAccess()})
 
     @property

@@ -7,14 +7,20 @@ import trio
 
 from fusecache.engine.events import KernelListener
 from fusecache.engine.namespace.nodes import Node
+from fusecache.fs.kept_files import KeptFiles
 from fusecache.fuse.library import FuseSession
 
 
 class KernelCaches(KernelListener):
     """The kernel's caches of one mount."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: KeptFiles) -> None:
+        self._kept = kept
         self._session: FuseSession | None = None
+
+    def on_content_changed(self, node: Node) -> None:
+        """Keep what a successor must know of an open file."""
+        self._kept.on_changed(node)
 
     def attach(self, session: FuseSession) -> None:
         """Begin with a mount. Until then the kernel caches nothing."""

@@ -3,12 +3,14 @@
 Cookies: 1 and 2 stand for `.` and `..`, n + 2 for the position after n entries.
 """
 
+import errno
 import os
 
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import DirectoryHandle, Node
 from fusecache.fs.entries import EntryBuilder
-from fusecache.fuse.values import ReaddirToken
+from fusecache.fs.kept_files import KeptFiles
+from fusecache.fuse.values import FUSEError, ReaddirToken, RequestContext
 from fusecache.model.names import CONTROL_NAME
 
 # Large replies, but bounded work between two checkpoints.
@@ -20,19 +22,27 @@ _DOTS = 2
 class OpenDirectories:
     """The open directories of one mount, by handle number."""
 
-    def __init__(self, filesystem: FileSystem, entries: EntryBuilder) -> None:
+    def __init__(self, filesystem: FileSystem, entries: EntryBuilder, kept: KeptFiles) -> None:
         self._fs = filesystem
+        self._kept = kept
         self._entries = entries
         self._handles: dict[int, DirectoryHandle] = {}
 
-    def open(self, number: int, node: Node, process: int) -> None:
-        """Open a directory under a handle number. process: the reader."""
+    def open(self, number: int, node: Node, ctx: RequestContext) -> None:
+        """Open a directory under a handle number."""
+        self.adopt(number, node, ctx.pid)
+        self._kept.on_directory_opened(number, ctx.unique, node, ctx.pid)
+
+    def adopt(self, number: int, node: Node, process: int) -> None:
+        """Count a directory as open: it is read again, up to where the process is. process: the reader."""
         node.handles += 1
         self._handles[number] = DirectoryHandle(node, process)
 
     async def reply(self, number: int, start_id: int, token: ReaddirToken) -> None:
         """Reply entries, with attributes, from the cookie `start_id` on until the reply is full."""
-        handle = self._handles[number]
+        handle = self._handles.get(number)
+        if handle is None:  # of a predecessor, and gone
+            raise FUSEError(errno.ESTALE)
         is_rewound = start_id == 0 and handle.epoch != 0  # also of a directory that was empty, at position 0
         if start_id < _DOTS:
             if not self._reply_dots(handle.node, start_id, token):
@@ -50,6 +60,7 @@ class OpenDirectories:
                         return
                     if isinstance(shown, Node):
                         shown.lookups += 1
+                    self._kept.on_shown(shown, handle.node)
                 handle.queue.popleft()
                 handle.position += 1
 
@@ -61,6 +72,7 @@ class OpenDirectories:
         """Close a directory, if it is open."""
         handle = self._handles.pop(number, None)
         if handle is not None:
+            self._kept.on_directory_closed(number)
             handle.node.handles -= 1
             self._fs.tree.forget(handle.node.number, 0)
 

@@ -1,5 +1,7 @@
 """Translates the kernel's requests into engine calls, and results and errors back. It decides nothing.
 
+Handlers that make, move and remove names are in `name_operations.py`.
+
 Invariants:
 1. Every handler goes through `guarded`. With pyfuse3, any other exception would end the mount under every process.
 2. No handler waits for the bucket to accept a write: the kernel holds locks during the request.
@@ -7,7 +9,6 @@ Invariants:
 
 import errno
 import os
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -19,12 +20,11 @@ from fusecache.fs.control import ControlDirectory
 from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.errno_table import errno_of
 from fusecache.fs.handlers import guarded, timed
+from fusecache.fs.kept_files import HANDLES_OF_START, KeptFiles
+from fusecache.fs.name_operations import NameOperations
 from fusecache.fs.open_directories import OpenDirectories
 from fusecache.fs.passthrough import Passthrough
-from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.values import (
-    RENAME_NOREPLACE,
-    ROOT_INODE,
     EntryAttributes,
     FileInfo,
     FUSEError,
@@ -34,29 +34,21 @@ from fusecache.fuse.values import (
     StatvfsData,
 )
 from fusecache.model.errors import (
-    AcrossDevices,
     FusecacheError,
-    InvalidName,
-    NameTooLong,
     NotFound,
-    NotPermitted,
     ObjectChanged,
-    ReadOnly,
 )
 from fusecache.model.names import decode_name
 from fusecache.model.records import PosixAttributes
-from fusecache.model.special_files import special_mode
 
 _BLOCK = 4096
 _PERMISSIONS = 0o7777
 # The arguments of handlers that say which file a call is for.
 _INODES = ("parent_inode", "parent_inode_old", "inode")
 _NAMES = ("name", "name_old")
-# The target is stored percent-encoded in the object's metadata, which S3 limits to 2 KiB.
-_TARGET_BYTES_MAX = 600
 
 
-class Operations(RequestHandlers):
+class Operations(NameOperations):
     """The request handlers of one mount."""
 
     supports_dot_lookup = False
@@ -68,10 +60,14 @@ class Operations(RequestHandlers):
         filesystem: FileSystem,
         control_directory: ControlDirectory,
         record_failure: Callable[[str, Exception, str], object],
+        kept: KeptFiles,
         *,
         read_only: bool,
     ) -> None:
-        """record_failure: logs and counts an unexpected exception: the call, the exception, the path."""
+        """record_failure: logs and counts an unexpected exception: the call, the exception, the path.
+
+        kept: what a successor must know, and what a predecessor left.
+        """
         super().__init__()
         self._record_failure = record_failure
         self._fs = filesystem
@@ -80,8 +76,23 @@ class Operations(RequestHandlers):
         self._files: dict[int, FileHandle] = {}
         self._entries = EntryBuilder(filesystem, read_only=read_only)
         self.passthrough = Passthrough(filesystem)
-        self._directories = OpenDirectories(filesystem, self._entries)
-        self._next_handle = 1
+        self._directories = OpenDirectories(filesystem, self._entries, kept)
+        self._kept = kept
+        self._next_handle = 1 + kept.start * HANDLES_OF_START
+
+    async def adopt(self) -> None:
+        """Take over the files and directories that programs have open from the daemon before."""
+        for left in self._kept.handles:
+            node = self._fs.tree.nodes.get(left.inode)
+            if node is None:
+                continue
+            if left.is_directory:
+                self._directories.adopt(left.number, node, left.pid)
+                continue
+            handle = FileHandle(node, left.writable, left.pid, left.process, left.appends)
+            self._files[left.number] = self._fs.file_io.adopt(node, handle)
+            if left.backing_id:
+                await self.passthrough.adopt(handle, left.backing_id)
 
     # ---- names
 
@@ -100,8 +111,7 @@ class Operations(RequestHandlers):
         # Read-only mounts only: with an old answer the kernel would refuse to create what another client removed.
         node = self._fs.lookup.lookup_cached(parent, text) if self._read_only else None
         if node is not None:
-            node.lookups += 1
-            return self._entries.of_node(node)
+            return self._new(node)
         try:
             node = await self._fs.lookup.lookup(parent, text)
         except FusecacheError as exc:
@@ -111,14 +121,14 @@ class Operations(RequestHandlers):
             missing.st_ino = 0
             missing.entry_timeout = self._fs.options.fresh_seconds
             return missing
-        node.lookups += 1
-        return self._entries.of_node(node)
+        return self._new(node)
 
     @guarded
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         """The kernel dropped lookup references."""
         for inode, count in inode_list:
             self._fs.tree.forget(inode, count)
+        self._kept.on_forgotten(inode for inode, _ in inode_list if inode not in self._fs.tree.nodes)
 
     @guarded
     async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
@@ -162,103 +172,8 @@ class Operations(RequestHandlers):
         )
         if new != old:
             self._fs.file_io.set_attributes(node, new)
+            self._kept.on_changed(node)
         return self._entries.of_node(node)
-
-    @guarded
-    async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
-        """Return the target of a symlink that is followed."""
-        return os.fsencode(self._fs.symlinks.read(self._node(inode)))
-
-    @guarded
-    async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
-        """Make a directory."""
-        self._check_writable(parent_inode)
-        bits = mode & ~ctx.umask & _PERMISSIONS
-        return self._new(
-            await self._fs.namespace_ops.mkdir(
-                self._directory(parent_inode), self._new_name(parent_inode, name), bits, (ctx.uid, ctx.gid)
-            )
-        )
-
-    @guarded
-    async def symlink(
-        self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext
-    ) -> EntryAttributes:
-        """Make a symlink."""
-        self._check_writable(parent_inode)
-        try:
-            text = target.decode("utf-8")
-        except UnicodeDecodeError as exc:
-            raise InvalidName(f"{target!r}: a symlink's target must be UTF-8") from exc
-        if len(target) > _TARGET_BYTES_MAX:
-            raise NameTooLong(f"a symlink's target may have {_TARGET_BYTES_MAX} bytes, not {len(target)}")
-        parent, new_name = self._directory(parent_inode), self._new_name(parent_inode, name)
-        self._fs.symlinks.check_new(parent, new_name, text)
-        return self._new(await self._fs.namespace_ops.symlink(parent, new_name, text))
-
-    @guarded
-    async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
-        """Remove a file."""
-        if parent_inode == hint_files.DIRECTORY:
-            self._control.hints.unlink(os.fsdecode(name), ctx.uid)
-            return
-        self._check_writable(parent_inode)
-        await self._fs.namespace_ops.unlink(self._directory(parent_inode), decode_name(name))
-
-    @guarded
-    async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
-        """Remove an empty directory."""
-        self._check_writable(parent_inode)
-        await self._fs.namespace_ops.rmdir(self._directory(parent_inode), decode_name(name))
-
-    @guarded
-    async def rename(
-        self,
-        parent_inode_old: int,
-        name_old: bytes,
-        parent_inode_new: int,
-        name_new: bytes,
-        flags: int,
-        ctx: RequestContext,
-    ) -> None:
-        """Rename, atomically on this node. RENAME_EXCHANGE is not supported."""
-        self._check_writable(parent_inode_old)
-        self._check_writable(parent_inode_new)
-        if flags & ~RENAME_NOREPLACE:
-            raise FUSEError(errno.EINVAL)
-        await self._fs.namespace_ops.rename(
-            self._directory(parent_inode_old),
-            decode_name(name_old),
-            self._directory(parent_inode_new),
-            self._new_name(parent_inode_new, name_new),
-            replace=not flags & RENAME_NOREPLACE,
-        )
-
-    @guarded
-    async def link(
-        self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext
-    ) -> EntryAttributes:
-        """Hard links do not exist in a bucket: EPERM, as link(2) specifies for such file systems."""
-        node, parent = (self._fs.tree.nodes.get(each) for each in (inode, new_parent_inode))
-        if node is not None and parent is not None and self._fs.tree.top(node) != self._fs.tree.top(parent):
-            raise AcrossDevices("a hard link to another bucket; use a copy")
-        raise NotPermitted("hard links are not supported: a bucket has none; use a symlink or a copy")
-
-    @guarded
-    async def mknod(
-        self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext
-    ) -> EntryAttributes:
-        """Make an empty file, or a pipe, socket or device node, which stays on this node."""
-        bits = mode & ~ctx.umask & _PERMISSIONS
-        if not stat.S_ISREG(mode):
-            bits = special_mode(stat.S_IFMT(mode) | bits, rdev)
-        node = await self._new_file(parent_inode, name, bits, ctx)
-        handle = self._fs.file_io.open(node, writable=True, pid=ctx.pid)
-        try:
-            await self._fs.close_protocol.flush(handle)
-        finally:
-            await self._fs.file_io.release(handle)
-        return self._new(node)
 
     # ---- directories
 
@@ -270,7 +185,7 @@ class Operations(RequestHandlers):
             return own
         node = self._directory(inode)
         number = self._new_handle()
-        self._directories.open(number, node, ctx.pid)
+        self._directories.open(number, node, ctx)
         return number
 
     @guarded
@@ -309,7 +224,7 @@ class Operations(RequestHandlers):
         node = await self._new_file(parent_inode, name, mode & ~ctx.umask & _PERMISSIONS, ctx)
         appends = bool(flags & os.O_APPEND)
         handle = self._fs.file_io.open(node, writable=True, pid=ctx.pid, appends=appends)
-        return self._file_info(handle), self._new(node)
+        return self._file_info(handle, ctx), self._new(node)
 
     @guarded
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
@@ -320,10 +235,10 @@ class Operations(RequestHandlers):
             if flags & os.O_ACCMODE != os.O_RDONLY:
                 raise FUSEError(errno.EACCES)
             return self._control.open(inode)
-        return await self._open_file(inode, flags, ctx.pid)
+        return await self._open_file(inode, flags, ctx)
 
     @timed("open")
-    async def _open_file(self, inode: int, flags: int, pid: int) -> FileInfo:
+    async def _open_file(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         node = self._node(inode)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         if writable:
@@ -337,14 +252,14 @@ class Operations(RequestHandlers):
             raise ObjectChanged(f"{node.name}: this file lost its name")
         await self.passthrough.prepare(node)
         appends = writable and bool(flags & os.O_APPEND)
-        handle = self._fs.file_io.open(node, writable=writable, pid=pid, appends=appends)
+        handle = self._fs.file_io.open(node, writable=writable, pid=ctx.pid, appends=appends)
         if writable and flags & os.O_TRUNC:
             try:
                 await self._fs.file_io.truncate(node, 0)
             except BaseException:
                 await self._fs.file_io.release(handle)
                 raise
-        return self._file_info(handle)
+        return self._file_info(handle, ctx)
 
     @guarded
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:
@@ -353,7 +268,7 @@ class Operations(RequestHandlers):
             return self._control.read(fh, off, size)
         if self._control.hints.owns_handle(fh):
             return self._control.hints.read(fh, off, size)
-        handle = self._files[fh]
+        handle = self._file(fh)
         data = await self._fs.file_io.read(handle, off, size)
         self._fs.count_read(handle.node, len(data))
         return data
@@ -363,7 +278,7 @@ class Operations(RequestHandlers):
         """Write bytes to local content."""
         if self._control.hints.owns_handle(fh):
             return self._control.hints.write(fh, off, buf)
-        return await self._fs.file_io.write(self._files[fh], off, buf)
+        return await self._fs.file_io.write(self._file(fh), off, buf)
 
     @guarded
     async def flush(self, fh: int) -> None:
@@ -394,9 +309,15 @@ class Operations(RequestHandlers):
         if self._control.hints.owns_handle(fh):
             self._control.hints.release(fh)
             return
-        handle = self._files.pop(fh)
+        handle = self._files.pop(fh, None)
+        if handle is None:
+            return  # of a predecessor
         self.passthrough.close(handle.node)
-        await self._fs.file_io.release(handle)
+        try:
+            await self._fs.file_io.release(handle)
+        finally:
+            # Last: a successor must finish what this daemon had not.
+            self._kept.on_closed(fh, handle.node)
 
     @guarded
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
@@ -427,59 +348,26 @@ class Operations(RequestHandlers):
             path = "/".join([self._fs.tree.path(node), *names]).removeprefix("./")
         self._record_failure(f"fuse-{call}", error, path)
 
-    def _node(self, inode: int) -> Node:
-        node = self._fs.lookup.node_by_inode(inode)
-        if node is None:
-            raise FUSEError(errno.ESTALE)
-        return node
-
-    def _directory(self, inode: int) -> Node:
-        if self._control.owns(inode):
-            raise FUSEError(errno.EACCES)
-        node = self._node(inode)
-        if node.kind is not Kind.DIRECTORY:
-            raise FUSEError(errno.ENOTDIR)
-        if not self._fs.tree.is_linked(node):
-            raise FUSEError(errno.ENOENT)  # removed: nothing can be created in it
-        return node
-
-    def _new_name(self, parent_inode: int, name: bytes) -> str:
-        """Return the name of an entry to be created. Raises NotPermitted for the control directory's name."""
-        text = decode_name(name)
-        if text == control.NAME and parent_inode == ROOT_INODE:
-            raise NotPermitted(
-                f"{text}: this name in the mount's root is reserved for the daemon's control files"
-            )
-        return text
-
-    def _check_writable(self, inode: int) -> None:
-        if self._control.owns(inode):
-            raise FUSEError(errno.EACCES)
-        if self._read_only:
-            raise ReadOnly("this mount is read-only")
-
     def _new_handle(self) -> int:
         number = self._next_handle
         self._next_handle += 1
         return number
 
-    def _file_info(self, handle: FileHandle) -> FileInfo:
+    def _file(self, fh: int) -> FileHandle:
+        handle = self._files.get(fh)
+        if handle is None:  # of a predecessor, which did not keep it: of the control directory
+            raise FUSEError(errno.ESTALE)
+        return handle
+
+    def _file_info(self, handle: FileHandle, ctx: RequestContext) -> FileInfo:
         # One inode is one version, so the kernel's cached pages of it are never stale. The daemon does not see a read
         # that they answer, so a recording does without those of earlier opens.
         number = self._new_handle()
         self._files[number] = handle
         keep_cache = not self._fs.hints.is_recording
-        return FileInfo(fh=number, keep_cache=keep_cache, backing_id=self.passthrough.open(handle))
-
-    async def _new_file(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> Node:
-        self._check_writable(parent_inode)
-        return await self._fs.namespace_ops.create(
-            self._directory(parent_inode), self._new_name(parent_inode, name), mode, (ctx.uid, ctx.gid)
-        )
-
-    def _new(self, node: Node) -> EntryAttributes:
-        node.lookups += 1
-        return self._entries.of_node(node)
+        backing_id = self.passthrough.open(handle)
+        self._kept.on_opened(number, ctx.unique, handle, backing_id)
+        return FileInfo(fh=number, keep_cache=keep_cache, backing_id=backing_id)
 
     async def _revalidate(self, node: Node) -> None:
         """Check that the name still means this inode, by a lookup if its TTL is over. Raises ObjectChanged.

@@ -96,6 +96,21 @@ class Passthrough:
         finally:
             os.close(whole.fd)
 
+    async def adopt(self, handle: FileHandle, backing_id: int) -> None:
+        """Go on with an open of the daemon before, under its number. The kernel has read the file all the time."""
+        node, remote = handle.node, handle.node.object
+        backing = self._backings.get(node.number)
+        if backing is None:
+            release: Callable[[], None] = _nothing
+            cache = self._fs.cache.maintenance
+            whole = await cache.hold_whole(remote.object_id, remote.size) if remote is not None else None
+            if whole is not None:
+                os.close(whole.fd)
+                release = partial(cache.release_whole, whole)
+            backing = self._backings[node.number] = _Backing(backing_id, release)
+        backing.opens += 1
+        self._fs.cache.maintenance.passed_through_files += 1
+
     def open(self, handle: FileHandle) -> int:
         """Return the number with which the kernel opens a file, 0 for reads through the daemon."""
         backing = self._backings.get(handle.node.number)
@@ -123,3 +138,7 @@ class Passthrough:
     def _is_decided(self, node: Node) -> bool:
         """Whether other opens have decided how the inode is open."""
         return node.handles > 0 or node.number in self._backings
+
+
+def _nothing() -> None:
+    """The cache has dropped the file: the kernel alone still has it."""

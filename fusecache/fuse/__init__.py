@@ -20,6 +20,9 @@ A file system implements `handlers.RequestHandlers`. `library.open_session` moun
 `self_test`          whether requests and replies get through
 `requests`           each opcode: its lengths, its handler, its reply
 `session`            the tasks that read and answer requests, and interrupts
+`kept_mount`         what outlives the process: the descriptor, and shared memory; see `fusecache/keeper.py`
+`kept_requests`      requests in shared memory, until they are answered
+`kept_table`         rows in shared memory, for the file system
 `signals`            whether a waiting process is about to die
 `notifier`           tells the kernel to forget names and pages
 `pyfuse3_session`    the same through pyfuse3, where it is installed

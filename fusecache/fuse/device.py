@@ -40,12 +40,16 @@ class RequestBuffer:
 
     __slots__ = ("_memory", "address", "size", "view")
 
-    def __init__(self, size: int) -> None:
-        # Anonymous memory: pages that no request reaches cost nothing.
-        self._memory = mmap.mmap(-1, size)
+    def __init__(self, size: int, fd: int = -1, offset: int = 0) -> None:
+        """fd, offset: of shared memory; else it is anonymous, and pages that no request reaches cost nothing."""
+        self._memory = mmap.mmap(fd, size, offset=offset)
         self.view = memoryview(self._memory)
         self.size = size
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+    def free_memory(self) -> None:
+        """Give the pages back to the system: the buffer holds zeros then."""
+        self._memory.madvise(mmap.MADV_REMOVE)
 
 
 class Device:

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from typing import Protocol
 
 from fusecache.fuse.handlers import RequestHandlers
+from fusecache.fuse.kept_mount import KeptMount
 from fusecache.fuse.session import OwnSession
 from fusecache.fuse.values import MountPlan, MountRefused
 
@@ -51,19 +52,22 @@ class FuseSession(Protocol):
         ...
 
 
-def open_session(operations: RequestHandlers, plan: MountPlan, library: str = "auto") -> FuseSession:
+def open_session(
+    operations: RequestHandlers, plan: MountPlan, library: str = "auto", kept: KeptMount | None = None
+) -> FuseSession:
     """Mount a file system; return its session. The log says once which library serves it.
 
     library: one of LIBRARIES. auto takes the own session, and pyfuse3, if it is installed, where the own one cannot
-    mount, the kernel is too old, or the self-test of the mount fails (`self_test`).
+    mount, the kernel is too old, or the self-test of the mount fails (`self_test`). kept: what outlives this process;
+    with pyfuse3 nothing does.
     Raises MountRefused, and leaves nothing mounted then.
     """
     if library == "pyfuse3":
         return _pyfuse3(operations, plan)
     try:
-        session = OwnSession.mount(operations, plan)
+        session = OwnSession.mount(operations, plan, kept)
     except MountRefused as exc:
-        if library == "own" or find_spec("pyfuse3") is None:
+        if library == "own" or find_spec("pyfuse3") is None or (kept is not None and kept.is_resumed):
             raise
         try:
             other = _pyfuse3(operations, plan)

@@ -8,6 +8,7 @@ from struct import Struct
 from typing import Any
 
 from fusecache.fuse.handlers import RequestHandlers
+from fusecache.fuse.kept_requests import KeptBuffer  # noqa: TC001
 from fusecache.fuse.protocol import (
     ATTR_OUT,
     BATCH_FORGET_IN,
@@ -74,6 +75,8 @@ _READING = frozenset(
         Opcode.OPENDIR, Opcode.READDIRPLUS, Opcode.FSYNCDIR,
     }
 )  # fmt: skip
+# Of these, the ones after which nothing is open that was not open before.
+_REPEATABLE = _READING - {Opcode.OPEN, Opcode.OPENDIR}
 # Requests that the kernel expects no reply to.
 SILENT = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT})
 
@@ -88,7 +91,9 @@ class Malformed(FUSEError):
 class KernelRequest:
     """One request. body: a view of what follows the header, valid until the handler waits (of a write: to its end)."""
 
-    __slots__ = ("body", "gid", "nodeid", "opcode", "pid", "token", "uid", "unique")
+    __slots__ = (
+        "body", "gid", "is_redone", "nodeid", "opcode", "pid", "place", "token", "uid", "unique",
+    )  # fmt: skip
 
     def __init__(self, message: memoryview) -> None:
         """message: all of it. Raises Malformed, if not even the header is there."""
@@ -100,6 +105,14 @@ class KernelRequest:
         # A length that is wrong leaves nothing that could be parsed.
         self.body = message[IN_HEADER.size :] if size == len(message) else message[:0]
         self.token: _DirectoryReply | None = None
+        # Where it lies in shared memory, if a successor is to find it.
+        self.place: KeptBuffer | None = None
+        self.is_redone = False
+
+    def keep_reply(self, payload: Payload, error: int) -> None:
+        """Keep the reply for a successor, unless the request changes nothing, and may be answered again."""
+        if self.place is not None and self.opcode not in _REPEATABLE:
+            self.place.keep_reply(payload, error)
 
     def changes_nothing(self) -> bool:
         """Return whether a signal may end it: not an open that truncates. Needs the body."""
@@ -109,7 +122,7 @@ class KernelRequest:
 
     def context(self, umask: int = 0) -> RequestContext:
         """Return who called."""
-        return RequestContext(self.uid, self.gid, self.pid, umask)
+        return RequestContext(self.uid, self.gid, self.pid, umask, self.unique, self.is_redone)
 
     def fields(self, struct: Struct) -> tuple[Any, ...]:
         """Return the fields of the struct that the body begins with. Raises Malformed."""
@@ -196,6 +209,22 @@ def _opened(info: FileInfo) -> bytes:
         | (FOPEN_NONSEEKABLE if info.nonseekable else 0)
     )
     return OPEN_OUT.pack(info.fh, flags, 0)
+
+
+def names_of(request: KernelRequest) -> list[tuple[int, bytes]]:
+    """Return the names that a request changes, each with the inode of its directory; none if it is malformed."""
+    struct = {
+        Opcode.RENAME: RENAME_IN, Opcode.RENAME2: RENAME2_IN, Opcode.MKDIR: MKDIR_IN, Opcode.MKNOD: MKNOD_IN,
+        Opcode.CREATE: CREATE_IN,
+    }.get(Opcode(request.opcode))  # fmt: skip
+    try:
+        if request.opcode in {Opcode.RENAME, Opcode.RENAME2}:
+            assert struct is not None
+            old, new = request.names(2, struct)
+            return [(request.nodeid, old), (request.fields(struct)[0], new)]
+        return [(request.nodeid, request.names(1, struct)[0])]
+    except Malformed:
+        return []
 
 
 def packed_statfs(data: StatvfsData) -> bytes:

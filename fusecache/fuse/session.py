@@ -15,6 +15,7 @@ import logging
 import os
 import struct
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import coroutine
@@ -25,12 +26,15 @@ import trio
 from fusecache.fuse import mounting
 from fusecache.fuse.device import RELEASE_BYTES, Device, RequestBuffer
 from fusecache.fuse.handlers import RequestHandlers
+from fusecache.fuse.kept_mount import KeptMount
+from fusecache.fuse.kept_requests import KeptBuffer, KeptRequests
 from fusecache.fuse.negotiation import Negotiated, negotiate
 from fusecache.fuse.notifier import Notifier
 from fusecache.fuse.protocol import (
     BACKING_MAP,
     FUSE_DEV_IOC_BACKING_CLOSE,
     FUSE_DEV_IOC_BACKING_OPEN,
+    IN_HEADER,
     INTERRUPT_IN,
     Opcode,
 )
@@ -67,19 +71,32 @@ class OwnSession:
 
     library = "own"
 
-    def __init__(self, operations: RequestHandlers, fd: int, mountpoint: str = "") -> None:
-        """Agree with the kernel on features, and test the mount. fd: of a fresh mount; mountpoint: "" if it has none.
+    def __init__(
+        self, operations: RequestHandlers, fd: int, mountpoint: str = "", kept: KeptMount | None = None
+    ) -> None:
+        """Agree with the kernel on features, and test the mount, unless a predecessor has done that.
 
-        close() closes the descriptor, and unmounts. Raises MountRefused, and then leaves both to the caller.
+        fd: the mount's; mountpoint: "" if it has none. kept: what outlives this process, if a keeper holds it. close()
+        closes the descriptor, and unmounts. Raises MountRefused, and then leaves both to the caller.
         """
         self._device = Device(fd)
-        self.negotiated: Negotiated = negotiate(self._device, operations)
-        # Requests that came before `serve`.
-        self._early = self._tested(mountpoint) if mountpoint else []
-        self._notifier = Notifier(fd)
         self._mountpoint = mountpoint
-        self._table: dict[int, Callable[[KernelRequest], Awaitable[Payload]]] = Requests(operations).table
+        self._kept = kept
         self._buffers: list[RequestBuffer] = []
+        agreed = kept.negotiated() if kept is not None else None
+        self.negotiated: Negotiated = agreed or negotiate(self._device, operations)
+        # Requests that came before `serve`.
+        self._early: list[tuple[RequestBuffer, int]] = []
+        if agreed is None and mountpoint:
+            self._early = self._tested(mountpoint)
+        self._places: KeptRequests | None = None
+        # Numbers of the requests that a predecessor had begun.
+        self._begun: set[int] = set()
+        if kept is not None:
+            self._places = kept.requests(self.negotiated.buffer_bytes)
+            self._begin_kept(kept)
+        self._notifier = Notifier(fd)
+        self._table: dict[int, Callable[[KernelRequest], Awaitable[Payload]]] = Requests(operations).table
         self._waiting: dict[int, _Waiting] = {}
         self._followers = trio.lowlevel.ParkingLot()
         self._has_leader = False
@@ -95,12 +112,34 @@ class OwnSession:
         except OSError as exc:
             raise MountRefused(f"the self-test failed: {exc.strerror}") from exc
 
+    def _begin_kept(self, kept: KeptMount) -> None:
+        """Keep what a successor needs, or take over what a predecessor left."""
+        if not kept.is_resumed:
+            kept.keep_negotiated(self.negotiated)
+        kept.keep(self._mountpoint, self._device.fd)
+        for left in kept.take_left():
+            unique = IN_HEADER.unpack_from(left.buffer.view)[2]
+            if left.reply is None:
+                self._begun.add(unique)
+                self._early.append((left.buffer, left.size))
+            else:
+                with suppress(OSError):
+                    self._device.send(unique, left.reply[0], error=left.reply[1])
+                self._give_back(left.buffer)
+
     @classmethod
-    def mount(cls, operations: RequestHandlers, plan: MountPlan) -> "OwnSession":
-        """Mount a file system. Raises MountRefused, and leaves nothing mounted then."""
+    def mount(
+        cls, operations: RequestHandlers, plan: MountPlan, kept: KeptMount | None = None
+    ) -> "OwnSession":
+        """Mount a file system, or go on with a predecessor's mount.
+
+        kept: what outlives this process. Raises MountRefused, and leaves nothing mounted then.
+        """
+        if kept is not None and kept.is_resumed:
+            return cls(operations, kept.device_fd, plan.mountpoint, kept)
         fd = mounting.mount(plan)
         try:
-            return cls(operations, fd, plan.mountpoint)
+            return cls(operations, fd, plan.mountpoint, kept)
         except BaseException:
             os.close(fd)
             mounting.unmount(plan.mountpoint)
@@ -150,6 +189,8 @@ class OwnSession:
         if fd < 0:
             return
         is_mounted = bool(self._mountpoint) and mounting.is_connected(fd)
+        if self._kept is not None:
+            self._kept.end()
         self._notifier.close()
         # First: else the unmount would wait for answers.
         self._device.close()
@@ -209,7 +250,7 @@ class OwnSession:
             if self._early:
                 buffer, count = self._early.pop(0)
             else:
-                buffer = self._buffers.pop() if self._buffers else RequestBuffer(self.negotiated.buffer_bytes)
+                buffer = self._buffers.pop() if self._buffers else self._new_buffer()
                 count = device.receive(buffer, release=self._expects_large)
             if count <= 0:
                 self._buffers.append(buffer)
@@ -242,16 +283,21 @@ class OwnSession:
             self._interrupt(request)
             self._give_back(buffer)
             return False
+        if isinstance(buffer, KeptBuffer):
+            request.place = buffer
+            request.is_redone = request.unique in self._begun
         handler = self._answer(request)
-        has_waited = False
-        is_write = request.opcode == Opcode.WRITE
+        has_waited = is_held = False
+        # Of a write, the bytes are used until its end.
+        needs_buffer = request.opcode == Opcode.WRITE
 
         def on_wait() -> None:
-            nonlocal has_waited
+            nonlocal has_waited, is_held
             has_waited = True
             if request.changes_nothing():
                 self._waiting[request.unique] = _Waiting(request, scope)
-            if not is_write:
+            is_held = needs_buffer or not self._move_out(request, buffer, count)
+            if not is_held:
                 self._give_back(buffer)
             self._hand_over()
 
@@ -260,13 +306,36 @@ class OwnSession:
         finally:
             if has_waited:
                 self._waiting.pop(request.unique, None)
-            if is_write or not has_waited:
+            if is_held or not has_waited:
                 self._give_back(buffer)
+            elif request.place is not None and self._places is not None:
+                self._places.give_back(request.place)
         return has_waited
 
+    def _move_out(self, request: KernelRequest, buffer: RequestBuffer, count: int) -> bool:
+        """Return whether a buffer may be used again while its request is not answered."""
+        if request.place is None or self._places is None:
+            return True
+        place = self._places.copy_of(buffer, count)
+        if place is not None:
+            request.place = place
+        return place is not None
+
+    def _new_buffer(self) -> RequestBuffer:
+        if self._places is not None:
+            return self._places.new()
+        return RequestBuffer(self.negotiated.buffer_bytes)
+
     def _give_back(self, buffer: RequestBuffer) -> None:
-        if len(self._buffers) < _IDLE_BUFFERS:
-            self._buffers.append(buffer)
+        if self._places is None:
+            if len(self._buffers) < _IDLE_BUFFERS:
+                self._buffers.append(buffer)
+        elif isinstance(buffer, KeptBuffer):  # else of the self-test, before anything was kept
+            if buffer.is_small or len(self._buffers) >= _IDLE_BUFFERS:
+                self._places.give_back(buffer)
+            else:
+                buffer.clear()
+                self._buffers.append(buffer)
 
     async def _answer(self, request: KernelRequest) -> None:
         payload: Payload = b""
@@ -307,6 +376,7 @@ class OwnSession:
             self._reply(request, listed, 0 if listed else error)
 
     def _reply(self, request: KernelRequest, payload: Payload, error: int) -> None:
+        request.keep_reply(payload, error)
         try:
             self._device.send(request.unique, payload, error=error)
         except OSError as exc:

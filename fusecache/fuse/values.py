@@ -45,12 +45,17 @@ class MountPlan:
 
 @dataclass(slots=True)
 class RequestContext:
-    """Who makes the system call. pid: its thread, 0 if that is not visible here. umask: of create, mkdir and mknod."""
+    """Who makes the system call. pid: its thread, 0 if that is not visible here. umask: of create, mkdir and mknod.
+
+    unique: the request's number. is_redone: a process that was killed had begun this request, and not answered it.
+    """
 
     uid: int
     gid: int
     pid: int
     umask: int = 0
+    unique: int = 0
+    is_redone: bool = False
 
 
 class EntryAttributes:

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,6 +31,8 @@ LOG_TAIL_LINES = 15  # enough for the end of a traceback
 EXIT_SECONDS = 60.0
 # With --force, uploads may be in flight: long enough for an idle daemon, short for a user at a terminal.
 FORCED_EXIT_SECONDS = 10.0
+# A long journal takes as long to replay.
+UPGRADE_SECONDS = 120.0
 # The kernel ends a daemon's session with the last copy of its mount. A mount namespace that began after the mount, as
 # of unshare or a container, can hold a copy: then a signal ends the daemon.
 _COPIED_SECONDS = 5.0
@@ -275,6 +278,26 @@ def drain(
         for line in missing_texts(answer):
             error.add_note(line)
         raise error
+
+
+def replace_daemon(mountpoint: Path) -> str:
+    """Have the installed version take over a mount; return its version, once it answers. Raises MountError."""
+    mount, _ = find_mount(mountpoint, os.environ)
+    before = daemon_pid(mount)
+    answer = ask(mount, "upgrade")
+    if answer.result != "ok":
+        raise MountError(answer.message)
+    end = time.monotonic() + UPGRADE_SECONDS
+    while time.monotonic() < end:
+        time.sleep(0.05)
+        with suppress(MountError):
+            status = ask(mount, "status").status
+            if status["pid"] != before:
+                return str(status["version"])
+    raise MountError(
+        f"{mountpoint}: no daemon answers {UPGRADE_SECONDS:g} s after the old one ended; see fusecache.log in the "
+        "cache directory"
+    )
 
 
 def log_tail(mountpoint: Path) -> Answer:

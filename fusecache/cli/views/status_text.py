@@ -240,6 +240,9 @@ def _day_lines(requests: Mapping[str, Any]) -> Iterator[str]:
 
 # ---- how it is set up
 
+_OUTLIVES = "a keeper starts it again; programs wait, and see no error"
+_ENDS = "the mount ends with its daemon, and open files fail (--keep-mounted)"
+
 
 def _mount(status: Mapping[str, Any]) -> Iterator[Row]:
     if status.get("state", "ok") != "ok":
@@ -249,6 +252,8 @@ def _mount(status: Mapping[str, Any]) -> Iterator[Row]:
     yield "mount", f"{status.get('source')} at {status.get('mountpoint')}, {mode}"
     served = f", FUSE library {status['fuse_library']}" if status.get("fuse_library") else ""
     yield "daemon", f"fusecache {status.get('version')}, pid {status.get('pid')}, up for {up}{served}"
+    if "outlives_daemon" in status:
+        yield "if it dies", _OUTLIVES if status["outlives_daemon"] else _ENDS
     changed = [f"{name}={_option_text(value)}" for name, value in status.get("options_changed", {}).items()]
     if changed:
         yield "options", ", ".join(changed)

@@ -99,7 +99,7 @@ class Lister:
         self._runs: dict[int, ListingRun] = {}
         self._refreshes: dict[tuple[int, str], PageRefresh] = {}
         self._inode_ranges: dict[int, _InodeRange] = {}
-        self._next_inode_range = LISTED_NUMBERS // INODE_RANGE
+        self._next_inode_range = (LISTED_NUMBERS + self._tree.numbers_used) // INODE_RANGE
         self._epoch = 0
         self._garbage: deque[tuple[int, int]] = deque()
         self._has_garbage = trio.Event()

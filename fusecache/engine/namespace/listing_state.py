@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fusecache.model.errors import LocalDiskError
 
 # Inode numbers from here on belong to listing rows, in ranges; one page of a listing takes at most one range.
-LISTED_NUMBERS = 1 << 40
+LISTED_NUMBERS = 1 << 52
 INODE_RANGE = 1024
 # Sorts after every sort name.
 LAST_NAME = "\U0010ffff"

@@ -25,6 +25,8 @@ from fusecache.model.records import PosixAttributes
 ROOT = 1
 # Lower numbers are the control directory's fixed inodes.
 FIRST_FREE = 16
+# A daemon that takes over a mount does not use the numbers of those before it. Each has as many.
+_NUMBERS_OF_START = 1 << 36
 # How long a finished deletion is remembered, for listings that started before it. No listing takes longer.
 _TOMBSTONE_SECONDS = 600.0
 # With more tombstones than this, the old ones are purged.
@@ -72,12 +74,17 @@ class Tree:
         ownership: Ownership,
         listener: TreeListener,
         buckets: Mapping[str, bool] = {"": False},
+        starts: int = 0,
     ) -> None:
-        """buckets: whether each is read-only, by the name of its folder; "" for the only bucket, without a folder."""
+        """buckets: whether each is read-only, by the name of its folder; "" for the only bucket, without a folder.
+
+        starts: how many daemons have served the mount before. Their inode numbers are not used again.
+        """
         self._prefix = prefix
         self._buckets = {name: is_read_only for name, is_read_only in buckets.items() if name}
         self.ownership = ownership
-        self._next = FIRST_FREE
+        self.numbers_used = starts * _NUMBERS_OF_START
+        self._next = FIRST_FREE + self.numbers_used
         self._tombstones: dict[str, _Tombstone] = {}
         now = time.time_ns()
         self.root = Node(
@@ -217,6 +224,23 @@ class Tree:
         self.nodes[node.number] = node
         self.attach(node, parent, name)
         return node
+
+    def make_nameless(
+        self, number: int, name: str, attributes: PosixAttributes, version: ObjectInfo | None
+    ) -> Node:
+        """Make the node of a file that is open, and has lost its name."""
+        node = Node(
+            number, Kind.FILE, name, None, attributes.mode, attributes.uid, attributes.gid,
+            attributes.mtime_ns, object=version,
+        )  # fmt: skip
+        self.nodes[number] = node
+        return node
+
+    def renumber(self, node: Node, number: int) -> None:
+        """Give a node the number by which the kernel knows it, before anything else has heard of its own."""
+        del self.nodes[node.number]
+        node.number = number
+        self.nodes[number] = node
 
     def default_attributes(self, kind: Kind, modified: float) -> PosixAttributes:
         """Return the attributes of an object without metadata of its own. modified: seconds since 1970."""

@@ -41,6 +41,9 @@ class PublishListener:
     def on_name_lost(self, parent: Node, name: str) -> None:
         """The name no longer means the inode that the kernel knows."""
 
+    def on_content_changed(self, node: Node) -> None:
+        """The file's content is an object in the bucket now."""
+
     def on_conflict(self, key: str, kept_as: str, size: int, error: str, number: int) -> None:
         """Another client changed the key first. kept_as: the key of our version, "" if the change was dropped.
 

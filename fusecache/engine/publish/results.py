@@ -85,6 +85,7 @@ class PublishResults:
                 self._lookup.on_removed(published)
             if node.version is version and (self._tree.is_linked(node) or node.handles == 0):
                 node.version = None
+            self._listener.on_content_changed(node)
             self._tree.release_local(node)
         self._retirement.add(version, published, self._journal.submit_batched(*changes))
 
@@ -109,6 +110,7 @@ class PublishResults:
         if node is not None:
             if result.version is not None:
                 node.object = result.version
+                self._listener.on_content_changed(node)
             if self._tree.is_linked(node):
                 self._lookup.on_published(node)
             elif result.version is not None:

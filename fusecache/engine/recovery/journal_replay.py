@@ -13,8 +13,9 @@ Invariants:
 
 import gc
 import logging
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -58,6 +59,8 @@ class ReplayResult:
     versions: list[FileVersion] = field(default_factory=list)
     rejected: list[FileVersion] = field(default_factory=list)
     local: list[FileVersion] = field(default_factory=list)
+    # Content that a program still writes, through a mount that outlived its daemon, by generation.
+    open: dict[int, FileVersion] = field(default_factory=dict)
     operations: list[OperationRecord] = field(default_factory=list)
     # Deletes that wait until something is published under the name that rejected newer content has.
     deferred: list[OperationRecord] = field(default_factory=list)
@@ -70,7 +73,7 @@ class ReplayResult:
     def staged_bytes(self) -> Iterator[tuple[str, int]]:
         """Yield the key and the bytes on disk of each file in staging or in quarantine."""
         yield from ((record.key, held) for record, held in self.quarantined)
-        for version in (*self.versions, *self.rejected, *self.local):
+        for version in (*self.versions, *self.rejected, *self.local, *self.open.values()):
             yield version.record.key, version.size
 
 
@@ -87,9 +90,14 @@ class JournalReplay:
     _is_commit_marker: Callable[[str], bool] = lambda _key: False
     # Sizes of the staging files at the start, by generation.
     _sizes: dict[int, int] = field(init=False, default_factory=dict)
+    _still_open: Collection[int] | None = field(init=False, default=None)
 
-    def read(self) -> ReplayResult:
-        """Check every row and staging file, and journal what becomes of them. Blocks: it may read whole files."""
+    def read(self, still_open: Collection[int] | None = None) -> ReplayResult:
+        """Check every row and staging file, and journal what becomes of them. Blocks: it may read whole files.
+
+        still_open: generations that programs have open, if the mount outlived its daemon.
+        """
+        self._still_open = still_open
         found = ReplayResult(operations=self._journal.operations(), uploads=self._journal.aborts())
         ended = {upload_id for _, upload_id in found.uploads}
         records = [
@@ -111,13 +119,19 @@ class JournalReplay:
         for number in sorted(without_row - {record.generation for record in records}):
             # The daemon was killed before it wrote the file's row, so no close was acknowledged.
             unknown = FileRecord(number, FileState.OPEN, "", 0, 0, "", self._boot_id, _NOT_KNOWN)
+            if still_open is not None and (number in still_open or not self._sizes.get(number)):
+                changes += self._recover_open(replace(unknown, uuid=str(uuid.uuid4())), found)
+                continue
             changes += self._quarantine(
                 unknown, Reason.UNKNOWN, "an unfinished file without a journal row", found
             )
         if changes:
             self._journal.apply(changes)
         if found.versions or found.operations or found.orphans or found.suspects:
-            log.warning(
+            # A successor goes on with what was pending: that is no cause to look, unless something was quarantined.
+            is_usual = still_open is not None and not (found.orphans or found.suspects)
+            log.log(
+                logging.INFO if is_usual else logging.WARNING,
                 "recovered files=%d changes=%d orphans=%d suspects=%d",
                 len(found.versions), len(found.operations), found.orphans, found.suspects,
             )  # fmt: skip
@@ -128,6 +142,9 @@ class JournalReplay:
             case FileState.STORED:
                 self._staging.delete(record.generation)
                 return [DropFile(record.generation)]
+            case FileState.DROPPED if record.generation in (self._still_open or ()):
+                # It lost its name, and ends with its last handle.
+                return self._recover_open(replace(record, state=FileState.OPEN, key=""), found)
             case FileState.DROPPED:
                 self._staging.delete(record.generation)
                 self._staging.delete_quarantined(record.generation)
@@ -135,9 +152,7 @@ class JournalReplay:
             case FileState.ORPHAN:
                 return self._quarantine_row(record, found)
             case FileState.OPEN:
-                return self._quarantine(
-                    record, Reason.UNCLOSED, "was not closed before the daemon ended", found
-                )
+                return self._recover_open(record, found)
             case FileState.FAILED:
                 return self._quarantine(record, Reason.FAILED, record.error, found)
             case FileState.LOCAL:
@@ -152,6 +167,27 @@ class JournalReplay:
                 return self._recover_rejected(record, found)
             case _:
                 raise ValueError(f"{record.state} content is queued: `_recover_queue` handles it")
+
+    def _recover_open(self, record: FileRecord, found: ReplayResult) -> list[Change]:
+        """Keep content open that programs still write; quarantine all other content."""
+        generation, still_open = record.generation, self._still_open
+        is_open = still_open is not None and generation in still_open
+        if still_open is not None and not is_open and not self._sizes.get(generation):
+            # The program was not told yet that it has the file, and asks again.
+            self._staging.delete(generation)
+            return [DropFile(generation)]
+        version = self._find(record) if is_open else None
+        if version is None:
+            return self._quarantine(record, Reason.UNCLOSED, "was not closed before the daemon ended", found)
+        # Parts may have been uploaded that were changed since.
+        version.record = kept = without_upload(record)
+        version.size = self._sizes[generation]
+        version.close_state.changed_since_flush = True
+        found.open[generation] = version
+        if not record.upload_id:
+            return []
+        found.uploads.append((record.key, record.upload_id))
+        return [PutFile(kept), PutAbort(record.key, record.upload_id)]
 
     def _recover_rejected(self, record: FileRecord, found: ReplayResult) -> list[Change]:
         version = self._find(record)

@@ -53,15 +53,19 @@ class FileIO:
         """Open a file node. appends: with O_APPEND, for writing."""
         if writable:
             self._journal.check_writable()
+        process = thread_group(pid) if writable and pid else 0
+        return self.adopt(node, FileHandle(node, writable, pid, process, writable and appends))
+
+    def adopt(self, node: Node, handle: FileHandle) -> FileHandle:
+        """Count a handle as open: a new one, or one of a daemon whose mount outlived it. Returns it."""
         node.handles += 1
-        if writable:
+        if handle.writable:
             node.writers += 1
-            node.appenders += appends
+            node.appenders += handle.appends
             self.writing.add(node)
             # A file that is being written keeps its name, even if other clients empty the directory around it.
             self._tree.hold_local(node)
-        process = thread_group(pid) if writable and pid else 0
-        return FileHandle(node, writable, pid, process, writable and appends)
+        return handle
 
     async def wait_release(self, node: Node) -> None:
         """Wait for the RELEASE of a close that has returned: what is written next must not revoke that close."""

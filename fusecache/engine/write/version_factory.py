@@ -11,6 +11,7 @@ from fusecache.engine.namespace.nodes import FileVersion, Node, attributes_of
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.disposal import VersionDisposal, named_row
+from fusecache.engine.write.listener import WriteListener
 from fusecache.engine.write.staging_space import StagingSpace
 from fusecache.engine.write.staging_writer import StagingWriter
 from fusecache.engine.writeback.queue import WritebackQueue
@@ -31,6 +32,7 @@ class VersionFactory:
     _space: StagingSpace
     _writer: StagingWriter
     _disposal: VersionDisposal
+    _listener: WriteListener
     _boot_id: str
 
     def create(self, node: Node) -> None:
@@ -73,6 +75,7 @@ class VersionFactory:
             if old is not None and old.state is FileState.REJECTED:
                 version.replaces = old
             node.version = version
+            self._listener.on_content_changed(node)
             self._journal.submit(*dropped, *named_row(version, self._tree, self._queue))
             return version
 

@@ -229,6 +229,13 @@ class VersionStates:
 
     # ---- local-only content
 
+    def adopt_open(self, version: FileVersion) -> None:
+        """Go on with a version that programs write through a mount that outlived its daemon."""
+        version.close_state.dirty_since = trio.current_time()
+        self._dirty.add(version)
+        self._journal.submit(*self.row_of(version))
+        self._listener.on_dirty()
+
     def adopt_local_only(self, versions: list[FileVersion]) -> None:
         """Take over local-only versions of the previous daemon; queue any that `local_only` does not match now."""
         for version in versions:

@@ -15,7 +15,7 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.daemon import visitors
-from fusecache.daemon.control_server import ControlServer
+from fusecache.daemon.control_server import ControlServer, Endings
 from fusecache.daemon.control_socket import ControlSocket
 from fusecache.engine.runtime.offload import ThreadOffload
 from fusecache.engine.runtime.supervisor import Supervisor
@@ -90,8 +90,11 @@ async def controlled(bucket: Bucket, cache: Path) -> AsyncIterator[Control]:
             dict,
             owners=owners,
             access={},
-            on_abandon=lambda: control.abandoned.append(True),
-            on_carry_on=lambda: control.abandoned.append(False),
+            endings=Endings(
+                abandon=lambda: control.abandoned.append(True),
+                carry_on=lambda: control.abandoned.append(False),
+                upgrade=lambda: lambda: None,
+            ),
         )
         await nursery.start(server.run)
         yield control

@@ -56,6 +56,7 @@ def _values(options: MountOptions) -> dict[str, Any]:
     """Every option's value by its name."""
     return {
         **dataclasses.asdict(options),
+        **dataclasses.asdict(options.session),
         **dataclasses.asdict(options.writeback),
         **dataclasses.asdict(options.requests),
         **dataclasses.asdict(options.monitoring),
@@ -122,6 +123,7 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "read_only": "true",
         "wait_for_bucket": "true",
         "fuse_library": "own",
+        "keep_mounted": "true",
         "allow_other": "true",
         "uid": "1000",
         "gid": "100",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.config.option_groups import MonitoringOptions, RequestOptions, WritebackOptions
+from fusecache.config.option_groups import MonitoringOptions, RequestOptions, SessionOptions, WritebackOptions
 from fusecache.config.options import MountOptions
 from fusecache.daemon import risks
 from fusecache.daemon.risks import file_system_of, risk_texts
@@ -24,6 +24,7 @@ def _options(*, cache_dir: Path, mountpoint: Path = Path("/m"), read_only: bool 
         cache_size=1,
         memory=1,
         read_only=read_only,
+        session=SessionOptions(),
         writeback=WritebackOptions(),
         requests=RequestOptions(),
         monitoring=MonitoringOptions(),

@@ -1,0 +1,44 @@
+"""Puts a keeper process around the daemon, so that the mount outlives it (`keeper.py`)."""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from fusecache import keeper
+from fusecache.config.options import MountOptions
+from fusecache.fuse.kept_mount import KEEPER_VARIABLE, STATUS_CANNOT_RESUME, KeptMount
+from fusecache.fuse.kept_table import FormatUnknown
+
+log = logging.getLogger(__name__)
+
+
+def become_keeper(options: MountOptions, words: Sequence[str], report: int | None) -> None:
+    """Replace this process by a keeper that starts it again, if that is asked for; else return.
+
+    words: of the command line, from the command on. report: the descriptor of `--ready-fd`.
+    """
+    if not options.session.keep_mounted or KEEPER_VARIABLE in os.environ:
+        return
+    if report is not None:
+        os.set_inheritable(report, True)  # noqa: FBT003  # takes no keyword
+    # Without site-packages: the keeper is to be small.
+    start = [sys.executable, "-I", "-S", keeper.__file__]
+    os.execv(sys.executable, [*start, sys.executable, "-m", "fusecache", *words])
+
+
+def kept_mount(options: MountOptions) -> KeptMount | None:
+    """Return what outlives this process: a predecessor's mount, or memory for a new one; None without a keeper.
+
+    Ends this process if it cannot go on with the predecessor's mount.
+    """
+    if not options.session.keep_mounted or options.session.fuse_library == "pyfuse3":
+        return None
+    try:
+        return KeptMount.of_environment()
+    except FormatUnknown as exc:
+        log.error("cannot go on with the mount: %s", exc)
+        sys.exit(STATUS_CANNOT_RESUME)
+    except OSError as exc:
+        log.warning("the mount will end with this daemon, as it has no shared memory: %s", exc)
+        return None

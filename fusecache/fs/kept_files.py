@@ -1,0 +1,218 @@
+"""What a successor of this daemon must know of the files and directories that the kernel has open, in kept memory.
+
+Rows of the table (`fuse/kept_table.py`), by key:
+
+    start           how many daemons have served the mount before this one
+    owner           user and group of the mountpoint
+    d/<inode>       a directory that the kernel knows: its parent's inode, name, attributes
+    n/<inode>       an open file: the same, and its content, which is a generation here or an object in the bucket
+    h/<handle>      an open file's handle, with the number of the request that opened it
+    o/<handle>      an open directory's
+
+A row is written before the request's reply is sent. A successor ignores the handles whose open was not answered.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fusecache.engine.namespace.nodes import FileHandle, Kind, ListedName, Node, Shown
+from fusecache.fuse.kept_mount import KeptMount
+from fusecache.fuse.protocol import Opcode
+from fusecache.fuse.requests import KernelRequest, names_of
+from fusecache.fuse.values import ROOT_INODE
+from fusecache.model.objects import ObjectInfo
+from fusecache.model.predecessor import KeptNode, Predecessor
+from fusecache.model.records import PosixAttributes
+
+# Requests that change names.
+_OF_NAMES = frozenset(
+    {
+        Opcode.RENAME, Opcode.RENAME2, Opcode.UNLINK, Opcode.RMDIR, Opcode.CREATE, Opcode.MKDIR, Opcode.MKNOD,
+        Opcode.SYMLINK,
+    }
+)  # fmt: skip
+# Handles of one daemon; the next one begins with another multiple.
+HANDLES_OF_START = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class LeftHandle:
+    """A handle that the kernel has from an earlier daemon. backing_id: of an open by passthrough, else 0."""
+
+    number: int
+    inode: int
+    pid: int
+    is_directory: bool = False
+    writable: bool = False
+    process: int = 0
+    appends: bool = False
+    backing_id: int = 0
+
+
+class KeptFiles:
+    """Writes what a successor must know, and reads what a predecessor left. Does nothing without kept memory."""
+
+    def __init__(self, kept: KeptMount | None) -> None:
+        self._table = None if kept is None else kept.table
+        self.handles: list[LeftHandle] = []
+        self.predecessor: Predecessor | None = None
+        self.start = 0
+        if kept is None:
+            return
+        self.start = int(kept.table.get("start") or 0) + kept.is_resumed
+        kept.table.put("start", self.start)
+        if kept.is_resumed:
+            self.predecessor = self._read(
+                [KernelRequest(each.buffer.view[: each.size]) for each in kept.unanswered]
+            )
+
+    def owner(self, mountpoint: Path) -> tuple[int, int]:
+        """Return user and group of the mountpoint. Under a mount that waits for this daemon it cannot be looked at."""
+        known = None if self._table is None else self._table.get("owner")
+        if known is None:
+            status = os.stat(mountpoint)
+            known = status.st_uid, status.st_gid
+            if self._table is not None:
+                self._table.put("owner", known)
+        return known[0], known[1]
+
+    # ---- while this daemon serves
+
+    def on_shown(self, shown: Shown, parent: Node | None) -> None:
+        """The kernel hears of an inode. Directories are kept, as a process may work in one."""
+        if self._table is None or shown.kind is not Kind.DIRECTORY or shown.number == ROOT_INODE:
+            return
+        key = f"d/{shown.number}"
+        if key not in self._table:
+            self._put_directory(key, shown, parent)
+
+    def on_opened(self, number: int, request: int, handle: FileHandle, backing_id: int) -> None:
+        """A file was opened under a handle number. request: the number of the request."""
+        if self._table is not None:
+            self._put_file(handle.node)
+            self._table.put(
+                f"h/{number}",
+                [
+                    request, handle.node.number, handle.pid, handle.writable, handle.process, handle.appends,
+                    backing_id,
+                ],
+            )  # fmt: skip
+
+    def on_directory_opened(self, number: int, request: int, node: Node, pid: int) -> None:
+        """A directory was opened."""
+        if self._table is not None:
+            self.on_shown(node, node.parent)
+            self._table.put(f"o/{number}", [request, node.number, pid])
+
+    def on_closed(self, number: int, node: Node) -> None:
+        """A file's handle is gone."""
+        if self._table is not None:
+            self._table.remove(f"h/{number}")
+            if not node.handles:
+                self._table.remove(f"n/{node.number}")
+
+    def on_directory_closed(self, number: int) -> None:
+        """A directory's handle is gone."""
+        if self._table is not None:
+            self._table.remove(f"o/{number}")
+
+    def on_changed(self, node: Node | None) -> None:
+        """A file or directory has another name, other attributes or other content."""
+        if self._table is None or node is None:
+            return
+        if f"n/{node.number}" in self._table:
+            self._put_file(node)
+        key = f"d/{node.number}"
+        if key in self._table:
+            self._put_directory(key, node, node.parent)
+
+    def on_forgotten(self, inodes: Iterable[int]) -> None:
+        """The kernel does not know inodes any more."""
+        if self._table is not None:
+            for inode in inodes:
+                self._table.remove(f"d/{inode}")
+
+    def knows(self, parent: Node, name: str) -> bool:
+        """Return whether the kernel has been told of a directory of that name, under the inode that it has now."""
+        node = parent.children.get(name)
+        return self._table is not None and node is not None and f"d/{node.number}" in self._table
+
+    def _put_directory(self, key: str, shown: Shown, parent: Node | None) -> None:
+        assert self._table is not None
+        number = 0 if parent is None else parent.number
+        self._table.put(key, [number, shown.name, *_attributes(shown)])
+
+    def _put_file(self, node: Node) -> None:
+        assert self._table is not None
+        version, remote = node.version, node.object
+        self._table.put(
+            f"n/{node.number}",
+            [
+                0 if node.parent is None else node.parent.number,
+                node.name,
+                *_attributes(node),
+                0 if version is None else version.record.generation,
+                None
+                if remote is None
+                else [remote.key, remote.etag, remote.size, remote.modified, remote.metadata],
+            ],
+        )
+
+    # ---- what a predecessor left
+
+    def _read(self, unanswered: list[KernelRequest]) -> Predecessor:
+        assert self._table is not None
+        open_requests = {each.unique for each in unanswered}
+        files = {int(number): _kept_file(int(number), row) for number, row in self._table.items("n/")}
+        unused = set(files)
+        for number, (request, inode, *rest) in list(self._table.items("h/")):
+            if request in open_requests:
+                self._table.remove(f"h/{number}")
+            elif inode in files:
+                unused.discard(inode)
+                pid, writable, process, appends, backing_id = rest
+                self.handles.append(
+                    LeftHandle(int(number), inode, pid, False, writable, process, appends, backing_id)  # noqa: FBT003
+                )
+        for number, (request, inode, pid) in list(self._table.items("o/")):
+            if request in open_requests:
+                self._table.remove(f"o/{number}")
+            else:
+                self.handles.append(LeftHandle(int(number), inode, pid, is_directory=True))
+        for inode in unused:
+            self._table.remove(f"n/{inode}")
+        return Predecessor(
+            self.start,
+            [
+                KeptNode(int(number), row[0], row[1], PosixAttributes(*row[2:6]))
+                for number, row in self._table.items("d/")
+            ],
+            [each for each in files.values() if each.number not in unused],
+            frozenset(name for each in unanswered for name in _names_changed(each)),
+        )
+
+
+def _attributes(shown: Node | ListedName) -> list[int]:
+    return [shown.mode, shown.uid, shown.gid, shown.mtime_ns]
+
+
+def _kept_file(number: int, row: list[Any]) -> KeptNode:
+    parent, name, *attributes, generation, remote = row
+    return KeptNode(
+        number,
+        parent,
+        name,
+        PosixAttributes(*attributes),
+        generation,
+        None if remote is None else ObjectInfo(*remote),
+    )
+
+
+def _names_changed(request: KernelRequest) -> Iterator[tuple[int, str]]:
+    """Yield the names that a request changes, each with the inode of its directory."""
+    if request.opcode in _OF_NAMES:
+        for inode, name in names_of(request):
+            yield inode, name.decode("utf-8", "surrogateescape")

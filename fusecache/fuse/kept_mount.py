@@ -1,0 +1,115 @@
+"""A mount that outlives the process that serves it: its descriptor and its memory, which a keeper process holds too.
+
+    first process          keeper                       second process
+    KeptMount.new()
+    OwnSession.mount(…)
+    keep(…)          ---->  holds the descriptors
+    is killed               starts the second one ---->  KeptMount.of_environment()
+                                                        OwnSession.resume(…)
+
+In between, system calls wait, and reads by passthrough go on. What the file system itself must know is in `table`.
+"""
+
+import os
+import socket
+from contextlib import suppress
+
+from fusecache.fuse.kept_requests import KeptRequests, LeftRequest, make_memory
+from fusecache.fuse.kept_table import FormatUnknown, KeptTable
+from fusecache.fuse.negotiation import Negotiated
+
+# Set by the keeper: its end of a socket, and the descriptors that it has kept.
+KEEPER_VARIABLE = "FUSE_KEEPER"
+KEPT_VARIABLE = "FUSE_KEPT"
+# Exit statuses that the keeper knows: start me again, as I was asked to; and never start me again.
+STATUS_HAND_OVER = 75
+STATUS_CANNOT_RESUME = 78
+_SESSION = "session"
+
+
+class KeptMount:
+    """One mount's kept descriptors. table: rows of the file system; device_fd: -1 before it is mounted.
+
+    is_resumed: a predecessor has served this mount.
+    """
+
+    def __init__(self, table_fd: int, requests_fd: int, device_fd: int = -1) -> None:
+        """Raises FormatUnknown."""
+        self.device_fd = device_fd
+        self.is_resumed = device_fd >= 0
+        self.table = KeptTable(table_fd)
+        self._table_fd = table_fd
+        self._requests_fd = requests_fd
+        self._requests: KeptRequests | None = None
+        self._left: list[LeftRequest] = []
+        if self.is_resumed:
+            negotiated = self.negotiated()
+            if negotiated is None:
+                raise FormatUnknown("shared memory without an agreement with the kernel")
+            self._left = self.requests(negotiated.buffer_bytes).left()
+
+    @classmethod
+    def new(cls) -> "KeptMount":
+        """Make the memory for a mount that does not exist yet. Raises OSError."""
+        return cls(make_memory("fuse-table"), make_memory("fuse-requests"))
+
+    @classmethod
+    def of_environment(cls) -> "KeptMount | None":
+        """Return what the keeper gave to this process: a predecessor's mount, or memory for a new one.
+
+        None: this process has no keeper. Raises FormatUnknown, OSError.
+        """
+        number = os.environ.get(KEEPER_VARIABLE)
+        if number is None:
+            return None
+        os.set_inheritable(int(number), False)  # noqa: FBT003  # takes no keyword
+        given = os.environ.pop(KEPT_VARIABLE, "")
+        if not given:
+            return cls.new()
+        device, table, requests = map(int, given.split(","))
+        for fd in (device, table, requests):
+            os.set_inheritable(fd, False)  # noqa: FBT003
+        return cls(table, requests, device)
+
+    @property
+    def unanswered(self) -> list[LeftRequest]:
+        """The requests that the predecessor had not answered."""
+        return [each for each in self._left if each.reply is None]
+
+    def negotiated(self) -> Negotiated | None:
+        """Return what a predecessor agreed on with the kernel."""
+        row = self.table.get(_SESSION)
+        return None if row is None else Negotiated(row[0], row[1], frozenset(row[2]))
+
+    def keep_negotiated(self, negotiated: Negotiated) -> None:
+        """Keep the agreement with the kernel, which is made once."""
+        self.table.put(_SESSION, [negotiated.minor, negotiated.max_write, sorted(negotiated.features)])
+
+    def requests(self, buffer_bytes: int) -> KeptRequests:
+        """Return the places for requests of at most that size."""
+        if self._requests is None:
+            self._requests = KeptRequests(self._requests_fd, buffer_bytes)
+        return self._requests
+
+    def take_left(self) -> list[LeftRequest]:
+        """Return all requests that the predecessor left, once."""
+        left, self._left = self._left, []
+        return left
+
+    def keep(self, mountpoint: str, device_fd: int) -> None:
+        """Have the keeper hold the descriptors. From now on it starts a successor when this process dies."""
+        self.device_fd = device_fd
+        self._tell(b"keep " + os.fsencode(mountpoint), [device_fd, self._table_fd, self._requests_fd])
+
+    def end(self) -> None:
+        """The mount ends: the keeper lets go of it, and does not start a successor."""
+        self._tell(b"end", [])
+
+    @staticmethod
+    def _tell(message: bytes, fds: list[int]) -> None:
+        number = os.environ.get(KEEPER_VARIABLE)
+        if number is None:
+            return
+        # Without a keeper the mount goes on, and ends with this process.
+        with suppress(OSError), socket.socket(fileno=os.dup(int(number))) as keeper:
+            socket.send_fds(keeper, [message], fds)

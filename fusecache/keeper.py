@@ -1,0 +1,145 @@
+"""Holds a mount's descriptors while the process that serves it dies, and starts the next one.
+
+    python -I -S keeper.py COMMAND [ARGUMENT …]
+
+It imports nothing but a few modules of the standard library, so that it stays small and has no reason to die. The
+command tells it over a socket what to hold (`kept_mount.py`). It ends with the command's exit status, unless the
+command was killed while a mount was held. Then the command is started again. Signals that ask to stop are passed on.
+
+If the command dies again and again as soon as it serves, or before, the mount ends: the descriptors are closed, so that
+system calls fail and do not wait.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+KEEPER_VARIABLE = "FUSE_KEEPER"
+KEPT_VARIABLE = "FUSE_KEPT"
+_HAND_OVER = 75
+_CANNOT_RESUME = 78
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# So many deaths in a row, each within so many seconds of service, are a loop.
+_DEATHS = 5
+_SECONDS = 1.0
+# The wait before each further start.
+_PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
+
+
+class Keeper:
+    """One mount's keeper. command: its words; the option --ready-fd is for the first start alone."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+        self._held: list[int] = []
+        self._mountpoint = ""
+        self._child = 0
+        self._is_stopping = False
+        self._deaths = 0
+        self._served_since = float("inf")
+
+    def run(self) -> int:
+        """Start the command until it ends by itself; return its exit status."""
+        for number in _STOPPING:
+            signal.signal(number, self._pass_on)
+        while True:
+            status = self._run_once()
+            if not self._held:
+                return status
+            if self._is_stopping:
+                return self._give_up("", status)
+            if status == _CANNOT_RESUME:
+                return self._give_up("the daemon cannot go on with the mount of its predecessor", status)
+            if status != _HAND_OVER:
+                if time.monotonic() - self._served_since >= _SECONDS:
+                    self._deaths = 0
+                self._deaths += 1
+                if self._deaths >= _DEATHS:
+                    return self._give_up(f"the daemon died {_DEATHS} times in a row", status)
+                _say(f"the daemon died (status {status}); it is started again, the mount waits for it")
+                time.sleep(_PAUSES[self._deaths - 1])
+
+    def _run_once(self) -> int:
+        self._served_since = float("inf")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs:
+                environment = {**os.environ, KEEPER_VARIABLE: str(theirs.fileno())}
+                if self._held:
+                    environment[KEPT_VARIABLE] = ",".join(map(str, self._held))
+                for fd in (theirs.fileno(), *self._held):
+                    os.set_inheritable(fd, True)  # noqa: FBT003  # takes no keyword
+                self._child = os.posix_spawnp(
+                    self._command[0], self._command, environment, setsigdef=_STOPPING
+                )
+            for fd in self._held:
+                os.set_inheritable(fd, False)  # noqa: FBT003
+            if self._is_stopping:
+                os.kill(self._child, signal.SIGTERM)
+            self._close_report()
+            while self._hear(ours):
+                pass
+        _, result = os.waitpid(self._child, 0)
+        self._child = 0
+        return os.waitstatus_to_exitcode(result)
+
+    def _hear(self, ours: socket.socket) -> bool:
+        """Carry out one message of the command; return False when it has ended."""
+        message, fds, _, _ = socket.recv_fds(ours, 8192, 8, socket.MSG_CMSG_CLOEXEC)
+        if message == b"end":
+            self._let_go()
+        elif message.startswith(b"keep "):
+            self._let_go()
+            self._held, self._mountpoint = fds, os.fsdecode(message[5:])
+            self._served_since = time.monotonic()
+        else:
+            for fd in fds:
+                os.close(fd)
+        return bool(message)
+
+    def _close_report(self) -> None:
+        """The pipe on which the first process reports that it is ready is its own."""
+        if "--ready-fd" in self._command:
+            at = self._command.index("--ready-fd")
+            with suppress(OSError):
+                os.close(int(self._command[at + 1]))
+            del self._command[at : at + 2]
+
+    def _let_go(self) -> None:
+        for fd in self._held:
+            os.close(fd)
+        self._held = []
+
+    def _give_up(self, reason: str, status: int) -> int:
+        self._let_go()
+        if reason:
+            _say(
+                f"{reason}: the mount {self._mountpoint} ends; files not uploaded are in its cache directory"
+            )
+        for command in (
+            ["fusermount3", "-u", "-z", "--", self._mountpoint],
+            ["umount", "-l", "--", self._mountpoint],
+        ):
+            with suppress(OSError):
+                if not subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode:
+                    break
+        return status if status > 0 else 1
+
+    def _pass_on(self, number: int, _frame: object) -> None:
+        self._is_stopping = True
+        if self._child:
+            with suppress(ProcessLookupError):
+                os.kill(self._child, number)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"keeper: {text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(Keeper(sys.argv[1:]).run())

@@ -1,0 +1,39 @@
+"""What a daemon that was killed left to the one that goes on with its mount (`fs/kept_files.py` reads it)."""
+
+from dataclasses import dataclass, field
+
+from fusecache.model.objects import ObjectInfo
+from fusecache.model.records import PosixAttributes
+
+
+@dataclass(frozen=True, slots=True)
+class KeptNode:
+    """An inode that the kernel knows. parent: its directory's number, 0 if it has no name.
+
+    generation: of the local content, 0 if it has none; object: the version in the bucket, as far as it was known.
+    """
+
+    number: int
+    parent: int
+    name: str
+    attributes: PosixAttributes
+    generation: int = 0
+    object: ObjectInfo | None = None
+
+
+@dataclass(slots=True)
+class Predecessor:
+    """What a killed daemon left to this one. start: how many daemons have served the mount before this one.
+
+    busy: names, with the numbers of their directories, that a request was changing.
+    """
+
+    start: int
+    directories: list[KeptNode] = field(default_factory=list)
+    files: list[KeptNode] = field(default_factory=list)
+    busy: frozenset[tuple[int, str]] = frozenset()
+
+    @property
+    def generations(self) -> dict[int, KeptNode]:
+        """The inodes with local content, by its generation."""
+        return {each.generation: each for each in self.files if each.generation}

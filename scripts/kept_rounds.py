@@ -1,0 +1,185 @@
+"""Kills the daemon of a mount that outlives it, again and again, under programs that read, write and change names.
+
+    python -m scripts.kept_rounds [--rounds 100] [--read-only]
+
+Prints how long system calls waited, and every error that a program saw: there must be none. Each byte that is read, and
+each file that was closed, is compared.
+"""
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.s3server import ServerProcess
+from tests.support.mounts import FUSECACHE, Mount, is_running, pattern, run
+from tests.support.s3_buckets import Bucket, Service
+
+_FILES = 9
+_FILE_BYTES = 3_000_000
+_SHOWN = 20
+# Longer than the keeper takes for a death in a loop.
+_SECONDS_BETWEEN = (1.2, 3.0)
+
+
+class Programs:
+    """Threads that use a mount. errors: what went wrong, with the program's name; longest: of one call, in seconds."""
+
+    def __init__(self, root: Path, data: dict[str, bytes]) -> None:
+        self._root = root
+        self._data = data
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.errors: list[str] = []
+        self.steps: Counter[str] = Counter()
+        self.longest: dict[str, float] = {}
+        self.written: dict[str, bytes] = {}
+        self._fd = os.open(root / "d0/f0", os.O_RDONLY)
+
+    def start(self, name: str, step: Callable[[int], None]) -> None:
+        """Repeat a step in a thread until `end`."""
+
+        def work() -> None:
+            while not self._stop.is_set():
+                began = time.monotonic()
+                try:
+                    step(self.steps[name])
+                except Exception as exc:  # noqa: BLE001  # each is a finding
+                    self.errors.append(f"{name}: {exc!r}")
+                self.longest[name] = max(self.longest.get(name, 0), time.monotonic() - began)
+                self.steps[name] += 1
+
+        self._threads.append(threading.Thread(target=work, name=name))
+        self._threads[-1].start()
+
+    def end(self) -> None:
+        """Let each thread finish its step."""
+        self._stop.set()
+        for each in self._threads:
+            each.join()
+        os.close(self._fd)
+
+    def read_at_random(self, _: int) -> None:
+        at = random.randrange(_FILE_BYTES - 4096)
+        assert os.pread(self._fd, 4096, at) == self._data["d0/f0"][at : at + 4096]
+
+    def read_whole(self, _: int) -> None:
+        name = random.choice(list(self._data))
+        assert (self._root / name).read_bytes() == self._data[name], name
+
+    def walk(self, _: int) -> None:
+        names = {
+            (Path(folder) / file).relative_to(self._root).as_posix()
+            for part in ("d0", "d1", "d2")
+            for folder, _, files in os.walk(self._root / part)
+            for file in files
+        }
+        assert names == self._data.keys()
+
+    def write(self, step: int) -> None:
+        draw, body = random.Random(step), b""
+        with open(self._root / "out" / f"w{step}", "wb") as file:
+            for _ in range(20):
+                piece = draw.randbytes(draw.randrange(1, 200_000))
+                file.write(piece)
+                body += piece
+                time.sleep(0.005)
+        self.written[f"out/w{step}"] = body
+
+    def change_names(self, step: int) -> None:
+        first, second = (self._root / "out" / f"{letter}{step}" for letter in "nm")
+        first.mkdir()
+        (first / "x").write_bytes(b"1")
+        (first / "x").rename(first / "y")
+        first.rename(second)
+        if step % 2:
+            (second / "y").unlink()
+            second.rmdir()
+        else:
+            self.written[f"out/m{step}/y"] = b"1"
+
+
+def main() -> int:
+    """Run the rounds; return 1 if a program saw an error, or a byte is wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--read-only", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, ServerProcess() as server:
+        service = Service(
+            server.endpoint_url,
+            server.access_key,
+            server.secret_key,
+            server.bucket,
+            server.control,
+            server.ca_path,
+        )
+        bucket = Bucket(service, service.client(), "kept/")
+        data = {f"d{index % 3}/f{index}": pattern(_FILE_BYTES, index) for index in range(_FILES)}
+        for name, body in data.items():
+            bucket.put(name, body)
+        (Path(folder) / "mnt").mkdir()
+        mount = Mount(bucket, Path(folder) / "mnt", Path(folder) / "cache")
+        mount.start(
+            "--keep-mounted", "--settle-seconds", "0.2", "--cache-size", "4GiB",
+            *(["--read-only"] if arguments.read_only else []),
+        )  # fmt: skip
+        try:
+            return _rounds(mount, data, arguments.rounds, is_read_only=arguments.read_only)
+        finally:
+            mount.pid = mount.status()["pid"]
+            mount.unmount()
+
+
+def _rounds(mount: Mount, data: dict[str, bytes], rounds: int, *, is_read_only: bool) -> int:
+    programs = Programs(mount.path, data)
+    programs.start("random reads", programs.read_at_random)
+    programs.start("whole files", programs.read_whole)
+    programs.start("walks", programs.walk)
+    if not is_read_only:
+        (mount.path / "out").mkdir()
+        programs.start("writes", programs.write)
+        programs.start("names", programs.change_names)
+    pauses = []
+    for _ in range(rounds):
+        time.sleep(random.uniform(*_SECONDS_BETWEEN))
+        pid = mount.status()["pid"]
+        os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        os.statvfs(mount.path)  # is never cached: it waits for the next daemon
+        pauses.append(time.monotonic() - began)
+        assert not is_running(pid)
+    programs.end()
+    wrong = []
+    if not is_read_only:
+        run(FUSECACHE, "sync", mount.path)
+        stored = set(mount.bucket.names())
+        wrong = [n for n, body in programs.written.items() if n not in stored or mount.bucket.get(n) != body]
+        wrong += [f"{name}: twice, or not removed" for name in stored - data.keys() - programs.written.keys()
+                  if not name.endswith("/")]  # fmt: skip
+        wrong += [f"quarantined: {each.name}" for each in (mount.cache / "orphans").iterdir()]
+    slowest = ", ".join(f"{name} {each:.2f}" for name, each in programs.longest.items())
+    lines = [
+        f"kills {rounds}, errors to programs {len(programs.errors)}, wrong {len(wrong)}",
+        f"closed files compared {len(programs.written)}; steps {dict(programs.steps)}",
+        f"pause, seconds: median {statistics.median(pauses):.2f}, longest {max(pauses):.2f}",
+        f"longest step, seconds: {slowest}",
+        *programs.errors[:_SHOWN],
+        *wrong[:_SHOWN],
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return int(bool(programs.errors or wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,311 @@
+"""A mount that outlives its daemon (`--keep-mounted`): programs wait while the next daemon starts, and see no error."""
+
+import mmap
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.mounts import FUSECACHE, Mount, is_running, mounted_at, pattern, run, wait_until
+from tests.support.s3_buckets import Bucket
+
+MakeMount = Callable[..., Mount]
+
+
+def kill(mount: Mount) -> None:
+    """Kill the daemon; return when the next one answers."""
+    before = mount.pid
+    os.kill(before, signal.SIGKILL)
+    mount.pid = wait_until(
+        lambda: None if is_running(before) else mount.status()["pid"], "the next daemon", seconds=60
+    )
+    assert mount.pid != before
+
+
+def stored(bucket: Bucket, mount: Mount, name: str) -> bytes:
+    mount.sync()
+    return bucket.get(name)
+
+
+def keeper_of(pid: int) -> int:
+    return int(re.search(r"^PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1])  # type: ignore[index]
+
+
+# ---- reading
+
+
+def test_open_files_and_mappings_are_read_on(mount: MakeMount, bucket: Bucket) -> None:
+    data = pattern(5_000_000)
+    bucket.put("shard", data)
+    made = mount("--keep-mounted")
+    with open(made.path / "shard", "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert file.read(1000) == data[:1000]
+        kill(made)
+        assert file.read() == data[1000:]
+        assert mapped[:] == data
+        kill(made)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert os.pread(file.fileno(), 4096, 4_000_000) == data[4_000_000:4_004_096]
+        assert os.fstat(file.fileno()).st_size == len(data)
+
+
+def test_a_directory_is_read_on_where_its_reader_was(mount: MakeMount, bucket: Bucket) -> None:
+    # So long that the C library reads them in several calls.
+    names = [f"{index:04}-" + "x" * 200 for index in range(400)]
+    for name in names:
+        bucket.put(f"many/{name}", b"")
+    made = mount("--keep-mounted")
+    with os.scandir(made.path / "many") as entries:
+        seen = [next(entries).name for _ in range(200)]
+        kill(made)
+        seen += [each.name for each in entries]
+    assert sorted(seen) == names
+
+
+def test_a_process_works_on_in_its_directory(mount: MakeMount, bucket: Bucket) -> None:
+    bucket.put("a/b/c", b"there")
+    made = mount("--keep-mounted")
+    program = "import os, sys\nfor line in sys.stdin: print(open('c').read(), os.listdir('..'), flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=made.path / "a/b",
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(2):
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "there ['b']\n"
+            kill(made)
+        process.stdin.close()
+
+
+def test_names_that_were_known_are_found_again(mount: MakeMount, bucket: Bucket) -> None:
+    for name in ("a/one", "a/two", "b/three"):
+        bucket.put(name, name.encode())
+    made = mount("--keep-mounted", "--attribute-seconds", "60")
+    before = [path.stat() for path in sorted(made.path.rglob("*"))]
+    kill(made)
+    after = [path.stat() for path in sorted(made.path.rglob("*"))]
+    assert [(each.st_mode, each.st_size, each.st_mtime_ns) for each in after] == [
+        (each.st_mode, each.st_size, each.st_mtime_ns) for each in before
+    ]
+    assert (made.path / "b/three").read_bytes() == b"b/three"
+
+
+@pytest.mark.whole_machine
+def test_a_file_open_by_passthrough_is_read_while_there_is_no_daemon(
+    mount: MakeMount, bucket: Bucket
+) -> None:
+    data = pattern(4_000_000)
+    bucket.put("whole", data)
+    made = mount("--keep-mounted", "--read-only")
+    (made.path / "whole").read_bytes()
+    wait_until(lambda: made.status()["cache"]["used_bytes"] >= len(data), "the whole file in the cache")
+    with open(made.path / "whole", "rb", buffering=0) as file:
+        if not made.status()["passed_through_files"]:
+            pytest.skip("this kernel or cache directory has no passthrough; the log of the mount says why")
+        keeper = keeper_of(made.pid)
+        os.kill(keeper, signal.SIGSTOP)
+        try:
+            os.kill(made.pid, signal.SIGKILL)
+            assert file.read() == data
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+        wait_until(lambda: made.status()["pid"] != made.pid, "the next daemon", seconds=60)
+        made.pid = made.status()["pid"]
+        assert made.status()["passed_through_files"] == 1
+        file.seek(0)
+        assert file.read() == data
+    wait_until(lambda: made.status()["passed_through_files"] == 0, "the close of the file")
+
+
+# ---- writing
+
+
+def test_a_file_is_written_on_and_arrives_whole(mount: MakeMount, bucket: Bucket) -> None:
+    made = mount("--keep-mounted")
+    data = pattern(3_000_000)
+    with open(made.path / "checkpoint", "wb", buffering=0) as file:
+        file.write(data[:1_000_000])
+        kill(made)
+        file.write(data[1_000_000:2_000_000])
+        os.fsync(file.fileno())
+        kill(made)
+        file.write(data[2_000_000:])
+    assert stored(bucket, made, "checkpoint") == data
+    assert not list((made.cache / "orphans").iterdir())
+
+
+def test_what_was_appended_and_overwritten_in_a_known_file_arrives(mount: MakeMount, bucket: Bucket) -> None:
+    bucket.put("log", b"one\n")
+    made = mount("--keep-mounted")
+    with open(made.path / "log", "ab", buffering=0) as file:
+        kill(made)
+        file.write(b"two\n")
+        kill(made)
+        file.write(b"three\n")
+    with open(made.path / "log", "r+b", buffering=0) as file:
+        file.write(b"ONE")
+        kill(made)
+    assert stored(bucket, made, "log") == b"ONE\ntwo\nthree\n"
+
+
+def test_an_open_file_keeps_the_name_that_it_was_given(mount: MakeMount, bucket: Bucket) -> None:
+    made = mount("--keep-mounted")
+    (made.path / "d").mkdir()
+    with open(made.path / "tmp-file", "wb", buffering=0) as file:
+        file.write(b"first ")
+        os.rename(made.path / "tmp-file", made.path / "d/final")
+        os.rename(made.path / "d", made.path / "e")
+        kill(made)
+        file.write(b"second")
+    assert stored(bucket, made, "e/final") == b"first second"
+    assert sorted(bucket.names()) == ["e/", "e/final"]
+
+
+def test_a_file_without_a_name_stays_readable_and_leaves_nothing(mount: MakeMount, bucket: Bucket) -> None:
+    made = mount("--keep-mounted")
+    with open(made.path / "scratch", "w+b", buffering=0) as file:
+        file.write(b"scratch")
+        os.unlink(made.path / "scratch")
+        kill(made)
+        file.write(b" more")
+        file.seek(0)
+        assert file.read() == b"scratch more"
+    made.sync()
+    assert bucket.names() == []
+    assert os.listdir(made.path) == []
+
+
+def test_a_closed_file_whose_upload_waits_is_open_for_reading(mount: MakeMount, bucket: Bucket) -> None:
+    made = mount("--keep-mounted", "--settle-seconds", "3600")
+    (made.path / "pending").write_bytes(b"closed")
+    with open(made.path / "pending", "rb", buffering=0) as file:
+        kill(made)
+        assert file.read() == b"closed"
+        assert (made.path / "pending").read_bytes() == b"closed"
+
+
+def test_no_name_is_made_or_moved_twice_and_none_is_lost(mount: MakeMount, bucket: Bucket) -> None:
+    made = mount("--keep-mounted")
+    stop, wrong, rounds = threading.Event(), [], [0]
+
+    def work() -> None:
+        while not stop.is_set():
+            number = rounds[0]
+            folder, moved = made.path / f"n{number}", made.path / f"m{number}"
+            try:
+                folder.mkdir()
+                (folder / "x").write_bytes(b"%d" % number)
+                os.symlink("x", folder / "link")
+                os.rename(folder / "x", folder / "y")
+                os.rename(folder, moved)
+                assert (moved / "y").read_bytes() == b"%d" % number
+                if number % 2:
+                    os.unlink(moved / "link")
+                    os.unlink(moved / "y")
+                    os.rmdir(moved)
+            except Exception as exc:  # noqa: BLE001  # each is one too many
+                wrong.append(exc)
+            rounds[0] += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(3):
+            seen = rounds[0]
+            wait_until(lambda seen=seen: rounds[0] > seen + 2, "some rounds", seconds=60)
+            kill(made)
+    finally:
+        stop.set()
+        thread.join()
+    assert wrong == []
+    made.sync()
+    kept = [number for number in range(rounds[0]) if number % 2 == 0]
+    assert sorted(key for key in bucket.names() if key.endswith("y")) == sorted(
+        f"m{number}/y" for number in kept
+    )
+
+
+# ---- the end of a mount
+
+
+def test_an_unmount_ends_daemon_and_keeper(mount: MakeMount, bucket: Bucket) -> None:
+    made = mount("--keep-mounted")
+    (made.path / "file").write_bytes(b"bytes")
+    kill(made)
+    keeper = keeper_of(made.pid)
+    made.unmount()
+    wait_until(lambda: not is_running(keeper), "the end of the keeper")
+    assert bucket.get("file") == b"bytes"
+
+
+def test_a_signal_to_the_keeper_ends_the_mount_in_good_order(mount: MakeMount, bucket: Bucket) -> None:
+    made = mount("--keep-mounted")
+    (made.path / "file").write_bytes(b"bytes")
+    keeper = keeper_of(made.pid)
+    os.kill(keeper, signal.SIGTERM)
+    wait_until(lambda: not is_running(keeper), "the end of the keeper", seconds=30)
+    assert not mounted_at(made.path)
+    assert bucket.get("file") == b"bytes"
+
+
+def test_a_daemon_that_cannot_start_again_ends_the_mount_with_one_line(
+    mount: MakeMount, bucket: Bucket, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("keep_mounted = true\n")
+    made = mount("--config", str(config))
+    keeper = keeper_of(made.pid)
+    config.write_text("keep_mounted = maybe\n")
+    os.kill(made.pid, signal.SIGKILL)
+    wait_until(lambda: not is_running(keeper), "the end of the keeper", seconds=60)
+    assert not mounted_at(made.path)
+    lines = [line for line in made.log().splitlines() if line.startswith("keeper:")]
+    assert lines[-1].startswith(f"keeper: the daemon died 5 times in a row: the mount {made.path} ends")
+    made.pid = 0
+
+
+def test_without_its_keeper_a_mount_goes_on_and_ends_with_its_daemon(
+    mount: MakeMount, bucket: Bucket
+) -> None:
+    bucket.put("file", b"bytes")
+    made = mount("--keep-mounted")
+    os.kill(keeper_of(made.pid), signal.SIGKILL)
+    assert (made.path / "file").read_bytes() == b"bytes"
+    made.kill()
+
+
+def test_status_says_whether_the_mount_outlives_its_daemon(mount: MakeMount, bucket: Bucket) -> None:
+    assert mount("--keep-mounted").status()["outlives_daemon"]
+    other = mount()
+    assert not other.status()["outlives_daemon"]
+    assert "ends with its daemon" in run(FUSECACHE, "status", other.path).stdout
+
+
+def test_an_upgrade_replaces_the_daemon_under_its_users(mount: MakeMount, bucket: Bucket) -> None:
+    made = mount("--keep-mounted")
+    with open(made.path / "file", "wb", buffering=0) as file:
+        file.write(b"before ")
+        began = time.monotonic()
+        said = run(FUSECACHE, "upgrade", made.path).stderr
+        assert re.search(r"is served by version \S+ now", said)
+        assert time.monotonic() - began < 60
+        file.write(b"after")
+        assert made.status()["pid"] != made.pid
+        made.pid = made.status()["pid"]
+    assert stored(bucket, made, "file") == b"before after"
+
+
+def test_a_mount_without_a_keeper_refuses_the_upgrade(mount: MakeMount, bucket: Bucket) -> None:
+    done = run(FUSECACHE, "upgrade", mount().path, check=False)
+    assert done.returncode
+    assert "--keep-mounted" in done.stderr

@@ -1,0 +1,320 @@
+"""What outlives the process that serves a mount: rows, requests, and who answers them."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from fusecache import keeper
+from fusecache.fuse.handlers import RequestHandlers
+from fusecache.fuse.kept_mount import STATUS_CANNOT_RESUME, STATUS_HAND_OVER, KeptMount
+from fusecache.fuse.kept_requests import KeptRequests, make_memory
+from fusecache.fuse.kept_table import FORMAT, FormatUnknown, KeptTable
+from fusecache.fuse.protocol import IN_HEADER, WRITE_IN, WRITE_OUT, Opcode
+from fusecache.fuse.session import OwnSession
+from fusecache.fuse.values import EntryAttributes, RequestContext
+from tests.support.mounts import wait_until
+from tests.unit.fuse.kernel import PlayedKernel
+
+BUFFER = 64 * 1024
+
+
+@pytest.fixture
+def memory() -> Iterator[Callable[[], int]]:
+    made: list[int] = []
+
+    def make() -> int:
+        made.append(make_memory("test"))
+        return made[-1]
+
+    yield make
+    for fd in made:
+        os.close(fd)
+
+
+# ---- rows
+
+
+def test_a_successor_reads_the_rows_that_were_put_and_not_removed(memory: Callable[[], int]) -> None:
+    fd = memory()
+    rows, model = KeptTable(fd), {}
+    draw = random.Random(5)
+    # Far more than one rewriting of the log, with values of any size.
+    for step in range(30_000):
+        key = f"k/{draw.randrange(200)}"
+        if draw.random() < 0.3:
+            rows.remove(key)
+            model.pop(key, None)
+        else:
+            model[key] = [step, "é" * draw.randrange(200), None]
+            rows.put(key, model[key])
+        if step % 5_000 == 0:
+            rows = KeptTable(fd)
+    successor = KeptTable(fd)
+    assert {f"k/{rest}": value for rest, value in successor.items("k/")} == model
+    assert os.fstat(fd).st_size < 16 * 1024 * 1024, "the log is rewritten when most of it is old"
+
+
+def test_memory_of_another_version_is_refused(memory: Callable[[], int]) -> None:
+    fd = memory()
+    KeptTable(fd).put("a", 1)
+    os.pwrite(fd, (FORMAT + 1).to_bytes(8, "little"), 8)
+    with pytest.raises(FormatUnknown, match="another version"):
+        KeptTable(fd)
+
+
+# ---- requests
+
+
+def message(unique: int, size: int = IN_HEADER.size, opcode: int = Opcode.LOOKUP) -> bytes:
+    return IN_HEADER.pack(size, opcode, unique, 1, 0, 0, 0, 0, 0) + bytes(size - IN_HEADER.size)
+
+
+def test_only_requests_that_were_not_answered_are_left(memory: Callable[[], int]) -> None:
+    fd = memory()
+    before = KeptRequests(fd, BUFFER)
+    answered, waiting, large, changed = (before.new() for _ in range(4))
+    for place, unique, size in ((answered, 2, 100), (waiting, 10, 90), (large, 4, BUFFER), (changed, 8, 80)):
+        place.view[:size] = message(unique, size)
+    small = before.copy_of(waiting, 90)
+    assert small is not None
+    waiting.clear()
+    answered.clear()
+    changed.keep_reply(b"done", 0)
+    left = KeptRequests(fd, BUFFER).left()
+    assert [(IN_HEADER.unpack_from(each.buffer.view)[2], each.size, each.reply) for each in left] == [
+        (4, BUFFER, None), (8, 80, (b"done", 0)), (10, 90, None),
+    ]  # fmt: skip
+
+
+def test_a_request_that_is_just_being_copied_is_left_once(memory: Callable[[], int]) -> None:
+    fd = memory()
+    before = KeptRequests(fd, BUFFER)
+    place = before.new()
+    place.view[:50] = message(6, 50)
+    before.copy_of(place, 50)  # killed before the large place is cleared
+    assert len(KeptRequests(fd, BUFFER).left()) == 1
+
+
+def test_places_are_used_again_and_large_ones_give_their_memory_back(memory: Callable[[], int]) -> None:
+    fd = memory()
+    requests = KeptRequests(fd, BUFFER)
+    for _ in range(100):
+        places = [requests.new() for _ in range(8)]
+        for place in places:
+            requests.give_back(place)
+    assert requests.left() == []
+    assert os.fstat(fd).st_blocks * 512 < 4 * BUFFER
+
+
+def test_more_waiting_requests_than_small_places_stay_where_they_are(memory: Callable[[], int]) -> None:
+    requests = KeptRequests(memory(), BUFFER)
+    place = requests.new()
+    place.view[:50] = message(6, 50)
+    copies = [requests.copy_of(place, 50) for _ in range(4097)]
+    assert copies[-1] is None
+    assert None not in copies[:-1]
+    assert requests.copy_of(place, 5000) is None
+
+
+# ---- the session
+
+
+class Counting(RequestHandlers):
+    """Counts what is carried out; handlers with a gate wait for it."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, bool]] = []
+        self.written: list[bytes] = []
+        self.gate = trio.Event()
+
+    async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
+        self.made.append((name.decode(), ctx.is_redone))
+        if name == b"slow":
+            await self.gate.wait()
+        entry = EntryAttributes()
+        entry.st_ino = 7
+        return entry
+
+    async def write(self, fh: int, off: int, buf: bytes) -> int:
+        data = bytes(buf)
+        await self.gate.wait()
+        assert data == bytes(buf), "the bytes of a write stay until its end"
+        self.written.append(data)
+        return len(data)
+
+
+def mkdir(name: bytes) -> bytes:
+    return bytes(8) + name + b"\0"
+
+
+FIRST_PROCESS = """
+import sys, trio
+from fusecache.fuse.kept_mount import KeptMount
+from fusecache.fuse.session import OwnSession
+from tests.unit.fuse.test_kept import Counting
+fd, table, requests = map(int, sys.argv[1:])
+trio.run(OwnSession(Counting(), fd, kept=KeptMount(table, requests)).serve)
+"""
+
+
+async def test_a_successor_answers_what_was_begun_and_does_nothing_twice(
+    memory: Callable[[], int],
+) -> None:
+    kernel, table, requests = PlayedKernel(), memory(), memory()
+    fd = kernel.theirs.detach()
+    kernel.send_init()
+    words = [sys.executable, "-c", FIRST_PROCESS, *map(str, (fd, table, requests))]
+    body = os.urandom(20_000)
+    with subprocess.Popen(words, pass_fds=(fd, table, requests)) as first:  # noqa: ASYNC220  # at once
+        assert (await kernel.any_reply())[1] == 0
+        slow = kernel.send(Opcode.MKDIR, mkdir(b"slow"))
+        write = kernel.send(Opcode.WRITE, WRITE_IN.pack(3, 0, len(body), 0, 0, 0, 0) + body)
+        done = kernel.send(Opcode.MKDIR, mkdir(b"done"))
+        assert (await kernel.reply(done))[0] == 0
+        first.kill()
+
+    second = Counting()
+    second.gate.set()
+    kept = KeptMount(table, requests, fd)
+    assert [each.size for each in kept.unanswered] == [
+        IN_HEADER.size + len(mkdir(b"slow")), IN_HEADER.size + WRITE_IN.size + len(body),
+    ]  # fmt: skip
+    session = OwnSession(second, fd, kept=kept)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(session.serve)
+        replies: dict[int, tuple[int, bytes]] = {}
+        while replies.keys() < {slow, write}:
+            number, error, payload = await kernel.any_reply()
+            # The one before may come twice, if its place was not cleared yet. A kernel ignores that.
+            if number != done:
+                assert number not in replies
+                replies[number] = error, payload
+        assert replies[slow][0] == 0
+        assert replies[write] == (0, WRITE_OUT.pack(len(body), 0))
+        fresh = kernel.send(Opcode.MKDIR, mkdir(b"fresh"))
+        assert (await kernel.reply(fresh))[0] == 0
+        kernel.close()
+    session.close()
+    assert second.made == [("slow", True), ("fresh", False)]
+    assert second.written == [body]
+    assert KeptMount(table, requests, fd).unanswered == []
+
+
+async def test_a_reply_that_was_kept_is_sent_and_not_worked_out_again(memory: Callable[[], int]) -> None:
+    kernel, table, requests = PlayedKernel(), memory(), memory()
+    fd = kernel.theirs.detach()
+    kernel.send_init()
+    before = OwnSession(Counting(), os.dup(fd), kept=KeptMount(table, requests))
+    kernel.read_init()
+    before.close()
+    # Killed between the change and its reply.
+    places = KeptRequests(requests, KeptMount(table, memory()).negotiated().buffer_bytes)  # type: ignore[union-attr]
+    place = places.new()
+    place.view[: IN_HEADER.size] = message(44, opcode=Opcode.MKDIR)
+    place.keep_reply(b"an entry", 0)
+    successor = Counting()
+    session = OwnSession(successor, fd, kept=KeptMount(table, requests, fd))
+    assert kernel.receive() == (44, 0, b"an entry")
+    assert successor.made == []
+    kernel.close()
+    session.close()
+
+
+# ---- the keeper
+
+# What the keeper starts: it has a "mount", which is a pipe, and then does what its arguments say, one each time.
+DAEMON = """
+import os, sys, time
+from pathlib import Path
+from fusecache.fuse.kept_mount import KeptMount
+log = Path(sys.argv[1])
+kept = KeptMount.of_environment()
+starts = log.read_text().count("start") if log.exists() else 0
+with open(log, "a") as file:
+    file.write(f"start {os.getpid()} resumed={kept.is_resumed}\\n")
+if not kept.is_resumed:
+    from fusecache.fuse.negotiation import Negotiated
+    kept.keep_negotiated(Negotiated(45, 65536, frozenset()))
+    kept.table.put("a", "first")
+kept.keep("/nowhere", kept.device_fd if kept.is_resumed else os.pipe()[0])
+what = sys.argv[2 + starts] if len(sys.argv) > 2 + starts else sys.argv[-1]
+if what == "die":
+    os.kill(os.getpid(), 9)
+if what == "end":
+    kept.end()
+    sys.exit(3)
+if what.isdigit():
+    sys.exit(int(what))
+time.sleep(60)
+"""
+
+
+def keep(log: Path, *words: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-I", "-S", keeper.__file__, sys.executable, "-c", DAEMON, str(log), *words]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_keeper_starts_a_successor_and_ends_with_the_status_of_the_last_one(tmp_path: Path) -> None:
+    process = keep(tmp_path / "log", "die", "die", "end")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert said.count("it is started again") == 2
+    resumed = [line.split()[2] for line in (tmp_path / "log").read_text().splitlines()]
+    assert resumed == ["resumed=False", "resumed=True", "resumed=True"]
+
+
+def test_a_loop_of_deaths_ends_the_mount_with_one_line(tmp_path: Path) -> None:
+    process = keep(tmp_path / "log", "die")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said.count("start") - said.count("started again") == 0
+    assert "died 5 times in a row: the mount /nowhere ends" in said.splitlines()[-1]
+    assert (tmp_path / "log").read_text().count("start") == 5
+
+
+@pytest.mark.parametrize(("status", "starts"), [(STATUS_HAND_OVER, 3), (STATUS_CANNOT_RESUME, 1), (1, 3)])
+def test_what_an_exit_status_means(tmp_path: Path, status: int, starts: int) -> None:
+    process = keep(tmp_path / "log", str(status), str(status), "end")
+    _, said = process.communicate(timeout=60)
+    assert (tmp_path / "log").read_text().count("start") == starts
+    # A hand-over is asked for, and no accident.
+    assert said.count("started again") == (2 if status == 1 else 0)
+
+
+def test_a_signal_to_stop_reaches_the_daemon_and_no_successor_is_started(tmp_path: Path) -> None:
+    process = keep(tmp_path / "log", "stay")
+    wait_until((tmp_path / "log").exists, "the daemon's start")
+    wait_until((tmp_path / "log").read_text, "its first line")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert (tmp_path / "log").read_text().count("start") == 1
+
+
+def test_a_daemon_goes_on_without_its_keeper(
+    memory: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.close()
+    monkeypatch.setenv("FUSE_KEEPER", str(theirs.fileno()))
+    kept = KeptMount(memory(), memory())
+    kept.keep("/nowhere", 0)  # there is nobody to tell
+    kept.end()
+    theirs.close()
+
+
+def test_the_words_that_the_keeper_shares_with_the_daemon_are_the_same() -> None:
+    from fusecache.fuse import kept_mount
+
+    assert (keeper.KEEPER_VARIABLE, keeper.KEPT_VARIABLE) == (
+        kept_mount.KEEPER_VARIABLE,
+        kept_mount.KEPT_VARIABLE,
+    )
+    assert (keeper._HAND_OVER, keeper._CANNOT_RESUME) == (STATUS_HAND_OVER, STATUS_CANNOT_RESUME)
