@@ -106,9 +106,11 @@ docs: setup $(VENV)/.docs ## the documentation as a site, the man page and compl
 # Most of a test's time is waiting for daemons and servers, of which each worker has its own.
 IN_PARALLEL ?= -n 4 --dist worksteal
 
+TESTS ?= tests
+
 .PHONY: test
-test: setup ## all tests that need no other store and no systemd; PYTEST_ARGS for more
-	$(VENV)/bin/python -m pytest tests --ignore=tests/ceph --ignore=tests/systemd --ignore=tests/trainers \
+test: setup ## all tests that need no other store and no systemd; TESTS, PYTEST_ARGS for parts
+	$(VENV)/bin/python -m pytest $(TESTS) --ignore=tests/ceph --ignore=tests/systemd --ignore=tests/trainers \
 	    --ignore=tests/recipes --ignore=tests/clusters $(IN_PARALLEL) $(PYTEST_ARGS)
 
 $(VENV)/.trainers: pyproject.toml $(VENV)/.installed

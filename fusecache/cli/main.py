@@ -366,12 +366,11 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         )
         require_mount_extras(options)
         if arguments.foreground:
-            from fusecache.daemon.keeping import become_keeper
+            from fusecache.daemon.keeping import serve  # the other commands need neither FUSE nor boto3
 
-            become_keeper(options, words, arguments.ready_fd)
-            from fusecache.daemon.main import run as serve  # the other commands need neither FUSE nor boto3
-
-            return serve(options, lambda message: parent.report(f"{READY} {message}"))
+            return serve(
+                options, words, arguments.ready_fd, lambda message: parent.report(f"{READY} {message}")
+            )
     except FusecacheError as exc:
         parent.report(f"error: {exc}")
         raise

@@ -4,8 +4,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self, TextIO
 
-from tqdm import tqdm  # type: ignore[import-untyped]
-
 from fusecache.model.format_text import changes_text, count_text, printable, seconds_text, size_text
 from fusecache.mount.control_client import ServerProgress
 
@@ -53,6 +51,9 @@ class StepView:
 
     def _draw_bar(self, done_bytes: int, total_bytes: int | None, beside: str) -> None:
         if self._bar is None:
+            # A fifth of what the command line imports, so only for a bar.
+            from tqdm import tqdm  # type: ignore[import-untyped]
+
             self._bar = tqdm(
                 file=self._stream, desc=self._verb, unit="B", unit_scale=True, unit_divisor=1024, leave=False
             )

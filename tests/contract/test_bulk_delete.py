@@ -2,7 +2,6 @@
 
 import os
 import time
-import uuid
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,7 @@ from fusecache.model.objects import ObjectInfo
 from fusecache.remote.endpoints import Credentials, Endpoint
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import FileSlice
-from tests.contract.conftest import ONCE, closed_later
+from tests.contract.conftest import ONCE, Subject, closed_later
 from tests.s3server import Account, Fault, FaultAction, S3Server
 
 
@@ -113,17 +112,10 @@ def test_clock_is_that_of_the_answers(server: S3Server, store: S3Store) -> None:
 
 
 @pytest.mark.skipif("FUSECACHE_TEST_ENDPOINT" not in os.environ, reason="needs another store")
-def test_another_store_deletes_in_batches() -> None:
-    environment, prefix = os.environ, f"{uuid.uuid4().hex}/"
-    store = closed_later(
-        S3Store(
-            environment["FUSECACHE_TEST_BUCKET"],
-            Endpoint(environment["FUSECACHE_TEST_ENDPOINT"], "us-east-1"),
-            credentials=Credentials(
-                environment["FUSECACHE_TEST_ACCESS_KEY"], environment["FUSECACHE_TEST_SECRET_KEY"]
-            ),
-        )
-    )
+@pytest.mark.parametrize("subject", ["external"], indirect=True)
+def test_another_store_deletes_in_batches(subject: Subject) -> None:
+    store, prefix = subject.store, subject.prefix
+    assert isinstance(store, S3Store)
     for name in ("a", "größe +%2B", "<&>"):
         store.put(prefix + name, FileSlice(__file__, 0, 1), metadata={})
     objects = listed(store, prefix)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -1041,3 +1042,9 @@ def test_help_tells_every_option_and_hides_the_pipe(capsys: pytest.CaptureFixtur
     assert "--cache-size" in text
     assert "80%" in text
     assert "--ready-fd" not in text
+
+
+def test_the_command_line_starts_without_what_only_some_commands_need() -> None:
+    program = "import sys, fusecache.cli.main; print({'boto3', 'tqdm', 'trio'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
