@@ -25,6 +25,8 @@ ENVIRONMENT = {
     # DeepSpeed compiles an operator for ranks without a GPU when it first starts; once is enough.
     "TORCH_EXTENSIONS_DIR": str(VENVS / "torch-extensions"),
     "PYTHONWARNINGS": "ignore",
+    # LLM Foundry exports source files with imports in the order of a set.
+    "PYTHONHASHSEED": "0",
     # LitGPT imports the recipe's data module by its name; its model is too small to be compiled.
     "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "site"), str(EXAMPLES / "litgpt")]),
     "TORCHDYNAMO_DISABLE": "1",
