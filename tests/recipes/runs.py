@@ -27,6 +27,8 @@ ENVIRONMENT = {
     "PYTHONWARNINGS": "ignore",
     # LLM Foundry exports source files with imports in the order of a set.
     "PYTHONHASHSEED": "0",
+    # A loss is in the output as soon as it is printed.
+    "PYTHONUNBUFFERED": "1",
     # LitGPT imports the recipe's data module by its name; its model is too small to be compiled.
     "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "site"), str(EXAMPLES / "litgpt")]),
     "TORCHDYNAMO_DISABLE": "1",
