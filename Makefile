@@ -123,7 +123,7 @@ test-trainers: setup $(VENV)/.trainers ## checkpoints of transformers, accelerat
 	$(VENV)/bin/python -m pytest tests/trainers -n 2 --dist worksteal $(PYTEST_ARGS)
 
 # Trainers whose versions contradict each other, so each has its own virtual environment; 1 GB each.
-RECIPES ?= composer deepspeed
+RECIPES ?= composer deepspeed litgpt llm-foundry
 
 build/recipes/%/.installed: tests/recipes/%.txt
 	@echo "python packages: $*"

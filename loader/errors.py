@@ -21,6 +21,10 @@ class DatasetError(LoaderError, RuntimeError, ValueError):
     """index.json is missing or damaged, or describes something that this loader cannot read."""
 
 
+class NoDatasetError(DatasetError, FileNotFoundError):
+    """The directory has no index.json."""
+
+
 class ShardError(LoaderError, RuntimeError, ValueError):
     """A shard is missing, truncated, replaced or unreadable. The message names the shard, its bytes and its samples."""
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from loader.base.paths import check_is_local, mount_advice
 from loader.base.pulled_files import open_pulled
-from loader.errors import DatasetError
+from loader.errors import DatasetError, NoDatasetError
 from loader.mds.index_parser import VERSION, IndexRows, Schema
 from loader.mds.packed_names import PackedNames
 
@@ -129,7 +129,7 @@ def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
                 rows = IndexRows(str(path), with_hashes)
                 rows.add(_document(file.read(), rows.path)["shards"])
     except FileNotFoundError:
-        raise DatasetError(
+        raise NoDatasetError(
             f"{path} does not exist: this is not an MDS dataset, its writer has not finished, or the split has a "
             f"directory of its own ({_splits_nearby(path.parent)}){_parquet_nearby(path.parent)}"
         ) from None

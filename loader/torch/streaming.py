@@ -22,7 +22,7 @@ import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from loader.base.argument_checks import optional_whole, sample_count, whole_number
-from loader.errors import ArgumentError, LoaderError, OrderError, StateError
+from loader.errors import ArgumentError, DatasetError, LoaderError, OrderError, StateError
 from loader.hints.client import Hints
 from loader.mds import stream
 from loader.mds.dataset import MDSDataset
@@ -34,7 +34,7 @@ from loader.order.streams import StreamTable
 from loader.sampling.sampler import ElasticBatchSampler
 from loader.sampling.worker_epochs import WorkerEpochs, WorkerPosition, WorkerProgress
 from loader.torch.streaming_attributes import StreamingAttributes
-from loader.torch.streaming_streams import StreamingStream, check_ignored
+from loader.torch.streaming_streams import StreamingStream, check_ignored, only_stream
 from loader.world import World
 
 # StreamingDataset's names. Both deal samples alike; orig refuses numbers of nodes that do not fit.
@@ -110,7 +110,7 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         self.epoch_seed_change = shuffle and sampling_method == "balanced"
         self.initial_physical_nodes: int | None = None
         self.streams: list[StreamingStream | stream.Stream] = (
-            list(streams) if streams else [StreamingStream(local=local, remote=remote, split=split)]
+            list(streams) if streams else [only_stream(ignored, local=local, remote=remote, split=split)]
         )
         self._samples = MDSDataset(
             [each.source if isinstance(each, StreamingStream) else each for each in self.streams],
@@ -120,6 +120,8 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
             decompressed_cache_bytes=decompressed_cache_bytes,
             cache_folder=cache_folder,
         )
+        if not self.size:
+            raise DatasetError("there are no samples: the dataset is empty")
         self._cache_folder = cache_folder
         self._world = _world(replication)
         self._order: dict[str, Any] = {

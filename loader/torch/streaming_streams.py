@@ -60,6 +60,19 @@ def _directory(local: str | None, remote: str | None) -> str:
     return path
 
 
+def only_stream(options: Mapping[str, Any], **place: str | None) -> StreamingStream:
+    """Return the stream of a dataset that has local, remote and split itself; stream_config may have more arguments.
+
+    Raises ArgumentError for a stream_name: StreamingDataset would look up a class of that name in its registry.
+    """
+    name = options.get("stream_name", "stream")
+    if name != "stream":
+        raise ArgumentError(
+            f"stream_name {name!r}: the loader has no registry of stream classes: pass streams=[...] made by your class"
+        )
+    return StreamingStream(**{**(options.get("stream_config") or {}), **place})
+
+
 def check_ignored(ignored: Mapping[str, Any]) -> None:
     """Raise UnknownArgumentError for arguments that StreamingDataset does not have either."""
     unknown = sorted(set(ignored) - _IGNORED)

@@ -25,7 +25,13 @@ ENVIRONMENT = {
     # DeepSpeed compiles an operator for ranks without a GPU when it first starts; once is enough.
     "TORCH_EXTENSIONS_DIR": str(VENVS / "torch-extensions"),
     "PYTHONWARNINGS": "ignore",
-    "PYTHONPATH": str(Path(__file__).parent / "site"),
+    # LLM Foundry exports source files with imports in the order of a set.
+    "PYTHONHASHSEED": "0",
+    # A loss is in the output as soon as it is printed.
+    "PYTHONUNBUFFERED": "1",
+    # LitGPT imports the recipe's data module by its name; its model is too small to be compiled.
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "site"), str(EXAMPLES / "litgpt")]),
+    "TORCHDYNAMO_DISABLE": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 LOSS = re.compile(r"^step (\d+) loss (\S+)$", re.MULTILINE)
@@ -83,20 +89,22 @@ class Run:
         assert self._process is not None
         return self._process.poll() is not None
 
-    def losses(self) -> dict[int, str]:
-        """Return step -> loss, to the last bit, of the steps that it made so far."""
-        return {int(step): loss for step, loss in LOSS.findall(self._log_path.read_text(errors="replace"))}
+    def losses(self, line: re.Pattern[str] = LOSS) -> dict[int, str]:
+        """Return step -> loss of the steps that it made so far. line: what it prints of each; LOSS: to the last bit."""
+        return {int(step): loss for step, loss in line.findall(self._log_path.read_text(errors="replace"))}
 
     def log(self) -> str:
         """Return the end of what it printed."""
         return self._log_path.read_text(errors="replace")[-5000:]
 
 
-def run_to_the_end(words: Sequence[str | Path], directory: Path) -> dict[int, str]:
+def run_to_the_end(
+    words: Sequence[str | Path], directory: Path, line: re.Pattern[str] = LOSS
+) -> dict[int, str]:
     """Run a trainer; return step -> loss."""
     with Run(words, directory) as run:
         run.finish()
-        return run.losses()
+        return run.losses(line)
 
 
 def descendants(pid: int) -> list[int]:

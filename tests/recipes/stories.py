@@ -1,11 +1,12 @@
 """The story that each recipe's test tells: a node dies in the middle, another one goes on, nothing is different."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fusecache.model.metadata import symlink_target
-from tests.recipes.runs import Run, run_to_the_end
+from tests.recipes.runs import LOSS, Run, run_to_the_end
 from tests.s3server import Fault, FaultAction
 from tests.support.mounts import Mount, tree_of, wait_until
 from tests.support.s3_buckets import WRITES, Bucket
@@ -35,15 +36,23 @@ class Resumed:
 class Story:
     """One trainer's words, `words(root)`, with all that it reads and writes below `root`; checkpoints in `folder`."""
 
-    def __init__(self, words: Callable[[Path], Sequence[str | Path]], directory: Path, folder: str) -> None:
+    def __init__(
+        self,
+        words: Callable[[Path], Sequence[str | Path]],
+        directory: Path,
+        folder: str,
+        line: re.Pattern[str] = LOSS,
+    ) -> None:
+        """line: what the trainer prints of each step."""
         self._words = words
+        self._line = line
         self._directory = directory
         self._folder = folder
 
     def on_a_local_disk(self, root: Path) -> Reference:
         """Train to the end below a local directory, which holds the data already."""
-        losses = run_to_the_end(self._words(root), self._directory / "local")
-        return Reference(losses, sorted(_files(root / self._folder)))
+        losses = run_to_the_end(self._words(root), self._directory / "local", self._line)
+        return Reference(losses, sorted(files_below(root / self._folder)))
 
     def die(
         self,
@@ -67,14 +76,14 @@ class Story:
         def met(run: Run) -> bool:
             keys = {each.key for each in bucket.requests() if each.fault == FaultAction.HOLD.value}
             # The daemon may ask for data before the trainer does.
-            return last in run.losses() and keys >= {each.key for each in held} and when()
+            return last in run.losses(self._line) and keys >= {each.key for each in held} and when()
 
         with Run(self._words(node.path), self._directory / "dies") as run:
             wait_until(lambda: run.ended() or first(), "the first checkpoint in the bucket", WAIT_SECONDS)
             control.clear_faults(paused)
             wait_until(lambda: run.ended() or met(run), "the requests that are held", WAIT_SECONDS)
             assert not run.ended(), run.log()
-            losses = run.losses()
+            losses = run.losses(self._line)
             node.kill()
         control.clear_faults()
         # The node is dead, but what it sent may still take effect.
@@ -83,10 +92,10 @@ class Story:
 
     def resume(self, node: Mount) -> Resumed:
         """Train to the end on another node; compare its files with the bucket's objects."""
-        losses = run_to_the_end(self._words(node.path), self._directory / "resumes")
+        losses = run_to_the_end(self._words(node.path), self._directory / "resumes", self._line)
         node.sync()
         objects = objects_below(node.bucket, self._folder)
-        assert objects == _files(node.path / self._folder)
+        assert objects == files_below(node.path / self._folder)
         return Resumed(min(losses), losses, objects)
 
 
@@ -107,10 +116,11 @@ def objects_below(bucket: Bucket, folder: str) -> Tree:
 
 def upload(bucket: Bucket, root: Path, folder: str) -> None:
     """Put a local folder into the bucket, as another program would."""
-    for name, data in _files(root / folder).items():
+    for name, data in files_below(root / folder).items():
         assert isinstance(data, bytes)
         bucket.put(f"{folder}/{name}", data)
 
 
-def _files(folder: Path) -> Tree:
+def files_below(folder: Path) -> Tree:
+    """Return the same of a local folder."""
     return {name: data for name, data in tree_of(folder).items() if data is not None}

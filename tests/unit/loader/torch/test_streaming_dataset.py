@@ -254,6 +254,30 @@ def test_what_would_have_to_be_downloaded_or_is_unknown_is_refused(directory: Pa
     StreamingDataset(local=str(directory / "a"), cache_limit="10gb", predownload=8)
 
 
+def test_a_missing_and_an_empty_dataset_raise_what_the_library_raises(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"index.json does not exist"):
+        StreamingDataset(remote=str(tmp_path), batch_size=1)
+    with pytest.raises(RuntimeError, match=r"index.json does not exist"):
+        StreamingDataset(local=str(tmp_path), batch_size=1)
+    (tmp_path / "index.json").write_text('{"version": 2, "shards": []}')
+    with pytest.raises(RuntimeError, match="no samples"):
+        StreamingDataset(local=str(tmp_path), batch_size=1)
+
+
+def test_a_stream_is_made_with_stream_config_and_never_of_another_class(directory: Path) -> None:
+    local = str(directory / "a")
+    dataset = StreamingDataset(
+        local=local, stream_name="stream", stream_config={"repeat": 2, "local": "other"}
+    )
+    (stream,) = dataset.streams
+    assert (stream.local, stream.repeat, dataset.epoch_size) == (local, 2, 2 * COUNT)
+    StreamingDataset(local=local, stream_name="stream", stream_config=None)
+    with pytest.raises(LoaderError, match="unknown arguments: custom"):
+        StreamingDataset(local=local, stream_config={"custom": 1})
+    with pytest.raises(ValueError, match=r"stream_name 'mine': .*pass streams=\["):
+        StreamingDataset(local=local, stream_name="mine")
+
+
 @pytest.mark.parametrize(
     ("weights", "epoch_size"),
     [
