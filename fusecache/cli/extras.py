@@ -1,5 +1,7 @@
 """The optional parts of the package (`[project.optional-dependencies]`): which module comes with which of them."""
 
+import gc
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 from fusecache.config.options import MountOptions
@@ -36,3 +38,23 @@ def missing_package(error: ModuleNotFoundError) -> ConfigError | None:
 
 def _missing(module: str, extra: str) -> ConfigError:
     return ConfigError(f"this command needs {module}: pip install 'fusecache[{extra}]'")
+
+
+def serve(
+    options: MountOptions, words: Sequence[str], report: int | None, ready: Callable[[str], None]
+) -> int:
+    """Mount, and serve until the end; return the exit status. words, report: as of `become_keeper`.
+
+    ready: called once the mount answers, with a message for the user who mounts.
+    """
+    # The other commands need neither FUSE nor boto3.
+    from fusecache.daemon.keeping import become_keeper
+
+    become_keeper(options, words, report)
+    # Collections while 800 modules are imported took a third of a start's CPU time, and free nothing.
+    gc.disable()
+    from fusecache.daemon.main import run
+
+    gc.freeze()
+    gc.enable()
+    return run(options, ready)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from fusecache import __version__
 from fusecache.cli import access, cache_commands, clean, doctor, metrics, recordings, run, uploads
-from fusecache.cli.extras import missing_package, require_mount_extras
+from fusecache.cli.extras import missing_package, require_mount_extras, serve
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.sources import add_source_flags
@@ -366,8 +366,6 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         )
         require_mount_extras(options)
         if arguments.foreground:
-            from fusecache.daemon.keeping import serve  # the other commands need neither FUSE nor boto3
-
             return serve(
                 options, words, arguments.ready_fd, lambda message: parent.report(f"{READY} {message}")
             )

@@ -1,10 +1,9 @@
-"""Starts the daemon in this process, or in one that a keeper starts, so that the mount outlives it (`keeper.py`)."""
+"""Puts a keeper process around the daemon, so that the mount outlives it (`keeper.py`)."""
 
-import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fusecache import keeper
 from fusecache.config.options import MountOptions
@@ -12,23 +11,6 @@ from fusecache.fuse.kept_mount import KEEPER_VARIABLE, STATUS_CANNOT_RESUME, Kep
 from fusecache.fuse.kept_table import FormatUnknown
 
 log = logging.getLogger(__name__)
-
-
-def serve(
-    options: MountOptions, words: Sequence[str], report: int | None, ready: Callable[[str], None]
-) -> int:
-    """Mount, and serve until the end; return the exit status. words, report: as of `become_keeper`.
-
-    ready: called once the mount answers, with a message for the user who mounts.
-    """
-    become_keeper(options, words, report)
-    # Collections while 800 modules are imported took a third of a start's CPU time, and free nothing.
-    gc.disable()
-    from fusecache.daemon.main import run
-
-    gc.freeze()
-    gc.enable()
-    return run(options, ready)
 
 
 def become_keeper(options: MountOptions, words: Sequence[str], report: int | None) -> None:
