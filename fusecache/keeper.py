@@ -37,6 +37,8 @@ class Keeper:
         self._command = command
         self._held: list[int] = []
         self._mountpoint = ""
+        # What served last, while another program has not served yet.
+        self._fallback = ""
         self._child = 0
         self._is_stopping = False
         self._deaths = 0
@@ -52,6 +54,10 @@ class Keeper:
                 return status
             if self._is_stopping:
                 return self._give_up("", status)
+            if status != _HAND_OVER and self._fallback:
+                _say(f"{self._command[0]} cannot serve the mount (status {status}); {self._fallback} goes on")
+                self._command[0], self._fallback = self._fallback, ""
+                continue
             if status == _CANNOT_RESUME:
                 return self._give_up("the daemon cannot go on with the mount of its predecessor", status)
             if status != _HAND_OVER:
@@ -96,6 +102,9 @@ class Keeper:
             self._let_go()
             self._held, self._mountpoint = fds, os.fsdecode(message[5:])
             self._served_since = time.monotonic()
+            self._fallback = ""
+        elif message.startswith(b"program "):
+            self._command[0], self._fallback = os.fsdecode(message[8:]), self._command[0]
         else:
             for fd in fds:
                 os.close(fd)

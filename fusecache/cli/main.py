@@ -438,7 +438,8 @@ def _add_endings(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 def _upgrade(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     mountpoint = arguments.mountpoint or mount_of_this_node(Path.cwd())
-    say(f"{mountpoint} is served by version {replace_daemon(mountpoint)} now")
+    replace_daemon(mountpoint, __version__)
+    say(f"{mountpoint} is served by version {__version__} now")
     return 0
 
 

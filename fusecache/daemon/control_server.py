@@ -55,12 +55,13 @@ _COUNT_SECONDS = 3.0
 class Endings:
     """What commands do to the end of the daemon.
 
-    abandon, carry_on: as the commands. upgrade: returns what ends this daemon for its successor, or raises MountError.
+    abandon, carry_on: as the commands. upgrade: gets the user's id, and the path of the Python for the successor;
+    returns what ends this daemon, or raises MountError or NotPermitted.
     """
 
     abandon: Callable[[], None]
     carry_on: Callable[[], None]
-    upgrade: Callable[[], Callable[[], None]]
+    upgrade: Callable[[int, str], Callable[[], None]]
 
 
 class ControlServer:
@@ -189,7 +190,7 @@ class ControlServer:
                     (self._endings.abandon if command == "abandon" else self._endings.carry_on)()
                     await self._send(stream, {**await self._pending(""), **_done("ok")})
                 case "upgrade":
-                    end = self._endings.upgrade()
+                    end = self._endings.upgrade(user, str(request.get("program") or ""))
                     await self._send(stream, _done("ok"))
                     end()
                 case "in-use":

@@ -52,7 +52,7 @@ from fusecache.fs.owned_hints import OwnedHints
 from fusecache.fuse.kept_mount import STATUS_HAND_OVER, KeptMount
 from fusecache.fuse.library import FuseSession, open_session
 from fusecache.fuse.values import MountPlan, MountRefused
-from fusecache.model.errors import FusecacheError, MountError, NoSpace, ReadOnly
+from fusecache.model.errors import FusecacheError, MountError, NoSpace, NotPermitted, ReadOnly
 from fusecache.model.format_text import printable
 from fusecache.model.verdict import verdict_line
 from fusecache.mount.launch import check_mountpoint
@@ -379,14 +379,16 @@ class _Daemon:
         is_own = self._session is not None and self._session.library == "own"
         return self._kept is not None and is_own and os.getppid() == self._keeper
 
-    def _hand_over(self) -> Callable[[], None]:
-        """Return what ends this process, so that the keeper starts the program as it is installed now."""
-        if not self._outlives:
+    def _hand_over(self, user: int, program: str) -> Callable[[], None]:
+        """Return what ends this process. The keeper then starts a successor with the Python at `program`."""
+        if user not in {0, os.geteuid()}:
+            raise NotPermitted("only root and the user who mounted may replace the daemon")
+        if self._kept is None or not self._outlives:
             raise MountError(
-                f"{self._options.mountpoint}: this mount ends with its daemon; mount it with --keep-mounted to upgrade "
-                "it while it is used"
+                f"{self._options.mountpoint}: only a mount with --keep-mounted can be upgraded while it is used"
             )
-        log.info("the daemon ends, for its successor")
+        log.info("the daemon ends, for its successor program=%s", program)
+        self._kept.name_program(program)
         return partial(os._exit, STATUS_HAND_OVER)
 
     def _abandon(self) -> None:

@@ -101,6 +101,11 @@ class KeptMount:
         self.device_fd = device_fd
         self._tell(b"keep " + os.fsencode(mountpoint), [device_fd, self._table_fd, self._requests_fd])
 
+    def name_program(self, program: str) -> None:
+        """Have the keeper start the next process with the program at this path. "": with the one of this process."""
+        if program:
+            self._tell(b"program " + os.fsencode(program), [])
+
     def end(self) -> None:
         """The mount ends: the keeper lets go of it, and does not start a successor."""
         self._tell(b"end", [])

@@ -17,9 +17,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from fusecache.model.errors import MountError
-from fusecache.mount.control_client import Answer, Mount, ServerProgress, ask, daemon_pid, find_mount
+from fusecache.mount.control_client import (
+    Answer,
+    Mount,
+    ServerProgress,
+    ask,
+    daemon_pid,
+    find_mount,
+    request_stream,
+)
 from fusecache.mount.leftover_text import missing_texts
 from fusecache.mount.mount_table import TABLE, check_answers, mounted_types, our_mountpoints, root_of
 from fusecache.mount.progress import pending_text
@@ -33,6 +42,7 @@ EXIT_SECONDS = 60.0
 FORCED_EXIT_SECONDS = 10.0
 # A long journal takes as long to replay.
 UPGRADE_SECONDS = 120.0
+_POLL_SECONDS = 0.05
 # The kernel ends a daemon's session with the last copy of its mount. A mount namespace that began after the mount, as
 # of unshare or a container, can hold a copy: then a signal ends the daemon.
 _COPIED_SECONDS = 5.0
@@ -280,24 +290,36 @@ def drain(
         raise error
 
 
-def replace_daemon(mountpoint: Path) -> str:
-    """Have the installed version take over a mount; return its version, once it answers. Raises MountError."""
+def replace_daemon(mountpoint: Path, version: str) -> None:
+    """Have this program take over a mount; return once it answers. version: its own. Raises MountError."""
     mount, _ = find_mount(mountpoint, os.environ)
     before = daemon_pid(mount)
-    answer = ask(mount, "upgrade")
-    if answer.result != "ok":
-        raise MountError(answer.message)
+    answer = request_stream(mount, {"command": "upgrade", "program": sys.executable})
+    if answer.get("result") != "ok":
+        raise MountError(str(answer.get("message")))
+    status = _status_of_next(mount, before)
+    if status is None:
+        raise MountError(
+            f"{mountpoint}: no daemon answers {UPGRADE_SECONDS:g} s after the old one ended; see fusecache.log in the "
+            "cache directory"
+        )
+    if status["version"] != version:
+        raise MountError(
+            f"{mountpoint}: version {version} could not take over, version {status['version']} goes on; see "
+            "fusecache.log in the cache directory"
+        )
+
+
+def _status_of_next(mount: Mount, before: int | None) -> dict[str, Any] | None:
+    """Wait for a daemon with another pid; return its status, None if there is none in time."""
     end = time.monotonic() + UPGRADE_SECONDS
     while time.monotonic() < end:
-        time.sleep(0.05)
         with suppress(MountError):
             status = ask(mount, "status").status
             if status["pid"] != before:
-                return str(status["version"])
-    raise MountError(
-        f"{mountpoint}: no daemon answers {UPGRADE_SECONDS:g} s after the old one ended; see fusecache.log in the "
-        "cache directory"
-    )
+                return status
+        time.sleep(_POLL_SECONDS)
+    return None
 
 
 def log_tail(mountpoint: Path) -> Answer:

@@ -93,7 +93,7 @@ async def controlled(bucket: Bucket, cache: Path) -> AsyncIterator[Control]:
             endings=Endings(
                 abandon=lambda: control.abandoned.append(True),
                 carry_on=lambda: control.abandoned.append(False),
-                upgrade=lambda: lambda: None,
+                upgrade=lambda _user, _program: lambda: None,
             ),
         )
         await nursery.start(server.run)

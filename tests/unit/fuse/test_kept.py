@@ -246,6 +246,9 @@ if not kept.is_resumed:
     kept.table.put("a", "first")
 kept.keep("/nowhere", kept.device_fd if kept.is_resumed else os.pipe()[0])
 what = sys.argv[2 + starts] if len(sys.argv) > 2 + starts else sys.argv[-1]
+if what.startswith("/"):
+    kept.name_program(what)
+    sys.exit(75)
 if what == "die":
     os.kill(os.getpid(), 9)
 if what == "end":
@@ -287,6 +290,14 @@ def test_what_an_exit_status_means(tmp_path: Path, status: int, starts: int) -> 
     assert (tmp_path / "log").read_text().count("start") == starts
     # A hand-over is asked for, and no accident.
     assert said.count("started again") == (2 if status == 1 else 0)
+
+
+def test_a_program_that_cannot_serve_is_replaced_by_the_one_before(tmp_path: Path) -> None:
+    process = keep(tmp_path / "log", "/bin/false", "end")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert f"/bin/false cannot serve the mount (status 1); {sys.executable} goes on" in said
+    assert (tmp_path / "log").read_text().count("start") == 2
 
 
 def test_a_signal_to_stop_reaches_the_daemon_and_no_successor_is_started(tmp_path: Path) -> None:
