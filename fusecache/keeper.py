@@ -10,7 +10,9 @@ If the command dies again and again as soon as it serves, or before, the mount e
 system calls fail and do not wait.
 """
 
+import ctypes
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -22,10 +24,15 @@ KEEPER_VARIABLE = "FUSE_KEEPER"
 KEPT_VARIABLE = "FUSE_KEPT"
 _HAND_OVER = 75
 _CANNOT_RESUME = 78
+_NOT_STARTED = 127
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # So many deaths in a row, each within so many seconds of service, are a loop.
 _DEATHS = 5
 _SECONDS = 1.0
+# A command that does not serve by then counts as dead.
+_START_SECONDS = 600.0
+# prctl(2): no core dump, and only root may look at the descriptors and the environment, which has the keys.
+_PR_SET_DUMPABLE = 4
 # The wait before each further start.
 _PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
 
@@ -46,6 +53,8 @@ class Keeper:
 
     def run(self) -> int:
         """Start the command until it ends by itself; return its exit status."""
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         for number in _STOPPING:
             signal.signal(number, self._pass_on)
         while True:
@@ -79,14 +88,19 @@ class Keeper:
                     environment[KEPT_VARIABLE] = ",".join(map(str, self._held))
                 for fd in (theirs.fileno(), *self._held):
                     os.set_inheritable(fd, True)  # noqa: FBT003  # takes no keyword
-                self._child = os.posix_spawnp(
-                    self._command[0], self._command, environment, setsigdef=_STOPPING
-                )
+                try:
+                    self._child = os.posix_spawnp(
+                        self._command[0], self._command, environment, setsigdef=_STOPPING
+                    )
+                except (OSError, ValueError) as exc:
+                    _say(f"cannot start {self._command[0]}: {exc}")
+                    return _NOT_STARTED
             for fd in self._held:
                 os.set_inheritable(fd, False)  # noqa: FBT003
             if self._is_stopping:
                 os.kill(self._child, signal.SIGTERM)
             self._close_report()
+            ours.settimeout(_START_SECONDS if self._held else None)
             while self._hear(ours):
                 pass
         _, result = os.waitpid(self._child, 0)
@@ -95,12 +109,19 @@ class Keeper:
 
     def _hear(self, ours: socket.socket) -> bool:
         """Carry out one message of the command; return False when it has ended."""
-        message, fds, _, _ = socket.recv_fds(ours, 8192, 8, socket.MSG_CMSG_CLOEXEC)
+        try:
+            message, fds, _, _ = socket.recv_fds(ours, 8192, 8, socket.MSG_CMSG_CLOEXEC)
+        except TimeoutError:
+            _say(f"the daemon did not serve within {_START_SECONDS:g} s")
+            os.kill(self._child, signal.SIGKILL)
+            ours.settimeout(None)
+            return True
         if message == b"end":
             self._let_go()
         elif message.startswith(b"keep "):
             self._let_go()
             self._held, self._mountpoint = fds, os.fsdecode(message[5:])
+            ours.settimeout(None)
             self._served_since = time.monotonic()
             self._fallback = ""
         elif message.startswith(b"program "):
@@ -129,10 +150,9 @@ class Keeper:
             _say(
                 f"{reason}: the mount {self._mountpoint} ends; files not uploaded are in its cache directory"
             )
-        for command in (
-            ["fusermount3", "-u", "-z", "--", self._mountpoint],
-            ["umount", "-l", "--", self._mountpoint],
-        ):
+        # By force where that is permitted: a thread of a dead daemon may wait for its own mount.
+        for words in (["umount", "-f", "-l"], ["fusermount3", "-u", "-z"]):
+            command = [*words, "--", self._mountpoint]
             with suppress(OSError):
                 if not subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode:
                     break

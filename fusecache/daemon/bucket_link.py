@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 import trio
 
-from fusecache.config.options import MountOptions
+from fusecache import __version__
+from fusecache.config.options import MountOptions, shown_options
 from fusecache.daemon.connect import (
     StartConnection,
     check_conditions,
@@ -240,3 +241,18 @@ def engine_options(
         predecessor=predecessor,
         buckets={name: bucket_access(each) for name, each in mounts.items()},
     )
+
+
+def initial_facts(options: MountOptions, mounts: Mapping[str, MountOptions]) -> dict[str, Any]:
+    """Return the status fields that are known before the mount starts."""
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "source": options.source,
+        "mountpoint": str(options.mountpoint),
+        "read_only": options.read_only,
+        **(key_facts(options) if "" in mounts else {"keys_from": "", "write_keys_from": ""}),
+        **shown_options(options),
+        "fuse_library": "",
+        "kernel": {"applied": [], "refused": []},
+    }

@@ -24,7 +24,7 @@ import trio
 from fusecache.daemon.bucket_link import key_here, split_source
 from fusecache.daemon.control_socket import ControlSocket, ReservingListener
 from fusecache.daemon.verdicts import Verdicts
-from fusecache.daemon.visitors import Request, Visitors, user_of
+from fusecache.daemon.visitors import Request, Visitors, is_of_this_system, user_of
 from fusecache.engine.admin.inspector import ScrubProgress
 from fusecache.engine.admin.warmup import WarmupState
 from fusecache.engine.durability.in_use import KeysInUse
@@ -190,9 +190,7 @@ class ControlServer:
                     (self._endings.abandon if command == "abandon" else self._endings.carry_on)()
                     await self._send(stream, {**await self._pending(""), **_done("ok")})
                 case "upgrade":
-                    end = self._endings.upgrade(user, str(request.get("program") or ""))
-                    await self._send(stream, _done("ok"))
-                    end()
+                    await self._upgrade(stream, user, str(request.get("program") or ""))
                 case "in-use":
                     await self._send(stream, {**_done("ok"), **await self._in_use(request, path)})
                 case "hint":
@@ -203,6 +201,13 @@ class ControlServer:
                     await self._cache_command(stream, request)
         except FusecacheError as exc:
             await self._send(stream, _done("error", str(exc)))
+
+    async def _upgrade(self, stream: trio.SocketStream, user: int, program: str) -> None:
+        if not is_of_this_system(stream):
+            raise NotPermitted("the daemon is replaced from its own system, not from a container")
+        end = self._endings.upgrade(user, program)
+        await self._send(stream, _done("ok"))
+        end()
 
     async def _cache_command(self, stream: trio.SocketStream, request: dict[str, Any]) -> None:
         command, paths = request.get("command"), [_path(each) for each in request.get("paths") or [""]]

@@ -24,7 +24,8 @@ def become_keeper(options: MountOptions, words: Sequence[str], report: int | Non
         os.set_inheritable(report, True)  # noqa: FBT003  # takes no keyword
     # Without site-packages: the keeper is to be small.
     start = [sys.executable, "-I", "-S", keeper.__file__]
-    os.execv(sys.executable, [*start, sys.executable, "-m", "fusecache", *words])
+    # -P: a successor must not look for modules in the working directory, which its own mount may cover.
+    os.execv(sys.executable, [*start, sys.executable, "-P", "-m", "fusecache", *words])
 
 
 def kept_mount(options: MountOptions) -> KeptMount | None:

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -16,13 +17,12 @@ from typing import Any
 
 import trio
 
-from fusecache import __version__
-from fusecache.config.options import MountOptions, shown_options
+from fusecache.config.options import MountOptions
 from fusecache.daemon.bucket_link import (
     BucketLink,
     command_access,
     engine_options,
-    key_facts,
+    initial_facts,
 )
 from fusecache.daemon.connect import StartConnection, connect, connect_several, endpoint_of, identity_of
 from fusecache.daemon.control_server import ControlServer, Endings
@@ -84,6 +84,7 @@ NO_BUCKET_FACTS = {
     "conditional_writes": "",
     "writes_held": "",
 }
+_SAME_SIGNAL_SECONDS = 1.0
 STATUS_SECONDS = 5.0  # interval of the status line for systemd
 
 
@@ -107,7 +108,9 @@ def run(options: MountOptions, ready: Callable[[str], None]) -> int:
 
 def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
     kept = kept_mount(options)
-    if kept is None or not kept.is_resumed:
+    if kept is not None and kept.is_resumed:
+        options = replace(options, requests=replace(options.requests, wait_for_bucket=False))
+    else:
         check_mountpoint(options.mountpoint, allow_other=options.allow_other)
     check_disk(options)
     mounts = options.bucket_mounts()
@@ -196,7 +199,7 @@ class _Daemon:
             self._supervisor,
             self._kernel_caches,
         )
-        self._facts |= _initial_facts(options, self._mounts)
+        self._facts |= initial_facts(options, self._mounts)
         self._links = [
             BucketLink(name, self._mounts[name], connection, filesystem, self._reach[name])
             for name, connection in self._connections.items()
@@ -286,8 +289,9 @@ class _Daemon:
         await nursery.start(supervisor.run_service, "signals", self._watch_signals, name="signals")
         await nursery.start(supervisor.run_service, "control", server.run, name="control")
         session = self._mount(operations)
-        await operations.adopt()
+        operations.adopt()
         nursery.start_soon(self._serve, session, name="fuse")
+        nursery.start_soon(operations.passthrough.hold_adopted, name="passthrough")
         await self._announce(filesystem)
         nursery.start_soon(supervisor.run, "status", partial(self._report, filesystem, server), name="status")
 
@@ -331,18 +335,10 @@ class _Daemon:
         self._stop.set()
 
     async def _announce(self, filesystem: FileSystem) -> None:
-        """Check that the mount answers, tune the kernel's settings for it, and report that it is ready."""
+        """Report that the mount is ready."""
         mountpoint = str(self._options.mountpoint)
-        await trio.to_thread.run_sync(os.stat, mountpoint)
-        settings = await trio.to_thread.run_sync(tune, mountpoint)
-        self._facts["kernel"] = {"applied": list(settings.applied), "refused": list(settings.refused)}
-        log.info("kernel applied=%s", ",".join(settings.applied) or "nothing")
-        if settings.refused:
-            log.warning(
-                "kernel settings refused; large and concurrent reads are slower settings=%s; to set them: %s",
-                ", ".join(settings.refused),
-                settings.remedy,
-            )
+        if self._kept is None or not self._kept.is_resumed:
+            await self._tune(mountpoint)
         pending = filesystem.pending()
         log.info("mounted source=%s at=%s pending_files=%d", self._options.source, mountpoint, pending.files)
         self._is_announced = notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=self._main_process())
@@ -359,6 +355,19 @@ class _Daemon:
             suspects=recovered.suspects,
         )
         self._ready("; ".join(filter(None, (found, *warnings))))
+
+    async def _tune(self, mountpoint: str) -> None:
+        """Check that a new mount answers, and set what the kernel keeps for as long as the mount is there."""
+        await trio.to_thread.run_sync(os.stat, mountpoint)
+        settings = await trio.to_thread.run_sync(tune, mountpoint)
+        self._facts["kernel"] = {"applied": list(settings.applied), "refused": list(settings.refused)}
+        log.info("kernel applied=%s", ",".join(settings.applied) or "nothing")
+        if settings.refused:
+            log.warning(
+                "kernel settings refused; large and concurrent reads are slower settings=%s; to set them: %s",
+                ", ".join(settings.refused),
+                settings.remedy,
+            )
 
     async def _report(self, filesystem: FileSystem, server: ControlServer) -> None:
         while True:
@@ -450,7 +459,12 @@ class _Daemon:
     async def _watch_signals(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             task_status.started()
+            last = float("-inf")
             async for number in signals:
+                # A signal to the whole group reaches the keeper as well, which passes it on.
+                if self._kept is not None and trio.current_time() < last + _SAME_SIGNAL_SECONDS:
+                    continue
+                last = trio.current_time()
                 log.info("stopping signal=%s", signal.Signals(number).name)
                 self._signals += 1
                 self._stop.set()
@@ -478,21 +492,6 @@ def _ownership(options: MountOptions, owner: tuple[int, int]) -> Ownership:
         is_told=options.posix_metadata and os.geteuid() == 0 and not is_fixed,
         is_fixed=is_fixed,
     )
-
-
-def _initial_facts(options: MountOptions, mounts: Mapping[str, MountOptions]) -> dict[str, Any]:
-    """Return the status fields that are known before the mount starts."""
-    return {
-        "version": __version__,
-        "pid": os.getpid(),
-        "source": options.source,
-        "mountpoint": str(options.mountpoint),
-        "read_only": options.read_only,
-        **(key_facts(options) if "" in mounts else {"keys_from": "", "write_keys_from": ""}),
-        **shown_options(options),
-        "fuse_library": "",
-        "kernel": {"applied": [], "refused": []},
-    }
 
 
 def _socket_name(cache_dir: Path) -> str:

@@ -4,6 +4,7 @@ Owners are root, the user who mounted, and the user whom the files belong to. Th
 with `allow_other` only. They may ask and wait, and send hints. That costs requests, as reading does; it ends nothing.
 """
 
+import os
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -121,6 +122,19 @@ class Request:
         self._count(len(piece))
         self.counted_bytes += len(piece)
         return piece
+
+
+def is_of_this_system(stream: trio.SocketStream) -> bool:
+    """Return whether the process that connected sees the same files, processes and users as this one: no container."""
+    facts = stream.socket.getsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_PEERCRED, struct.calcsize("3i"))
+    process = struct.unpack("3i", facts)[0]
+    try:
+        return all(
+            os.stat(f"/proc/{process}/ns/{kind}").st_ino == os.stat(f"/proc/self/ns/{kind}").st_ino
+            for kind in ("mnt", "pid", "user")
+        )
+    except OSError:
+        return False
 
 
 def user_of(stream: trio.SocketStream) -> int:

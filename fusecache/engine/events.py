@@ -30,13 +30,16 @@ from fusecache.model.records import FileRecord
 
 
 class KernelListener:
-    """Hears what the kernel must forget. Each method does nothing unless overridden."""
+    """Hears what the kernel must forget, and what becomes of inodes. Each method does nothing unless overridden."""
 
     def on_name_lost(self, parent: Node, name: str) -> None:
         """A name no longer means the inode that the kernel knows."""
 
-    def on_content_changed(self, node: Node) -> None:
-        """A file's content is another version now: local content, or an object in the bucket."""
+    def on_changed(self, node: Node) -> None:
+        """An inode has another name, or a file other content: a version here, or an object in the bucket."""
+
+    def on_dropped(self, node: Node) -> None:
+        """The kernel does not know an inode any more."""
 
     async def on_evicted(self, inodes: list[int]) -> None:
         """A user evicts these files: the kernel shall drop its cached pages of them."""
@@ -83,11 +86,19 @@ class MetadataEvents(MetadataListener):
 
 
 class TreeEvents(_Events, TreeListener):
-    """Nodes -> listings."""
+    """Nodes -> listings, the kernel."""
 
     def on_listing_lost(self, directory: Node) -> None:
         """The rows of the listing are discarded."""
         self._targets.lookup.on_listing_lost(directory)
+
+    def on_moved(self, node: Node) -> None:
+        """What a successor of this daemon must know of an open file or a directory is kept."""
+        self._targets.kernel.on_changed(node)
+
+    def on_dropped(self, node: Node) -> None:
+        """A successor need not know of it."""
+        self._targets.kernel.on_dropped(node)
 
 
 class QueueEvents(_Events, QueueListener):
@@ -139,7 +150,7 @@ class PublishEvents(_Events, PublishListener):
 
     def on_content_changed(self, node: Node) -> None:
         """What a successor of this daemon must know of an open file is kept."""
-        self._targets.kernel.on_content_changed(node)
+        self._targets.kernel.on_changed(node)
 
     def on_published(self, key: str) -> None:
         """A recorded conflict of the key is settled."""
@@ -211,7 +222,7 @@ class WriteEvents(_Events, WriteListener):
 
     def on_content_changed(self, node: Node) -> None:
         """What a successor of this daemon must know of an open file is kept."""
-        self._targets.kernel.on_content_changed(node)
+        self._targets.kernel.on_changed(node)
 
     def on_resolved(self, version: FileVersion) -> list[Change]:
         """Commit markers that were held for it are queued."""

@@ -14,7 +14,7 @@ A row is written before the request's reply is sent. A successor ignores the han
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,13 +167,15 @@ class KeptFiles:
         assert self._table is not None
         open_requests = {each.unique for each in unanswered}
         files = {int(number): _kept_file(int(number), row) for number, row in self._table.items("n/")}
-        unused = set(files)
+        unused, written = set(files), set()
         for number, (request, inode, *rest) in list(self._table.items("h/")):
             if request in open_requests:
                 self._table.remove(f"h/{number}")
             elif inode in files:
                 unused.discard(inode)
                 pid, writable, process, appends, backing_id = rest
+                if writable:
+                    written.add(inode)
                 self.handles.append(
                     LeftHandle(int(number), inode, pid, False, writable, process, appends, backing_id)  # noqa: FBT003
                 )
@@ -190,7 +192,11 @@ class KeptFiles:
                 KeptNode(int(number), row[0], row[1], PosixAttributes(*row[2:6]))
                 for number, row in self._table.items("d/")
             ],
-            [each for each in files.values() if each.number not in unused],
+            [
+                replace(each, is_written=each.number in written)
+                for each in files.values()
+                if each.number not in unused
+            ],
             frozenset(name for each in unanswered for name in _names_changed(each)),
         )
 

@@ -18,9 +18,13 @@ class KernelCaches(KernelListener):
         self._kept = kept
         self._session: FuseSession | None = None
 
-    def on_content_changed(self, node: Node) -> None:
-        """Keep what a successor must know of an open file."""
+    def on_changed(self, node: Node) -> None:
+        """Keep what a successor must know of an open file or a directory."""
         self._kept.on_changed(node)
+
+    def on_dropped(self, node: Node) -> None:
+        """A successor need not know of it."""
+        self._kept.on_forgotten([node.number])
 
     def attach(self, session: FuseSession) -> None:
         """Begin with a mount. Until then the kernel caches nothing."""

@@ -101,20 +101,16 @@ class NameOperations(RequestHandlers):
             return
         self._check_writable(parent_inode)
         parent, old_name = self._directory(parent_inode), decode_name(name)
-        node = parent.children.get(old_name)
         with _done_before(ctx):
             await self._fs.namespace_ops.unlink(parent, old_name)
-        self._kept.on_changed(node)
 
     @guarded
     async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         """Remove an empty directory."""
         self._check_writable(parent_inode)
         parent, old_name = self._directory(parent_inode), decode_name(name)
-        node = parent.children.get(old_name)
         with _done_before(ctx):
             await self._fs.namespace_ops.rmdir(parent, old_name)
-        self._kept.on_changed(node)
 
     @guarded
     async def rename(
@@ -133,13 +129,10 @@ class NameOperations(RequestHandlers):
             raise FUSEError(errno.EINVAL)
         old, new = self._directory(parent_inode_old), self._directory(parent_inode_new)
         old_name, new_name = decode_name(name_old), self._new_name(parent_inode_new, name_new)
-        replaced = new.children.get(new_name)
         with _done_before(ctx):
             await self._fs.namespace_ops.rename(
                 old, old_name, new, new_name, replace=not flags & RENAME_NOREPLACE
             )
-        self._kept.on_changed(replaced)
-        self._kept.on_changed(new.children.get(new_name))
 
     @guarded
     async def link(

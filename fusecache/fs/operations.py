@@ -80,7 +80,7 @@ class Operations(NameOperations):
         self._kept = kept
         self._next_handle = 1 + kept.start * HANDLES_OF_START
 
-    async def adopt(self) -> None:
+    def adopt(self) -> None:
         """Take over the files and directories that programs have open from the daemon before."""
         for left in self._kept.handles:
             node = self._fs.tree.nodes.get(left.inode)
@@ -92,7 +92,7 @@ class Operations(NameOperations):
             handle = FileHandle(node, left.writable, left.pid, left.process, left.appends)
             self._files[left.number] = self._fs.file_io.adopt(node, handle)
             if left.backing_id:
-                await self.passthrough.adopt(handle, left.backing_id)
+                self.passthrough.adopt(handle, left.backing_id)
 
     # ---- names
 

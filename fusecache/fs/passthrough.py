@@ -96,20 +96,28 @@ class Passthrough:
         finally:
             os.close(whole.fd)
 
-    async def adopt(self, handle: FileHandle, backing_id: int) -> None:
+    def adopt(self, handle: FileHandle, backing_id: int) -> None:
         """Go on with an open of the daemon before, under its number. The kernel has read the file all the time."""
-        node, remote = handle.node, handle.node.object
-        backing = self._backings.get(node.number)
-        if backing is None:
-            release: Callable[[], None] = _nothing
-            cache = self._fs.cache.maintenance
-            whole = await cache.hold_whole(remote.object_id, remote.size) if remote is not None else None
-            if whole is not None:
-                os.close(whole.fd)
-                release = partial(cache.release_whole, whole)
-            backing = self._backings[node.number] = _Backing(backing_id, release)
-        backing.opens += 1
+        number = handle.node.number
+        if number not in self._backings:
+            self._backings[number] = _Backing(backing_id, _nothing)
+        self._backings[number].opens += 1
         self._fs.cache.maintenance.passed_through_files += 1
+
+    async def hold_adopted(self) -> None:
+        """Have the cache hold the files that were adopted, which it protects until then as found."""
+        cache = self._fs.cache.maintenance
+        for number, backing in list(self._backings.items()):
+            node = self._fs.tree.nodes.get(number)
+            remote = None if node is None else node.object
+            whole = None if remote is None else await cache.hold_whole(remote.object_id, remote.size)
+            if whole is None:
+                continue
+            os.close(whole.fd)
+            if self._backings.get(number) is backing:
+                backing.release = partial(cache.release_whole, whole)
+            else:  # closed by now
+                cache.release_whole(whole)
 
     def open(self, handle: FileHandle) -> int:
         """Return the number with which the kernel opens a file, 0 for reads through the daemon."""

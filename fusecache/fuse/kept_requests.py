@@ -151,6 +151,7 @@ class KeptRequests:
         else:
             return None
         # The length comes last: from then on the request is here, and then no longer there.
+        place.clear()
         place.view[_LENGTH.size : size] = buffer.view[_LENGTH.size : size]
         place.view[: _LENGTH.size] = buffer.view[: _LENGTH.size]
         return place

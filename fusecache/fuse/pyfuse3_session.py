@@ -14,6 +14,7 @@ from fusecache.fuse.values import (
     FUSEError,
     MountPlan,
     MountRefused,
+    RequestContext,
     StatvfsData,
 )
 
@@ -111,7 +112,7 @@ class _Token:
 def _adapted(name: str) -> Any:
     async def handler(self: _Adapter, *arguments: Any) -> Any:
         try:
-            result = await getattr(self.operations, name)(*arguments)
+            result = await getattr(self.operations, name)(*map(_ours, arguments))
         except FUSEError as exc:
             raise pyfuse3.FUSEError(exc.errno) from exc
         return _converted(result)
@@ -122,6 +123,13 @@ def _adapted(name: str) -> Any:
 
 for _name in _HANDLERS:
     setattr(_Adapter, _name, _adapted(_name))
+
+
+def _ours(argument: Any) -> Any:
+    """Return an argument of pyfuse3 as handlers have it."""
+    if isinstance(argument, pyfuse3.RequestContext):
+        return RequestContext(argument.uid, argument.gid, argument.pid, argument.umask)
+    return argument
 
 
 def _converted(value: Any) -> Any:

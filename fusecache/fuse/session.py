@@ -82,6 +82,7 @@ class OwnSession:
         self._device = Device(fd)
         self._mountpoint = mountpoint
         self._kept = kept
+        self._has_served = False
         self._buffers: list[RequestBuffer] = []
         agreed = kept.negotiated() if kept is not None else None
         self.negotiated: Negotiated = agreed or negotiate(self._device, operations)
@@ -116,7 +117,7 @@ class OwnSession:
         """Keep what a successor needs, or take over what a predecessor left."""
         if not kept.is_resumed:
             kept.keep_negotiated(self.negotiated)
-        kept.keep(self._mountpoint, self._device.fd)
+            kept.keep(self._mountpoint, self._device.fd)
         for left in kept.take_left():
             unique = IN_HEADER.unpack_from(left.buffer.view)[2]
             if left.reply is None:
@@ -148,6 +149,9 @@ class OwnSession:
     async def serve(self, max_tasks: int = 4096) -> None:
         """Answer requests until the mount is gone, or this is cancelled. max_tasks: requests in handlers at once."""
         self._max_tasks = max_tasks
+        self._has_served = True
+        if self._kept is not None:
+            self._kept.keep(self._mountpoint, self._device.fd)
         async with trio.open_nursery() as self._nursery:
             self._start_leader()
 
@@ -189,7 +193,9 @@ class OwnSession:
         if fd < 0:
             return
         is_mounted = bool(self._mountpoint) and mounting.is_connected(fd)
-        if self._kept is not None:
+        if self._kept is not None and self._kept.is_resumed and not self._has_served:
+            is_mounted = False  # another successor may have more luck
+        elif self._kept is not None:
             self._kept.end()
         self._notifier.close()
         # First: else the unmount would wait for answers.

@@ -11,6 +11,7 @@ class KeptNode:
     """An inode that the kernel knows. parent: its directory's number, 0 if it has no name.
 
     generation: of the local content, 0 if it has none; object: the version in the bucket, as far as it was known.
+    is_written: a program has it open for writing.
     """
 
     number: int
@@ -19,6 +20,7 @@ class KeptNode:
     attributes: PosixAttributes
     generation: int = 0
     object: ObjectInfo | None = None
+    is_written: bool = False
 
 
 @dataclass(slots=True)

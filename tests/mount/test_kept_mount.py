@@ -194,6 +194,104 @@ def test_a_closed_file_whose_upload_waits_is_open_for_reading(mount: MakeMount, 
         assert (made.path / "pending").read_bytes() == b"closed"
 
 
+def test_a_file_made_again_after_it_was_removed_arrives(mount: MakeMount, bucket: Bucket) -> None:
+    bucket.put("f", b"old")
+    made = mount("--keep-mounted", "--settle-seconds", "3600")
+    assert (made.path / "f").read_bytes() == b"old"
+    (made.path / "f").unlink()
+    with open(made.path / "f", "wb", buffering=0) as file:
+        file.write(b"new ")
+        kill(made)  # the removal still waits
+        file.write(b"content")
+    assert stored(bucket, made, "f") == b"new content"
+
+
+def test_a_temporary_file_that_a_rename_has_just_left_may_be_made_again(
+    mount: MakeMount, bucket: Bucket
+) -> None:
+    made = mount("--keep-mounted", "--settle-seconds", "3600")
+    (made.path / "tmp").write_bytes(b"first")
+    made.sync()
+    os.rename(made.path / "tmp", made.path / "final")
+    with open(made.path / "tmp", "wb", buffering=0) as file:
+        file.write(b"sec")
+        kill(made)
+        file.write(b"ond")
+    os.rename(made.path / "tmp", made.path / "final")
+    assert stored(bucket, made, "final") == b"second"
+
+
+def test_a_rename_of_a_file_that_is_written_is_carried_out_by_the_successor(
+    mount: MakeMount, bucket: Bucket
+) -> None:
+    made = mount("--keep-mounted")
+    with open(made.path / "tmp", "wb", buffering=0) as file:
+        file.write(b"before ")
+        made.stop()
+        renamer = threading.Thread(target=os.rename, args=(made.path / "tmp", made.path / "final"))
+        renamer.start()
+        time.sleep(0.2)  # the request is there, whether it was read or not
+        kill(made)
+        renamer.join()
+        file.write(b"after")
+    assert stored(bucket, made, "final") == b"before after"
+    assert bucket.names() == ["final"]
+
+
+def test_a_directory_that_was_forgotten_and_found_again_is_one(mount: MakeMount, bucket: Bucket) -> None:
+    made = mount("--keep-mounted", "--attribute-seconds", "0")
+    (made.path / "d").mkdir()
+    (made.path / "d/one").write_bytes(b"1")
+    made.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("2")
+    with open(made.path / "d/two", "wb", buffering=0) as file:
+        file.write(b"be")
+        kill(made)
+        file.write(b"fore")
+    made.sync()
+    assert bucket.get("d/two") == b"before"
+    assert sorted(os.listdir(made.path / "d")) == ["one", "two"]
+
+
+def test_writes_after_an_upload_of_the_open_file_are_kept(mount: MakeMount, bucket: Bucket) -> None:
+    made = mount("--keep-mounted", "--fsync", "remote")
+    with open(made.path / "log", "wb", buffering=0) as file:
+        file.write(b"one ")
+        os.fsync(file.fileno())  # in the bucket, and the file stays open
+        kill(made)
+        file.write(b"two")
+    assert stored(bucket, made, "log") == b"one two"
+
+
+def test_a_close_by_a_child_publishes_nothing_of_a_file_that_is_still_written(
+    mount: MakeMount, bucket: Bucket
+) -> None:
+    made = mount("--keep-mounted", "--settle-seconds", "2")
+    with open(made.path / "f", "wb", buffering=0) as file:
+        file.write(b"half, ")
+        subprocess.run(["true"], pass_fds=[file.fileno()], check=True)
+        kill(made)
+        time.sleep(5)  # longer than it waits before an upload: nothing may happen
+        assert bucket.names() == []
+        file.write(b"whole")
+    assert stored(bucket, made, "f") == b"half, whole"
+
+
+def test_a_removed_file_is_readable_to_the_end(mount: MakeMount, bucket: Bucket) -> None:
+    data = pattern(3_000_000)
+    bucket.put("f", data)
+    made = mount("--keep-mounted", "--settle-seconds", "0.2")
+    with open(made.path / "f", "rb", buffering=0) as file:
+        assert file.read(100) == data[:100]
+        os.unlink(made.path / "f")
+        kill(made)
+        run(FUSECACHE, "evict", made.path)
+        time.sleep(2)  # the removal must wait for this reader
+        assert os.pread(file.fileno(), 100, 2_000_000) == data[2_000_000:2_000_100]
+    made.sync()
+    assert bucket.names() == []
+
+
 def test_no_name_is_made_or_moved_twice_and_none_is_lost(mount: MakeMount, bucket: Bucket) -> None:
     made = mount("--keep-mounted")
     stop, wrong, rounds = threading.Event(), [], [0]

@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -161,6 +162,10 @@ class Mount:
         assert not mounted_at(self.path)
         self.pid = 0
         return done.stderr
+
+    def stop(self) -> None:
+        """Stop the daemon: it reads no request until it is continued, or killed."""
+        os.kill(self.pid, signal.SIGSTOP)
 
     def kill(self) -> None:
         """End the daemon with SIGKILL, and clear the dead mount away."""

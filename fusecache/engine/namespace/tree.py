@@ -64,6 +64,12 @@ class TreeListener:
     def on_listing_lost(self, directory: Node) -> None:
         """The node of a listed directory was dropped: nothing refers to its listing any more."""
 
+    def on_moved(self, node: Node) -> None:
+        """A node has another name, or lost its name."""
+
+    def on_dropped(self, node: Node) -> None:
+        """A node left memory: the kernel does not know its number."""
+
 
 class Tree:
     """Nodes by inode number and by name."""
@@ -263,6 +269,7 @@ class Tree:
         node.parent, node.name = parent, name
         parent.children[name] = node
         self._add_local_refs(parent, node.local_refs)
+        self._listener.on_moved(node)
 
     def detach(self, node: Node) -> None:
         """Unlink a node. It stays in memory while the kernel or a handle refers to it."""
@@ -272,6 +279,7 @@ class Tree:
         del parent.children[node.name]
         node.parent = None
         self._add_local_refs(parent, -node.local_refs)
+        self._listener.on_moved(node)
         self._release(node)
         self._release(parent)
 
@@ -411,6 +419,7 @@ class Tree:
                 return
             parent = step.parent
             self.nodes.pop(step.number, None)
+            self._listener.on_dropped(step)
             if step.is_listed:
                 self._listener.on_listing_lost(step)
             if parent is not None:

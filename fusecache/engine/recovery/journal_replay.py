@@ -11,12 +11,10 @@ Invariants:
 4. Every quarantined file has a row that says why, and every such row is passed on to `quarantine.py`.
 """
 
-import gc
 import logging
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -91,13 +89,16 @@ class JournalReplay:
     # Sizes of the staging files at the start, by generation.
     _sizes: dict[int, int] = field(init=False, default_factory=dict)
     _still_open: Collection[int] | None = field(init=False, default=None)
+    _still_written: Collection[int] = field(init=False, default=frozenset())
 
-    def read(self, still_open: Collection[int] | None = None) -> ReplayResult:
+    def read(
+        self, still_open: Collection[int] | None = None, still_written: Collection[int] = frozenset()
+    ) -> ReplayResult:
         """Check every row and staging file, and journal what becomes of them. Blocks: it may read whole files.
 
-        still_open: generations that programs have open, if the mount outlived its daemon.
+        still_open: generations that programs have open, if the mount outlived its daemon; still_written: for writing.
         """
-        self._still_open = still_open
+        self._still_open, self._still_written = still_open, still_written
         found = ReplayResult(operations=self._journal.operations(), uploads=self._journal.aborts())
         ended = {upload_id for _, upload_id in found.uploads}
         records = [
@@ -269,6 +270,8 @@ class JournalReplay:
     def _recover_queued(self, record: FileRecord, found: ReplayResult) -> list[Change]:
         # PUBLISHING stays: the request may have been sent, so only the bucket knows whether it took effect.
         state = FileState.PUBLISHING if record.state is FileState.PUBLISHING else FileState.SEALED
+        if record.state is FileState.FLUSHED and record.generation in self._still_written:
+            state = FileState.FLUSHED  # its release is still to come, or more bytes
         queued = record if record.state is state else replace(record, state=state)
         version = self._find(queued)
         if version is None:
@@ -363,18 +366,6 @@ class JournalReplay:
             return None
 
 
-@contextmanager
-def pause_garbage_collection() -> Iterator[None]:
-    """Switch garbage collection off while thousands of rows are made that all stay: it makes that take 1.5 times."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def rebuild_tree(found: ReplayResult, tree: Tree, queue: WritebackQueue, now: float) -> None:
     """Rebuild the queue, and the part of the tree that only this node knows, in the order of the sequences."""
     items: list[FileVersion | OperationRecord] = [*found.versions, *found.rejected, *found.operations]
@@ -382,8 +373,12 @@ def rebuild_tree(found: ReplayResult, tree: Tree, queue: WritebackQueue, now: fl
         if isinstance(item, FileVersion):
             item.reserved = item.size
             _place_content(item, tree)
-            if item.state is not FileState.REJECTED:
+            if item.state is FileState.FLUSHED:
+                item.flushed_at = now
+                item.close_state.mark_flushed()
+            elif item.state is not FileState.REJECTED:
                 item.sealed_at = now
+            if item.state is not FileState.REJECTED:
                 queue.add(item)
         else:
             queue.add(_replay(item, tree))
@@ -421,7 +416,7 @@ def _defer_deletes(found: ReplayResult) -> None:
 
 def _place_content(version: FileVersion, tree: Tree) -> None:
     record = version.record
-    node = _node_at(tree, record.key, Kind.FILE, record.attributes)
+    node = node_at(tree, record.key, Kind.FILE, record.attributes)
     node.version = version
     version.node = node
     if record.base_etag is not None:
@@ -434,10 +429,10 @@ def _replay(record: OperationRecord, tree: Tree) -> QueuedChange:
     node: Node | None = None
     match record.kind:
         case OperationKind.MKDIR:
-            node = _node_at(tree, record.key, Kind.DIRECTORY, record.attributes)
+            node = node_at(tree, record.key, Kind.DIRECTORY, record.attributes)
             node.has_marker = True
         case OperationKind.SYMLINK:
-            node = _node_at(tree, record.key, Kind.SYMLINK, record.attributes)
+            node = node_at(tree, record.key, Kind.SYMLINK, record.attributes)
             node.target = record.target
         case OperationKind.DELETE | OperationKind.RMDIR:
             gone = tree.find(record.key)
@@ -465,7 +460,7 @@ def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:
         return node
     if record.source_etag in {"", ANOTHERS}:
         return None  # never in the bucket, or another client's object; and not on this node
-    node = _node_at(tree, record.target, Kind.SYMLINK if record.link else Kind.FILE, record.attributes)
+    node = node_at(tree, record.target, Kind.SYMLINK if record.link else Kind.FILE, record.attributes)
     node.object = ObjectInfo(record.key, record.source_etag, record.size, record.modified)
     node.target = record.link
     return node
@@ -482,7 +477,8 @@ def _folder_of(tree: Tree, key: str) -> Node:
     return directory
 
 
-def _node_at(tree: Tree, key: str, kind: Kind, attributes: PosixAttributes | None) -> Node:
+def node_at(tree: Tree, key: str, kind: Kind, attributes: PosixAttributes | None) -> Node:
+    """Return the node with a key and a kind, made if it is not there."""
     folder = _folder_of(tree, key)
     name = key.rstrip("/").rpartition("/")[2]
     node = folder.children.get(name)

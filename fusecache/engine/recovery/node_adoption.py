@@ -9,12 +9,14 @@ Invariant: nothing here is published that was not closed. Content that was being
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fusecache.engine.namespace.nodes import FileVersion, Kind, Node
+from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, Operation, is_removal
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.recovery.journal_replay import ReplayResult
+from fusecache.engine.recovery.journal_replay import ReplayResult, node_at
+from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import LocalDiskError
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.predecessor import KeptNode, Predecessor
+from fusecache.model.states import FileState
 
 # Older than any TTL, but known: it is served while the bucket does not answer.
 _LONG_AGO_SECONDS = 10.0**7
@@ -23,8 +25,11 @@ _LONG_AGO_SECONDS = 10.0**7
 class NodeAdoption:
     """Gives the nodes of a tree that was just rebuilt the numbers that the kernel knows, and makes the missing ones."""
 
-    def __init__(self, left: Predecessor, found: ReplayResult, tree: Tree) -> None:
+    def __init__(self, left: Predecessor, found: ReplayResult, tree: Tree, queue: WritebackQueue) -> None:
         self._left = left
+        self._queue = queue
+        # Numbers of files that are being written, and have a name.
+        self._adopted: set[int] = set()
         self._found = found
         self._tree = tree
         self._directories = {each.number: each for each in left.directories}
@@ -35,7 +40,7 @@ class NodeAdoption:
     def run(self) -> Iterator[FileVersion]:
         """Adopt directories, then files. Yields the versions that are open for writing."""
         now = self._tree.now()
-        for each in self._left.directories:
+        for each in reversed(self._left.directories):  # of two with one name, the newer one is known by it
             self._directory(each.number, now)
         for each in self._left.files:
             version = self._file(each, now)
@@ -74,29 +79,61 @@ class NodeAdoption:
         return node
 
     def _file(self, kept: KeptNode, now: float) -> FileVersion | None:
-        parent = self._directory(kept.parent, now) if kept.parent else None
         opened = self._found.open.get(kept.generation)
         known = self._versions.get(kept.generation)
         if known is not None and known.node is not None:
-            # Closed, and open still, for reading as a rule.
+            # Closed, and still open.
             self._tree.renumber(known.node, kept.number)
-            return None
+            return known if known.state is FileState.FLUSHED else None
+        if opened is not None:
+            self._open(self._place(kept, opened, now), kept, opened)
+            return opened
+        parent = self._directory(kept.parent, now) if kept.parent else None
         node: Node | None = None
         if parent is not None:
             there = parent.children.get(kept.name)
-            is_same = there is None or opened is not None or _shows(there, kept.object)
+            # With local content: it was published, or is about to be, and is this file's.
+            is_same = there is None or there.version is not None or _shows(there, kept.object)
             node = self._named(kept, parent, Kind.FILE, now) if is_same else None
         if node is None:
-            node = self._tree.make_nameless(kept.number, kept.name, kept.attributes, kept.object)
-        if opened is None:
-            if kept.generation:
-                node.write_error = LocalDiskError(
-                    f"{kept.name}: the daemon was restarted, and what was written to this open file is quarantined; "
-                    "see `fusecache recover`"
-                )
-            return None
-        self._open(node, kept, opened)
-        return opened
+            node = self._nameless(kept)
+        if kept.generation and kept.is_written:
+            node.write_error = LocalDiskError(
+                f"{kept.name}: the daemon was restarted, and what was written to this open file is quarantined; "
+                "see `fusecache recover`"
+            )
+        return None
+
+    def _place(self, kept: KeptNode, opened: FileVersion, now: float) -> Node:
+        """Return the node of a file that is being written. It has a name as long as it was not removed.
+
+        The name is that of its journal row, which a rename that was carried out has changed. A file that was just made
+        may have none yet.
+        """
+        if not kept.parent:
+            return self._nameless(kept)
+        if opened.record.key:
+            node = node_at(self._tree, opened.record.key, Kind.FILE, kept.attributes)
+        else:
+            parent = self._directory(kept.parent, now)
+            if parent is None:
+                return self._nameless(kept)
+            node = node_at(self._tree, self._tree.child_key(parent, kept.name), Kind.FILE, kept.attributes)
+        if node.number in self._adopted:
+            return self._nameless(kept)
+        self._adopted.add(kept.number)
+        self._tree.renumber(node, kept.number)
+        return node
+
+    def _nameless(self, kept: KeptNode) -> Node:
+        node = self._tree.make_nameless(kept.number, kept.name, kept.attributes, kept.object)
+        remote = kept.object
+        if remote is not None:
+            # The object's removal waits until it is not read any more.
+            for item in self._queue.for_key(remote.key):
+                if isinstance(item, Operation) and is_removal(item) and item.record.base_etag == remote.etag:
+                    item.readers = node
+        return node
 
     def _open(self, node: Node, kept: KeptNode, version: FileVersion) -> None:
         """Make a version that was being written the node's content again."""

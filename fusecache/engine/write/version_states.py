@@ -231,6 +231,9 @@ class VersionStates:
 
     def adopt_open(self, version: FileVersion) -> None:
         """Go on with a version that programs write through a mount that outlived its daemon."""
+        if version.state is FileState.FLUSHED:
+            self._flushed.add(version)
+            return
         version.close_state.dirty_since = trio.current_time()
         self._dirty.add(version)
         self._journal.submit(*self.row_of(version))
