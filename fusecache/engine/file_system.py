@@ -21,7 +21,7 @@ from fusecache.engine.events import EventTargets, KernelListener
 from fusecache.engine.namespace.nodes import FileHandle, Node
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.recovery.journal_replay import ReplayResult, rebuild_tree
-from fusecache.engine.recovery.node_adoption import NodeAdoption
+from fusecache.engine.recovery.node_adoption import NodeAdoption, removed_objects_in_use
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
@@ -82,12 +82,15 @@ class FileSystem:
     async def running(self) -> AsyncIterator[None]:
         """Replay the journal, then run all tasks while the body runs. At the end everything is journaled and closed."""
         try:
-            with _pause_garbage_collection():
+            with (
+                _pause_garbage_collection(),
+                removed_objects_in_use(self.options.predecessor, self.tree) as removed,
+            ):
                 self.replayed = await self._storage.offload.rows(self._read_journal)
                 for key, nbytes in self.replayed.staged_bytes():
                     self.cache.restore_staging(nbytes, key)
-                rebuild_tree(self.replayed, self.tree, self.queue, trio.current_time())
-            self._adopt()
+                rebuild_tree(self.replayed, self.tree, self.queue, trio.current_time(), removed)
+                self._adopt()
             self._write_back.write.states.adopt_local_only(self.replayed.local)
             self.quarantine.restore_rows(self.replayed)
             self._write_back.conflict_log.restore(self._storage.journal_rows.conflicts())
@@ -123,8 +126,13 @@ class FileSystem:
         """Take over the inodes and the open content of a daemon whose mount outlived it."""
         left = self.options.predecessor
         if left is not None:
-            for version in NodeAdoption(left, self.replayed, self.tree, self.queue).run():
+            for version in NodeAdoption(left, self.replayed, self.tree).run():
                 self._write_back.write.states.adopt_open(version)
+            for each in left.handles:
+                node = None if each.is_directory else self.tree.nodes.get(each.inode)
+                if node is not None:
+                    handle = FileHandle(node, each.writable, each.pid, each.process, each.appends)
+                    self.replayed.handles[each.number] = self.file_io.adopt(node, handle)
 
     def _start_clients(self) -> None:
         write_back, services = self._write_back, self._services

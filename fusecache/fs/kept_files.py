@@ -14,7 +14,7 @@ A row is written before the request's reply is sent. A successor ignores the han
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from fusecache.fuse.protocol import Opcode
 from fusecache.fuse.requests import KernelRequest, names_of
 from fusecache.fuse.values import ROOT_INODE
 from fusecache.model.objects import ObjectInfo
-from fusecache.model.predecessor import KeptNode, Predecessor
+from fusecache.model.predecessor import KeptHandle, KeptNode, Predecessor
 from fusecache.model.records import PosixAttributes
 
 # Requests that change names.
@@ -38,26 +38,11 @@ _OF_NAMES = frozenset(
 HANDLES_OF_START = 1 << 32
 
 
-@dataclass(frozen=True, slots=True)
-class LeftHandle:
-    """A handle that the kernel has from an earlier daemon. backing_id: of an open by passthrough, else 0."""
-
-    number: int
-    inode: int
-    pid: int
-    is_directory: bool = False
-    writable: bool = False
-    process: int = 0
-    appends: bool = False
-    backing_id: int = 0
-
-
 class KeptFiles:
     """Writes what a successor must know, and reads what a predecessor left. Does nothing without kept memory."""
 
     def __init__(self, kept: KeptMount | None) -> None:
         self._table = None if kept is None else kept.table
-        self.handles: list[LeftHandle] = []
         self.predecessor: Predecessor | None = None
         self.start = 0
         if kept is None:
@@ -168,6 +153,7 @@ class KeptFiles:
         open_requests = {each.unique for each in unanswered}
         files = {int(number): _kept_file(int(number), row) for number, row in self._table.items("n/")}
         unused, written = set(files), set()
+        handles: list[KeptHandle] = []
         for number, (request, inode, *rest) in list(self._table.items("h/")):
             if request in open_requests:
                 self._table.remove(f"h/{number}")
@@ -176,14 +162,14 @@ class KeptFiles:
                 pid, writable, process, appends, backing_id = rest
                 if writable:
                     written.add(inode)
-                self.handles.append(
-                    LeftHandle(int(number), inode, pid, False, writable, process, appends, backing_id)  # noqa: FBT003
+                handles.append(
+                    KeptHandle(int(number), inode, pid, False, writable, process, appends, backing_id)  # noqa: FBT003
                 )
         for number, (request, inode, pid) in list(self._table.items("o/")):
             if request in open_requests:
                 self._table.remove(f"o/{number}")
             else:
-                self.handles.append(LeftHandle(int(number), inode, pid, is_directory=True))
+                handles.append(KeptHandle(int(number), inode, pid, is_directory=True))
         for inode in unused:
             self._table.remove(f"n/{inode}")
         return Predecessor(
@@ -197,6 +183,7 @@ class KeptFiles:
                 for each in files.values()
                 if each.number not in unused
             ],
+            handles,
             frozenset(name for each in unanswered for name in _names_changed(each)),
         )
 

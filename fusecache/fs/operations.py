@@ -82,17 +82,18 @@ class Operations(NameOperations):
 
     def adopt(self) -> None:
         """Take over the files and directories that programs have open from the daemon before."""
-        for left in self._kept.handles:
-            node = self._fs.tree.nodes.get(left.inode)
-            if node is None:
+        left = self._kept.predecessor
+        for each in [] if left is None else left.handles:
+            if each.is_directory:
+                node = self._fs.tree.nodes.get(each.inode)
+                if node is not None:
+                    self._directories.adopt(each.number, node, each.pid)
                 continue
-            if left.is_directory:
-                self._directories.adopt(left.number, node, left.pid)
-                continue
-            handle = FileHandle(node, left.writable, left.pid, left.process, left.appends)
-            self._files[left.number] = self._fs.file_io.adopt(node, handle)
-            if left.backing_id:
-                self.passthrough.adopt(handle, left.backing_id)
+            handle = self._fs.replayed.handles.get(each.number)
+            if handle is not None:
+                self._files[each.number] = handle
+                if each.backing_id:
+                    self.passthrough.adopt(handle, each.backing_id)
 
     # ---- names
 

@@ -23,6 +23,20 @@ class KeptNode:
     is_written: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class KeptHandle:
+    """A handle that the kernel has from an earlier daemon. backing_id: of an open by passthrough, else 0."""
+
+    number: int
+    inode: int
+    pid: int
+    is_directory: bool = False
+    writable: bool = False
+    process: int = 0
+    appends: bool = False
+    backing_id: int = 0
+
+
 @dataclass(slots=True)
 class Predecessor:
     """What a killed daemon left to this one. start: how many daemons have served the mount before this one.
@@ -33,6 +47,7 @@ class Predecessor:
     start: int
     directories: list[KeptNode] = field(default_factory=list)
     files: list[KeptNode] = field(default_factory=list)
+    handles: list[KeptHandle] = field(default_factory=list)
     busy: frozenset[tuple[int, str]] = frozenset()
 
     @property

@@ -196,7 +196,7 @@ def test_a_closed_file_whose_upload_waits_is_open_for_reading(mount: MakeMount, 
 
 def test_a_file_made_again_after_it_was_removed_arrives(mount: MakeMount, bucket: Bucket) -> None:
     bucket.put("f", b"old")
-    made = mount("--keep-mounted", "--settle-seconds", "3600")
+    made = mount("--keep-mounted", "--settle-seconds", "5")
     assert (made.path / "f").read_bytes() == b"old"
     (made.path / "f").unlink()
     with open(made.path / "f", "wb", buffering=0) as file:
@@ -209,15 +209,15 @@ def test_a_file_made_again_after_it_was_removed_arrives(mount: MakeMount, bucket
 def test_a_temporary_file_that_a_rename_has_just_left_may_be_made_again(
     mount: MakeMount, bucket: Bucket
 ) -> None:
-    made = mount("--keep-mounted", "--settle-seconds", "3600")
-    (made.path / "tmp").write_bytes(b"first")
+    made = mount("--keep-mounted", "--settle-seconds", "5")
+    (made.path / "work").write_bytes(b"first")
     made.sync()
-    os.rename(made.path / "tmp", made.path / "final")
-    with open(made.path / "tmp", "wb", buffering=0) as file:
+    os.rename(made.path / "work", made.path / "final")
+    with open(made.path / "work", "wb", buffering=0) as file:
         file.write(b"sec")
         kill(made)
         file.write(b"ond")
-    os.rename(made.path / "tmp", made.path / "final")
+    os.rename(made.path / "work", made.path / "final")
     assert stored(bucket, made, "final") == b"second"
 
 
@@ -238,6 +238,7 @@ def test_a_rename_of_a_file_that_is_written_is_carried_out_by_the_successor(
     assert bucket.names() == ["final"]
 
 
+@pytest.mark.whole_machine
 def test_a_directory_that_was_forgotten_and_found_again_is_one(mount: MakeMount, bucket: Bucket) -> None:
     made = mount("--keep-mounted", "--attribute-seconds", "0")
     (made.path / "d").mkdir()

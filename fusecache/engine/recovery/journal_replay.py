@@ -14,19 +14,28 @@ Invariants:
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fusecache.disk.staging import StagingDirectory, StagingFile, checksum_of_checksums
-from fusecache.engine.namespace.nodes import CloseState, FileVersion, Kind, Node, Operation, QueuedChange
+from fusecache.engine.namespace.nodes import (
+    CloseState,
+    FileHandle,
+    FileVersion,
+    Kind,
+    Node,
+    Operation,
+    QueuedChange,
+)
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.recovery.lost_changes import LostChanges
+from fusecache.engine.recovery.places import folder_of, node_at
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropFile, DropOperation, Journal, PutAbort, PutFile, PutOperation
 from fusecache.model.errors import Refused
 from fusecache.model.names import parent_prefix
-from fusecache.model.objects import ObjectInfo
+from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.model.records import (
     ANOTHERS,
     DOUBTFUL,
@@ -59,6 +68,8 @@ class ReplayResult:
     local: list[FileVersion] = field(default_factory=list)
     # Content that a program still writes, through a mount that outlived its daemon, by generation.
     open: dict[int, FileVersion] = field(default_factory=dict)
+    # The handles of files that programs have open, by number.
+    handles: dict[int, FileHandle] = field(default_factory=dict)
     operations: list[OperationRecord] = field(default_factory=list)
     # Deletes that wait until something is published under the name that rejected newer content has.
     deferred: list[OperationRecord] = field(default_factory=list)
@@ -366,8 +377,13 @@ class JournalReplay:
             return None
 
 
-def rebuild_tree(found: ReplayResult, tree: Tree, queue: WritebackQueue, now: float) -> None:
-    """Rebuild the queue, and the part of the tree that only this node knows, in the order of the sequences."""
+def rebuild_tree(
+    found: ReplayResult, tree: Tree, queue: WritebackQueue, now: float, removed: Mapping[ObjectId, Node]
+) -> None:
+    """Rebuild the queue, and the part of the tree that only this node knows, in the order of the sequences.
+
+    removed: nodes of removed objects that are still read: their deletes wait.
+    """
     items: list[FileVersion | OperationRecord] = [*found.versions, *found.rejected, *found.operations]
     for item in sorted(items, key=lambda item: item.sequence):
         if isinstance(item, FileVersion):
@@ -381,7 +397,7 @@ def rebuild_tree(found: ReplayResult, tree: Tree, queue: WritebackQueue, now: fl
             if item.state is not FileState.REJECTED:
                 queue.add(item)
         else:
-            queue.add(_replay(item, tree))
+            queue.add(_replay(item, tree, removed))
     for record in found.deferred:
         tree.add_tombstone(record.key)
         queue.defer(Operation(record, None))
@@ -425,8 +441,8 @@ def _place_content(version: FileVersion, tree: Tree) -> None:
     tree.hold_local(node)
 
 
-def _replay(record: OperationRecord, tree: Tree) -> QueuedChange:
-    node: Node | None = None
+def _replay(record: OperationRecord, tree: Tree, removed: Mapping[ObjectId, Node]) -> QueuedChange:
+    node = readers = None
     match record.kind:
         case OperationKind.MKDIR:
             node = node_at(tree, record.key, Kind.DIRECTORY, record.attributes)
@@ -439,6 +455,8 @@ def _replay(record: OperationRecord, tree: Tree) -> QueuedChange:
             if gone is not None:
                 tree.detach(gone)
             tree.add_tombstone(record.key)
+            if record.base_etag:
+                readers = removed.get(ObjectId(record.key, record.base_etag))
         case OperationKind.RENAME:
             node = _replay_rename(record, tree)
             tree.add_tombstone(record.key)
@@ -446,7 +464,7 @@ def _replay(record: OperationRecord, tree: Tree) -> QueuedChange:
         tree.hold_local(node)
     # In flight: the previous daemon may have sent the request. Not an RMDIR, which a mkdir may cancel regardless: if
     # the directory marker is gone already, the MKDIR makes it again, as that has no precondition.
-    return Operation(record, node, in_flight=record.kind is not OperationKind.RMDIR)
+    return Operation(record, node, in_flight=record.kind is not OperationKind.RMDIR, readers=readers)
 
 
 def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:
@@ -455,7 +473,7 @@ def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:
         tree.detach(replaced)
     node = tree.find(record.key)
     if node is not None:
-        folder = _folder_of(tree, record.target)
+        folder = folder_of(tree, record.target)
         tree.move(node, folder, record.target.rpartition("/")[2])
         return node
     if record.source_etag in {"", ANOTHERS}:
@@ -463,28 +481,4 @@ def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:
     node = node_at(tree, record.target, Kind.SYMLINK if record.link else Kind.FILE, record.attributes)
     node.object = ObjectInfo(record.key, record.source_etag, record.size, record.modified)
     node.target = record.link
-    return node
-
-
-def _folder_of(tree: Tree, key: str) -> Node:
-    """Return the directory that holds `key`; missing directories are made."""
-    directory = tree.root
-    for part in tree.relative(key).rstrip("/").split("/")[:-1]:
-        child = directory.children.get(part)
-        if child is None:
-            child = tree.make(directory, part, Kind.DIRECTORY)
-        directory = child
-    return directory
-
-
-def node_at(tree: Tree, key: str, kind: Kind, attributes: PosixAttributes | None) -> Node:
-    """Return the node with a key and a kind, made if it is not there."""
-    folder = _folder_of(tree, key)
-    name = key.rstrip("/").rpartition("/")[2]
-    node = folder.children.get(name)
-    if node is not None and node.kind is not kind:
-        tree.detach(node)
-        node, folder = None, _folder_of(tree, key)  # the directory's node may have gone with its last child
-    if node is None:
-        node = tree.make(folder, name, kind, attributes=attributes)
     return node

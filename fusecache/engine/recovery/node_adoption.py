@@ -7,14 +7,15 @@ Invariant: nothing here is published that was not closed. Content that was being
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, Operation, is_removal
+from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, in_use
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.recovery.journal_replay import ReplayResult, node_at
-from fusecache.engine.writeback.queue import WritebackQueue
+from fusecache.engine.recovery.journal_replay import ReplayResult
+from fusecache.engine.recovery.places import node_at
 from fusecache.model.errors import LocalDiskError
-from fusecache.model.objects import ObjectInfo
+from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.model.predecessor import KeptNode, Predecessor
 from fusecache.model.states import FileState
 
@@ -25,9 +26,8 @@ _LONG_AGO_SECONDS = 10.0**7
 class NodeAdoption:
     """Gives the nodes of a tree that was just rebuilt the numbers that the kernel knows, and makes the missing ones."""
 
-    def __init__(self, left: Predecessor, found: ReplayResult, tree: Tree, queue: WritebackQueue) -> None:
+    def __init__(self, left: Predecessor, found: ReplayResult, tree: Tree) -> None:
         self._left = left
-        self._queue = queue
         # Numbers of files that are being written, and have a name.
         self._adopted: set[int] = set()
         self._found = found
@@ -126,14 +126,7 @@ class NodeAdoption:
         return node
 
     def _nameless(self, kept: KeptNode) -> Node:
-        node = self._tree.make_nameless(kept.number, kept.name, kept.attributes, kept.object)
-        remote = kept.object
-        if remote is not None:
-            # The object's removal waits until it is not read any more.
-            for item in self._queue.for_key(remote.key):
-                if isinstance(item, Operation) and is_removal(item) and item.record.base_etag == remote.etag:
-                    item.readers = node
-        return node
+        return self._tree.nodes.get(kept.number) or make_nameless(kept, self._tree)
 
     def _open(self, node: Node, kept: KeptNode, version: FileVersion) -> None:
         """Make a version that was being written the node's content again."""
@@ -148,6 +141,22 @@ class NodeAdoption:
         version.close_state.changes = 1
         node.version = version
         self._tree.hold_local(node)
+
+
+def make_nameless(kept: KeptNode, tree: Tree) -> Node:
+    """Make the node of a file that lost its name."""
+    return tree.make_nameless(kept.number, kept.name, kept.attributes, kept.object)
+
+
+@contextmanager
+def removed_objects_in_use(left: Predecessor | None, tree: Tree) -> Iterator[dict[ObjectId, Node]]:
+    """Yield the objects that programs have open although they were removed: their DELETE waits for these nodes."""
+    kept = [] if left is None else [each for each in left.files if not each.parent]
+    found = {each.object.object_id: make_nameless(each, tree) for each in kept if each.object is not None}
+    with ExitStack() as stack:
+        for node in found.values():
+            stack.enter_context(in_use(node))
+        yield found
 
 
 def _shows(node: Node, version: ObjectInfo | None) -> bool:
