@@ -40,12 +40,12 @@ class RequestBuffer:
 
     __slots__ = ("_memory", "address", "size", "view")
 
-    def __init__(self, size: int, fd: int = -1, offset: int = 0) -> None:
-        """fd, offset: of shared memory; else it is anonymous, and pages that no request reaches cost nothing."""
-        self._memory = mmap.mmap(fd, size, offset=offset)
-        self.view = memoryview(self._memory)
+    def __init__(self, size: int, memory: mmap.mmap | None = None, offset: int = 0) -> None:
+        """memory, offset: where it lies; else it is new memory, in which pages that no request reaches cost nothing."""
+        self._memory = memory or mmap.mmap(-1, size)
+        self.view = memoryview(self._memory)[offset : offset + size]
         self.size = size
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory, offset))
 
     def free_memory(self) -> None:
         """Give the pages back to the system: the buffer holds zeros then."""

@@ -9,6 +9,7 @@ kernel writes it; this process clears it after the reply.
 """
 
 import errno
+import mmap
 import os
 import struct
 from dataclasses import dataclass
@@ -31,9 +32,9 @@ class KeptBuffer(RequestBuffer):
 
     __slots__ = ("is_small", "number")
 
-    def __init__(self, fd: int, offset: int, size: int, number: int, *, is_small: bool) -> None:
-        """fd: of the memory; offset, size: where the request's part of it is, in bytes."""
-        super().__init__(size + _PAGE, fd, offset)
+    def __init__(self, memory: mmap.mmap, offset: int, size: int, number: int, *, is_small: bool) -> None:
+        """offset, size: where in the memory the request's part is, in bytes."""
+        super().__init__(size + _PAGE, memory, offset)
         self.size = size
         self.number = number
         self.is_small = is_small
@@ -92,6 +93,8 @@ class KeptRequests:
         self._made = max(0, (size - self._base) // self._stride)
         if size < self._base:
             os.ftruncate(fd, self._base)
+        # One for all: each mapping of Python has a descriptor of its own.
+        self._small_memory = mmap.mmap(fd, self._base)
 
     def left(self) -> list[LeftRequest]:
         """Return the requests that a predecessor left, in the order in which the kernel made them."""
@@ -166,11 +169,11 @@ class KeptRequests:
             self._spare.append(place.number)
 
     def _small_place(self, number: int) -> KeptBuffer:
-        return KeptBuffer(self._fd, number * (_SMALL + _PAGE), _SMALL, number, is_small=True)
+        return KeptBuffer(self._small_memory, number * (_SMALL + _PAGE), _SMALL, number, is_small=True)
 
     def _large_place(self, number: int) -> KeptBuffer:
-        offset = self._base + number * self._stride
-        return KeptBuffer(self._fd, offset, self._buffer_bytes, number, is_small=False)
+        memory = mmap.mmap(self._fd, self._stride, offset=self._base + number * self._stride)
+        return KeptBuffer(memory, 0, self._buffer_bytes, number, is_small=False)
 
 
 def make_memory(name: str) -> int:

@@ -336,6 +336,7 @@ def test_status_for_people_fits_a_terminal(mount, full: Bucket):
         *refused,
         "mount",
         "daemon",
+        "if",
         "options",
         "cache",
         "since",
