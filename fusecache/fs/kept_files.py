@@ -20,20 +20,12 @@ from typing import Any
 
 from fusecache.engine.namespace.nodes import FileHandle, Kind, ListedName, Node, Shown
 from fusecache.fuse.kept_mount import KeptMount
-from fusecache.fuse.protocol import Opcode
 from fusecache.fuse.requests import KernelRequest, names_of
 from fusecache.fuse.values import ROOT_INODE
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.predecessor import KeptHandle, KeptNode, Predecessor
 from fusecache.model.records import PosixAttributes
 
-# Requests that change names.
-_OF_NAMES = frozenset(
-    {
-        Opcode.RENAME, Opcode.RENAME2, Opcode.UNLINK, Opcode.RMDIR, Opcode.CREATE, Opcode.MKDIR, Opcode.MKNOD,
-        Opcode.SYMLINK,
-    }
-)  # fmt: skip
 # Handles of one daemon; the next one begins with another multiple.
 HANDLES_OF_START = 1 << 32
 
@@ -206,6 +198,5 @@ def _kept_file(number: int, row: list[Any]) -> KeptNode:
 
 def _names_changed(request: KernelRequest) -> Iterator[tuple[int, str]]:
     """Yield the names that a request changes, each with the inode of its directory."""
-    if request.opcode in _OF_NAMES:
-        for inode, name in names_of(request):
-            yield inode, name.decode("utf-8", "surrogateescape")
+    for inode, name in names_of(request):
+        yield inode, name.decode("utf-8", "surrogateescape")

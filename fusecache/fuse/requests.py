@@ -81,6 +81,13 @@ _REPEATABLE = _READING - {Opcode.OPEN, Opcode.OPENDIR}
 SILENT = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT})
 
 
+# Requests that change names, and the struct before the name.
+_BEFORE_NAMES: dict[int, Struct | None] = {
+    Opcode.RENAME: RENAME_IN, Opcode.RENAME2: RENAME2_IN, Opcode.MKDIR: MKDIR_IN, Opcode.MKNOD: MKNOD_IN,
+    Opcode.CREATE: CREATE_IN, Opcode.UNLINK: None, Opcode.RMDIR: None, Opcode.SYMLINK: None,
+}  # fmt: skip
+
+
 class Malformed(FUSEError):
     """A request whose lengths do not fit; it is answered with EINVAL."""
 
@@ -213,13 +220,11 @@ def _opened(info: FileInfo) -> bytes:
 
 def names_of(request: KernelRequest) -> list[tuple[int, bytes]]:
     """Return the names that a request changes, each with the inode of its directory; none if it is malformed."""
-    struct = {
-        Opcode.RENAME: RENAME_IN, Opcode.RENAME2: RENAME2_IN, Opcode.MKDIR: MKDIR_IN, Opcode.MKNOD: MKNOD_IN,
-        Opcode.CREATE: CREATE_IN,
-    }.get(Opcode(request.opcode))  # fmt: skip
+    if request.opcode not in _BEFORE_NAMES:
+        return []
+    struct = _BEFORE_NAMES[request.opcode]
     try:
-        if request.opcode in {Opcode.RENAME, Opcode.RENAME2}:
-            assert struct is not None
+        if struct in (RENAME_IN, RENAME2_IN):
             old, new = request.names(2, struct)
             return [(request.nodeid, old), (request.fields(struct)[0], new)]
         return [(request.nodeid, request.names(1, struct)[0])]

@@ -1,7 +1,7 @@
 """The stores that the contract is run on: memory, S3 over the project's test server, any S3 by environment, Google
 Cloud Storage as a fake of its XML API, and Azure over Azurite where that is installed.
 
-FUSECACHE_TEST_ENDPOINT, _BUCKET, _ACCESS_KEY and _SECRET_KEY name another S3, which is then the only store. Nobody
+FUSECACHE_TEST_ENDPOINT, _BUCKET, _ACCESS_KEY and _SECRET_KEY name another S3, which is then the only store. No test
 asks it for R2's own rules. All tests of other stores have the mark `s3server_only`: `make test` runs them.
 """
 

@@ -57,7 +57,7 @@ def test_open_files_and_mappings_are_read_on(mount: MakeMount, bucket: Bucket) -
 
 
 def test_a_directory_is_read_on_where_its_reader_was(mount: MakeMount, bucket: Bucket) -> None:
-    # So long that the C library reads them in several calls.
+    # With names of this length the C library reads the directory in several calls.
     names = [f"{index:04}-" + "x" * 200 for index in range(400)]
     for name in names:
         bucket.put(f"many/{name}", b"")

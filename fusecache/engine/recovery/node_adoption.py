@@ -1,7 +1,7 @@
 """Takes over the inodes that the kernel knows from a daemon that was killed, while its mount stayed.
 
 Only of files that are open, and of directories, which may be working directories. The kernel looks every other name up
-again, as its old inode number answers ESTALE: numbers are not used twice (`Tree.begin_after`).
+again, as its old inode number answers ESTALE: numbers are not used twice (`Tree.numbers_used`).
 
 Invariant: nothing here is published that was not closed. Content that was being written stays open, or is quarantined.
 """

@@ -316,7 +316,7 @@ def test_a_daemon_goes_on_without_its_keeper(
     ours.close()
     monkeypatch.setenv("FUSE_KEEPER", str(theirs.fileno()))
     kept = KeptMount(memory(), memory())
-    kept.keep("/nowhere", 0)  # there is nobody to tell
+    kept.keep("/nowhere", 0)  # the keeper's end of the socket is closed
     kept.end()
     theirs.close()
 
