@@ -72,6 +72,17 @@ def test_cycle():
 def test_cycle_of_a_thread():
     threading.Thread(target=lambda kept: time.sleep(0.3), args=(Cycle(),)).start()
 
+class Pause:
+    def __init__(self):
+        self.me, self.thread = self, threading.Thread(target=time.sleep, args=(0.3,))
+    def __del__(self):
+        time.sleep(5)
+        self.thread.start()
+
+def test_pause():
+    threading.Timer(0.1, print).start()
+    Pause()
+
 def test_timer():
     threading.Timer(0.3, print).start()
 
@@ -97,7 +108,7 @@ LEFT = {
     "fixture": r"descriptor \d+ of pipe:\[\d+\]; descriptor \d+ of pipe:\[\d+\]",
     "async": r"descriptor \d+ of /\S+/left by a task",
 }
-NOTHING = ["nothing", "cycle", "cycle_of_a_thread", "timer", "session_fixture"]
+NOTHING = ["nothing", "cycle", "cycle_of_a_thread", "pause", "timer", "session_fixture"]
 
 
 @pytest.fixture(scope="module")

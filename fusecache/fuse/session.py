@@ -4,7 +4,8 @@ Leader and followers: one task, the leader, waits for requests and answers them 
 wait, and cost no switch of tasks. When one does, another task takes the lead, and the first answers its request later.
 
 Invariants:
-1. A request is answered exactly once; with ENOTCONN if `serve` is cancelled while its handler runs.
+1. A request is answered exactly once; with ENOTCONN if `serve` is cancelled while its handler runs. After the first
+   such answer no request is read.
 2. Whatever the kernel sends, and whatever a handler raises, the session goes on until the mount is gone.
 3. Only requests that change nothing are interrupted (`KernelRequest.changes_nothing`).
 """
@@ -252,7 +253,7 @@ class OwnSession:
         """Answer requests until a handler waited, or the mount is gone."""
         device = self._device
         answered = 0
-        while True:
+        while not self._has_ended:
             if self._early:
                 buffer, count = self._early.pop(0)
             else:
@@ -395,8 +396,12 @@ class OwnSession:
     def _error_of_cancelled(self, request: KernelRequest) -> int:
         """Return the error of a request whose handler was cancelled: by a signal, or as `serve` ends."""
         waiting = self._waiting.get(request.unique)
-        # ENOTCONN: the mount is going away. Without an answer, pages of the request would stay locked.
-        return errno.EINTR if waiting is not None and waiting.is_interrupted else errno.ENOTCONN
+        if waiting is not None and waiting.is_interrupted:
+            return errno.EINTR
+        # The mount is going away. Without an answer, pages of the request would stay locked. The program may end now:
+        # nothing that it sends later is served, else its files would look closed.
+        self._end()
+        return errno.ENOTCONN
 
     def _interrupt(self, message: KernelRequest) -> None:
         try:

@@ -5,9 +5,11 @@ share two mounts, `place.path` and `place.second`, and have a directory of their
 flags, or that kill a daemon, make theirs with `mount`.
 """
 
+import fcntl
 import os
 import re
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from tests.support.s3_buckets import Bucket, Service
 
 # Uploads start soon after the close, so that tests are short; what `settle` promises is tested with longer ones.
 FLAGS = ("--settle-seconds", "0.2", "--memory", "64MiB", "--cache-size", "4GiB", "--log-level", "info")
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,6 +57,26 @@ def service() -> Iterator[Service]:
         )
         # Of all requests of the run, not of one test's.
         assert server.control.offences() == []
+
+
+@pytest.fixture
+def kernels_names() -> Iterator[None]:
+    """Have what the kernel knows of names to oneself: a test makes it forget them, of all mounts."""
+    with open(Path(tempfile.gettempdir()) / "fusecache-tests-names.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
+def forget_names(kernels_names: None) -> Callable[[], None]:
+    """Makes the kernel forget the names and inodes that nobody uses; skips where a process may not."""
+    if not os.access(DROP_CACHES, os.W_OK):
+        pytest.skip(f"cannot write to {DROP_CACHES}")
+
+    def forget() -> None:
+        DROP_CACHES.write_text("2\n")
+
+    return forget
 
 
 @pytest.fixture(scope="session")

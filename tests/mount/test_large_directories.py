@@ -1,9 +1,7 @@
 """Directories of many objects: read whole, looked into, walked through, in the memory of a small one."""
 
-import fcntl
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +15,6 @@ from tests.support.s3_buckets import Bucket
 
 pytestmark = pytest.mark.s3server_only
 COUNT = 50_000
-# Where a process may tell the kernel to forget which names it knows.
-DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +31,6 @@ def one(mount: Callable[..., Mount], large: Bucket) -> Iterator[Mount]:
     large.control.clear_log()
     yield mount(of=large)
     large.control.set(latency=0.0)
-
-
-@pytest.fixture
-def kernels_names() -> Iterator[None]:
-    """Have what the kernel knows of names to oneself: a test makes it forget them, of all mounts."""
-    with open(Path(tempfile.gettempdir()) / "fusecache-tests-names.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def memory_kib(mount: Mount) -> int:
@@ -190,15 +178,13 @@ def listed(mount: Callable[..., Mount], bucket: Bucket) -> Iterator[tuple[Mount,
 
 
 @pytest.mark.whole_machine
-@pytest.mark.skipif(not os.access(DROP_CACHES, os.W_OK), reason=f"cannot write to {DROP_CACHES}")
-@pytest.mark.usefixtures("kernels_names")
 def test_readers_of_a_large_directory_do_not_wait_for_each_others_lookups(
-    listed: tuple[Mount, Path], bucket: Bucket
+    listed: tuple[Mount, Path], bucket: Bucket, forget_names: Callable[[], None]
 ):
     _, folder = listed
     # The kernel may ask for names that it knows side by side; those that it has forgotten it looks up in turn.
     opened = os.open(folder, os.O_RDONLY)  # the folder itself is to stay known
-    DROP_CACHES.write_text("2\n")
+    forget_names()
     bucket.control.set(latency=1.0)
     bucket.control.clear_log()
     names = [f"{number:06d}.bin" for number in range(5, 3000, 400)]

@@ -31,8 +31,10 @@ ALLOWED = {
     r"child .* from multiprocessing\.resource_tracker import main.*": "multiprocessing's: one child a process",
 }
 _ALLOWED = re.compile("|".join(f"(?:{pattern})" for pattern in ALLOWED))
-# What ends by itself takes milliseconds, and longer on a machine under load.
-_ENDING_SECONDS = 3.0
+# What ends by itself takes milliseconds, and longer on a machine under load. Looks and not seconds: while the whole
+# machine stands still, nothing ends.
+_LOOKS = 60
+_PAUSE_SECONDS = 0.05
 
 
 @pytest.fixture
@@ -70,13 +72,14 @@ def _left_after_a_while(before: Found, folder: Path) -> list[str]:
     Datasets, torch's DataLoaders and botocore's connections have no close, and end with their last reference: garbage
     is collected at each look, as a thread that is about to end still holds its own.
     """
-    end = time.monotonic() + _ENDING_SECONDS
-    while True:
+    left: list[str] = []
+    for _ in range(_LOOKS):
         gc.collect()
         left = _left(before, folder)
-        if not left or time.monotonic() > end:
-            return left
-        time.sleep(0.05)
+        if not left:
+            break
+        time.sleep(_PAUSE_SECONDS)
+    return left
 
 
 def _left(before: Found, folder: Path) -> list[str]:
