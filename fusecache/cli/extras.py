@@ -1,6 +1,7 @@
 """The optional parts of the package (`[project.optional-dependencies]`): which module comes with which of them."""
 
 import gc
+import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
@@ -47,12 +48,14 @@ def serve(
 
     ready: called once the mount answers, with a message for the user who mounts.
     """
-    # The other commands need neither FUSE nor boto3.
+    # The other commands need neither FUSE nor botocore.
     from fusecache.daemon.keeping import become_keeper
 
     become_keeper(options, words, report)
     # Collections while 800 modules are imported took a third of a start's CPU time, and free nothing.
     gc.disable()
+    # botocore looks for it first. It brings 60 modules, and the same context as the standard library's.
+    sys.modules.setdefault("urllib3.contrib.pyopenssl", None)  # type: ignore[arg-type]  # Python's way to say: not here
     from fusecache.daemon.main import run
 
     gc.freeze()

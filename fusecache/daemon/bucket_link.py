@@ -27,7 +27,6 @@ from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.errors import MountError, RemoteError
 from fusecache.model.predecessor import Predecessor
 from fusecache.model.prices import AWS_PRICES, R2_PRICES, Prices
-from fusecache.remote.clouds.opening import cloud_keys_from
 from fusecache.remote.endpoints import Endpoint, StoreKind
 
 
@@ -201,6 +200,8 @@ def key_here(name: str, prefix: str, key: str) -> str:
 
 def _keys_from(options: MountOptions, profile: str | None) -> str:
     if options.kind is not StoreKind.S3:
+        from fusecache.remote.clouds.opening import cloud_keys_from  # as in connect.py
+
         return cloud_keys_from(options.kind, os.environ)
     family = next((each.credentials_from for each in options.requests.endpoints), None)
     if family is not None:

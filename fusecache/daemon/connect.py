@@ -29,7 +29,6 @@ from fusecache.model.errors import (
     Unavailable,
     Untrusted,
 )
-from fusecache.remote.clouds.opening import open_cloud_store
 from fusecache.remote.endpoint_group import EndpointGroup, EndpointReader
 from fusecache.remote.endpoints import (
     AZURE_ACCOUNT_VARIABLES,
@@ -120,6 +119,10 @@ def open_stores(
     if endpoint.kind is StoreKind.S3:
         endpoints = options.requests.endpoints or (options.own_endpoint(endpoint.url),)
         return open_remote(options, endpoints, transport)
+    from fusecache.remote.clouds.opening import (
+        open_cloud_store,
+    )  # S3's daemons need neither Google's nor Azure's
+
     store = open_cloud_store(
         options.bucket, endpoint, os.environ, transport=transport, is_unsigned=options.requests.unsigned
     )

@@ -33,8 +33,8 @@ ALLOWED = {
 _ALLOWED = re.compile("|".join(f"(?:{pattern})" for pattern in ALLOWED))
 # What ends by itself takes milliseconds, and longer on a machine under load. Looks and not seconds: while the whole
 # machine stands still, nothing ends.
-_LOOKS = 60
-_PAUSE_SECONDS = 0.05
+_LOOKS = 30
+_PAUSE_SECONDS = 0.1
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Helpers for S3 headers: ETags, preconditions, and botocore event handlers for headers that boto3 cannot set."""
+"""Helpers for S3 headers: ETags, preconditions, and botocore event handlers for headers that botocore cannot set."""
 
 import base64
 import hashlib
@@ -29,7 +29,7 @@ def multipart_etag(part_etags: Sequence[str]) -> str:
 
 
 def object_content(answer: Mapping[str, Any]) -> ObjectContent:
-    """Return what boto3's response to a HEAD says about an object's content. Raises KeyError if a field is missing.
+    """Return what botocore's response to a HEAD says about an object's content. Raises KeyError if a field is missing.
 
     A checksum of the parts' checksums (COMPOSITE, or with a part count behind a hyphen) depends on how they were cut.
     """
@@ -44,14 +44,14 @@ def object_content(answer: Mapping[str, Any]) -> ObjectContent:
 
 
 def condition_arguments(condition: Condition | None) -> dict[str, Any]:
-    """Return boto3's arguments for the precondition of a publishing request."""
+    """Return botocore's arguments for the precondition of a publishing request."""
     if condition is None:
         return {}
     return {"IfNoneMatch": "*"} if condition.etag is None else {"IfMatch": quoted_etag(condition.etag)}
 
 
 def condition_headers(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return the headers for boto3's precondition arguments."""
+    """Return the headers for botocore's precondition arguments."""
     names = {"IfMatch": "if-match", "IfNoneMatch": "if-none-match"}
     return {names[name]: str(value) for name, value in arguments.items()}
 

@@ -1,1 +1,1 @@
-"""The S3 store: boto3 for rare requests, `remote.http` for object bytes."""
+"""The S3 store: botocore for rare requests, `remote.http` for object bytes."""

@@ -31,7 +31,7 @@ KEPT_HEADERS = ("CacheControl", "ContentDisposition", "ContentEncoding", "Conten
 
 @dataclass(frozen=True, slots=True)
 class CopyRequests:
-    """Copies objects inside one bucket. head: returns boto3's HeadObject response for a key."""
+    """Copies objects inside one bucket. head: returns botocore's HeadObject response for a key."""
 
     store: Store
     client: "S3Client"
