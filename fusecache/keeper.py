@@ -6,6 +6,9 @@ It imports nothing but a few modules of the standard library, so that it stays s
 command tells it over a socket what to hold (`kept_mount.py`). It ends with the command's exit status, unless the
 command was killed while a mount was held. Then the command is started again. Signals that ask to stop are passed on.
 
+A command that can stand by is started once more in advance: that process imports all it needs, and waits until it is
+needed. So the pause has no start of Python in it.
+
 If the command dies again and again as soon as it serves, or before, the mount ends: the descriptors are closed, so that
 system calls fail and do not wait.
 """
@@ -22,6 +25,7 @@ from contextlib import suppress
 
 KEEPER_VARIABLE = "FUSE_KEEPER"
 KEPT_VARIABLE = "FUSE_KEPT"
+STANDBY_VARIABLE = "FUSE_STANDBY"
 _HAND_OVER = 75
 _CANNOT_RESUME = 78
 _NOT_STARTED = 127
@@ -33,6 +37,8 @@ _SECONDS = 1.0
 _START_SECONDS = 600.0
 # prctl(2): no core dump, and only root may look at the descriptors and the environment, which has the keys.
 _PR_SET_DUMPABLE = 4
+# A successor gets the processor to itself for so long before the next standby is started.
+_STANDBY_SECONDS = 1.0
 # The wait before each further start.
 _PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
 
@@ -47,6 +53,9 @@ class Keeper:
         # What served last, while another program has not served yet.
         self._fallback = ""
         self._child = 0
+        # The next process and our end of a socket to it.
+        self._standby: tuple[int, socket.socket] | None = None
+        self._can_stand_by = False
         self._is_stopping = False
         self._deaths = 0
         self._served_since = float("inf")
@@ -57,6 +66,12 @@ class Keeper:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         for number in _STOPPING:
             signal.signal(number, self._pass_on)
+        try:
+            return self._run()
+        finally:
+            self._dismiss_standby()
+
+    def _run(self) -> int:
         while True:
             status = self._run_once()
             if not self._held:
@@ -80,23 +95,13 @@ class Keeper:
 
     def _run_once(self) -> int:
         self._served_since = float("inf")
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._can_stand_by = False
+        try:
+            self._child, ours = self._take_standby() or self._start()
+        except (OSError, ValueError) as exc:
+            _say(f"cannot start {self._command[0]}: {exc}")
+            return _NOT_STARTED
         with ours:
-            with theirs:
-                environment = {**os.environ, KEEPER_VARIABLE: str(theirs.fileno())}
-                if self._held:
-                    environment[KEPT_VARIABLE] = ",".join(map(str, self._held))
-                for fd in (theirs.fileno(), *self._held):
-                    os.set_inheritable(fd, True)  # noqa: FBT003  # takes no keyword
-                try:
-                    self._child = os.posix_spawnp(
-                        self._command[0], self._command, environment, setsigdef=_STOPPING
-                    )
-                except (OSError, ValueError) as exc:
-                    _say(f"cannot start {self._command[0]}: {exc}")
-                    return _NOT_STARTED
-            for fd in self._held:
-                os.set_inheritable(fd, False)  # noqa: FBT003
             if self._is_stopping:
                 os.kill(self._child, signal.SIGTERM)
             self._close_report()
@@ -107,24 +112,74 @@ class Keeper:
         self._child = 0
         return os.waitstatus_to_exitcode(result)
 
+    def _start(self, *, is_standby: bool = False) -> tuple[int, socket.socket]:
+        """Start the command; return its process, and our end of a socket to it. Raises OSError, ValueError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {**os.environ, KEEPER_VARIABLE: str(theirs.fileno())}
+        held = self._held
+        if is_standby:
+            # It gets them when it is needed.
+            environment[STANDBY_VARIABLE], held = "1", []
+        elif held:
+            environment[KEPT_VARIABLE] = ",".join(map(str, held))
+        with theirs:
+            try:
+                for fd in (theirs.fileno(), *held):
+                    os.set_inheritable(fd, True)  # noqa: FBT003  # takes no keyword
+                child = os.posix_spawnp(self._command[0], self._command, environment, setsigdef=_STOPPING)
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                for fd in held:
+                    os.set_inheritable(fd, False)  # noqa: FBT003
+        return child, ours
+
+    def _take_standby(self) -> tuple[int, socket.socket] | None:
+        """Give the descriptors to the standby, and return it; None if there is none."""
+        if self._standby is None or not self._held:
+            return None
+        try:
+            socket.send_fds(self._standby[1], [b"go"], self._held)
+        except OSError:  # it died
+            self._dismiss_standby()
+            return None
+        standby, self._standby = self._standby, None
+        return standby
+
+    def _dismiss_standby(self) -> None:
+        if self._standby is None:
+            return
+        (child, ours), self._standby = self._standby, None
+        ours.close()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
     def _hear(self, ours: socket.socket) -> bool:
         """Carry out one message of the command; return False when it has ended."""
         try:
             message, fds, _, _ = socket.recv_fds(ours, 8192, 8, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError:
+            ours.settimeout(None)
+            if self._served_since < float("inf"):
+                with suppress(OSError, ValueError):
+                    self._standby = self._start(is_standby=True)
+                return True
             _say(f"the daemon did not serve within {_START_SECONDS:g} s")
             os.kill(self._child, signal.SIGKILL)
-            ours.settimeout(None)
             return True
         if message == b"end":
             self._let_go()
         elif message.startswith(b"keep "):
             self._let_go()
             self._held, self._mountpoint = fds, os.fsdecode(message[5:])
-            ours.settimeout(None)
+            ours.settimeout(_STANDBY_SECONDS if self._can_stand_by and self._standby is None else None)
             self._served_since = time.monotonic()
             self._fallback = ""
+        elif message == b"standby":
+            self._can_stand_by = True
         elif message.startswith(b"program "):
+            self._dismiss_standby()
             self._command[0], self._fallback = os.fsdecode(message[8:]), self._command[0]
         else:
             for fd in fds:

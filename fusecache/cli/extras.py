@@ -1,12 +1,16 @@
 """The optional parts of the package (`[project.optional-dependencies]`): which module comes with which of them."""
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 from fusecache.config.options import MountOptions
 from fusecache.model.errors import ConfigError
+
+# As `fuse.kept_mount` has it, which most commands do not need.
+STANDBY_VARIABLE = "FUSE_STANDBY"
 
 # Extra -> the modules that its packages bring and that this package imports.
 MODULES = {
@@ -52,6 +56,21 @@ def serve(
     from fusecache.daemon.keeping import become_keeper
 
     become_keeper(options, words, report)
+    return _daemon()(options, ready)
+
+
+def stand_by() -> None:
+    """If a keeper started this process in advance: import all that a daemon needs, and wait until it is needed."""
+    if STANDBY_VARIABLE not in os.environ:
+        return
+    _daemon()
+    from fusecache.daemon.keeping import wait_as_standby
+
+    wait_as_standby()
+
+
+def _daemon() -> Callable[[MountOptions, Callable[[str], None]], int]:
+    """Import the daemon; return what runs it."""
     # Collections while 800 modules are imported took a third of a start's CPU time, and free nothing.
     gc.disable()
     # botocore looks for it first. It brings 60 modules, and the same context as the standard library's.
@@ -60,4 +79,4 @@ def serve(
 
     gc.freeze()
     gc.enable()
-    return run(options, ready)
+    return run

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from fusecache import __version__
 from fusecache.cli import access, cache_commands, clean, doctor, metrics, recordings, run, uploads
-from fusecache.cli.extras import missing_package, require_mount_extras, serve
+from fusecache.cli.extras import missing_package, require_mount_extras, serve, stand_by
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.sources import add_source_flags
@@ -352,6 +352,7 @@ def _add_uploads(commands: Any) -> None:
 
 
 def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    stand_by()
     parent = Parent(arguments.ready_fd)
     if arguments.mountpoint is None and "://" not in (arguments.source or "://"):
         # Without a source: --bucket, --credentials-from or the file say what is mounted.

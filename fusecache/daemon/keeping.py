@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fusecache import keeper
 from fusecache.config.options import MountOptions
-from fusecache.fuse.kept_mount import KEEPER_VARIABLE, STATUS_CANNOT_RESUME, KeptMount
+from fusecache.fuse.kept_mount import KEEPER_VARIABLE, STATUS_CANNOT_RESUME, KeptMount, await_turn
 from fusecache.fuse.kept_table import FormatUnknown
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,11 @@ def become_keeper(options: MountOptions, words: Sequence[str], report: int | Non
     os.execv(sys.executable, [*start, sys.executable, "-P", "-m", "fusecache", *words])
 
 
+def wait_as_standby() -> None:
+    """Return when the keeper needs this process. Ends it if the keeper never does."""
+    await_turn()
+
+
 def kept_mount(options: MountOptions) -> KeptMount | None:
     """Return what outlives this process: a predecessor's mount, or memory for a new one; None without a keeper.
 
@@ -36,10 +41,13 @@ def kept_mount(options: MountOptions) -> KeptMount | None:
     if not options.session.keep_mounted or options.session.fuse_library == "pyfuse3":
         return None
     try:
-        return KeptMount.of_environment()
+        kept = KeptMount.of_environment()
     except FormatUnknown as exc:
         log.error("cannot go on with the mount: %s", exc)
         sys.exit(STATUS_CANNOT_RESUME)
     except OSError as exc:
         log.warning("the mount will end with this daemon, as it has no shared memory: %s", exc)
         return None
+    if kept is not None:
+        kept.offer_standby()
+    return kept

@@ -4,7 +4,8 @@ Rows of the table (`fuse/kept_table.py`), by key:
 
     start           how many daemons have served the mount before this one
     owner           user and group of the mountpoint
-    d/<inode>       a directory that the kernel knows: its parent's inode, name, attributes
+    d/<inode>       a directory that the kernel knows: its parent's inode, name, attributes, and the number of the
+                    request that made it, 0 if it was found
     n/<inode>       an open file: the same, and its content, which is a generation here or an object in the bucket
     h/<handle>      an open file's handle, with the number of the request that opened it
     o/<handle>      an open directory's
@@ -37,6 +38,8 @@ class KeptFiles:
         self._table = None if kept is None else kept.table
         self.predecessor: Predecessor | None = None
         self.start = 0
+        # Directories of which the kernel was to hear by an answer that was never sent.
+        self._untold: frozenset[int] = frozenset()
         if kept is None:
             return
         self.start = int(kept.table.get("start") or 0) + kept.is_resumed
@@ -58,13 +61,13 @@ class KeptFiles:
 
     # ---- while this daemon serves
 
-    def on_shown(self, shown: Shown, parent: Node | None) -> None:
-        """The kernel hears of an inode. Directories are kept, as a process may work in one."""
+    def on_shown(self, shown: Shown, parent: Node | None, made_by: int = 0) -> None:
+        """The kernel hears of an inode. Directories are kept, as a process may work in one. made_by: a request."""
         if self._table is None or shown.kind is not Kind.DIRECTORY or shown.number == ROOT_INODE:
             return
         key = f"d/{shown.number}"
         if key not in self._table:
-            self._put_directory(key, shown, parent)
+            self._put_directory(key, shown, parent, made_by)
 
     def on_opened(self, number: int, request: int, handle: FileHandle, backing_id: int) -> None:
         """A file was opened under a handle number. request: the number of the request."""
@@ -104,7 +107,7 @@ class KeptFiles:
             self._put_file(node)
         key = f"d/{node.number}"
         if key in self._table:
-            self._put_directory(key, node, node.parent)
+            self._put_directory(key, node, node.parent, self._table.get(key)[-1])
 
     def on_forgotten(self, inodes: Iterable[int]) -> None:
         """The kernel does not know inodes any more."""
@@ -115,12 +118,14 @@ class KeptFiles:
     def knows(self, parent: Node, name: str) -> bool:
         """Return whether the kernel has been told of a directory of that name, under the inode that it has now."""
         node = parent.children.get(name)
-        return self._table is not None and node is not None and f"d/{node.number}" in self._table
+        if self._table is None or node is None or node.number in self._untold:
+            return False
+        return f"d/{node.number}" in self._table
 
-    def _put_directory(self, key: str, shown: Shown, parent: Node | None) -> None:
+    def _put_directory(self, key: str, shown: Shown, parent: Node | None, made_by: int) -> None:
         assert self._table is not None
         number = 0 if parent is None else parent.number
-        self._table.put(key, [number, shown.name, *_attributes(shown)])
+        self._table.put(key, [number, shown.name, *_attributes(shown), made_by])
 
     def _put_file(self, node: Node) -> None:
         assert self._table is not None
@@ -143,6 +148,8 @@ class KeptFiles:
     def _read(self, unanswered: list[KernelRequest]) -> Predecessor:
         assert self._table is not None
         open_requests = {each.unique for each in unanswered}
+        directories = [(int(number), row) for number, row in self._table.items("d/")]
+        self._untold = frozenset(number for number, row in directories if row[6] in open_requests)
         files = {int(number): _kept_file(int(number), row) for number, row in self._table.items("n/")}
         unused, written = set(files), set()
         handles: list[KeptHandle] = []
@@ -166,10 +173,7 @@ class KeptFiles:
             self._table.remove(f"n/{inode}")
         return Predecessor(
             self.start,
-            [
-                KeptNode(int(number), row[0], row[1], PosixAttributes(*row[2:6]))
-                for number, row in self._table.items("d/")
-            ],
+            [KeptNode(number, row[0], row[1], PosixAttributes(*row[2:6])) for number, row in directories],
             [
                 replace(each, is_written=each.number in written)
                 for each in files.values()

@@ -69,7 +69,7 @@ class NameOperations(RequestHandlers):
             if not ctx.is_redone or self._kept.knows(parent, new_name):
                 raise
             node = await self._fs.lookup.lookup(parent, new_name)
-        return self._new(node)
+        return self._new(node, ctx.unique)
 
     @guarded
     async def symlink(
@@ -199,9 +199,10 @@ class NameOperations(RequestHandlers):
             self._directory(parent_inode), self._new_name(parent_inode, name), mode, (ctx.uid, ctx.gid)
         )
 
-    def _new(self, node: Node) -> EntryAttributes:
+    def _new(self, node: Node, made_by: int = 0) -> EntryAttributes:
+        """Return what the kernel hears of a node. made_by: the request that made it."""
         node.lookups += 1
-        self._kept.on_shown(node, node.parent)
+        self._kept.on_shown(node, node.parent, made_by)
         return self._entries.of_node(node)
 
 

@@ -12,6 +12,7 @@ In between, system calls wait, and reads by passthrough go on. What the file sys
 
 import os
 import socket
+import sys
 from contextlib import suppress
 
 from fusecache.fuse.kept_requests import KeptRequests, LeftRequest, make_memory
@@ -21,10 +22,26 @@ from fusecache.fuse.negotiation import Negotiated
 # Set by the keeper: its end of a socket, and the descriptors that it has kept.
 KEEPER_VARIABLE = "FUSE_KEEPER"
 KEPT_VARIABLE = "FUSE_KEPT"
+# Set by the keeper for a process that is started before it is needed.
+STANDBY_VARIABLE = "FUSE_STANDBY"
 # Exit statuses that the keeper knows: start me again, as I was asked to; and never start me again.
 STATUS_HAND_OVER = 75
 STATUS_CANNOT_RESUME = 78
 _SESSION = "session"
+
+
+def await_turn() -> None:
+    """As a standby, wait until the keeper needs this process; else return at once.
+
+    `KeptMount.of_environment` then has the predecessor's mount. Ends this process if the keeper has no need of it.
+    """
+    if os.environ.pop(STANDBY_VARIABLE, None) is None:
+        return
+    with socket.socket(fileno=os.dup(int(os.environ[KEEPER_VARIABLE]))) as keeper:
+        _, fds, _, _ = socket.recv_fds(keeper, 64, 8, socket.MSG_CMSG_CLOEXEC)
+    if not fds:
+        sys.exit(0)
+    os.environ[KEPT_VARIABLE] = ",".join(map(str, fds))
 
 
 class KeptMount:
@@ -100,6 +117,10 @@ class KeptMount:
         """Have the keeper hold the descriptors. From now on it starts a successor when this process dies."""
         self.device_fd = device_fd
         self._tell(b"keep " + os.fsencode(mountpoint), [device_fd, self._table_fd, self._requests_fd])
+
+    def offer_standby(self) -> None:
+        """Tell the keeper that the program of this process can stand by (`await_turn`)."""
+        self._tell(b"standby", [])
 
     def name_program(self, program: str) -> None:
         """Have the keeper start the next process with the program at this path. "": with the one of this process."""

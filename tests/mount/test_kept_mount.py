@@ -38,6 +38,17 @@ def keeper_of(pid: int) -> int:
     return int(re.search(r"^PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1])  # type: ignore[index]
 
 
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def standby_of(mount: Mount) -> int:
+    """Return the process that waits to be the next daemon, once there is one."""
+    keeper = keeper_of(mount.pid)
+    (found,) = wait_until(lambda: [pid for pid in children_of(keeper) if pid != mount.pid], "the standby")
+    return int(found)
+
+
 # ---- reading
 
 
@@ -347,6 +358,26 @@ def test_an_unmount_ends_daemon_and_keeper(mount: MakeMount, bucket: Bucket) -> 
     made.unmount()
     wait_until(lambda: not is_running(keeper), "the end of the keeper")
     assert bucket.get("file") == b"bytes"
+
+
+def test_a_standby_takes_over_and_leaves_with_the_mount(mount: MakeMount, bucket: Bucket) -> None:
+    bucket.put("f", b"content")
+    made = mount("--keep-mounted")
+    first = standby_of(made)
+    kill(made)
+    assert made.pid == first
+    assert (made.path / "f").read_bytes() == b"content"
+    second = standby_of(made)
+    made.unmount()
+    wait_until(lambda: not is_running(second), "the end of the standby")
+
+
+def test_a_standby_that_died_is_not_missed(mount: MakeMount, bucket: Bucket) -> None:
+    bucket.put("f", b"content")
+    made = mount("--keep-mounted")
+    os.kill(standby_of(made), signal.SIGKILL)
+    kill(made)
+    assert (made.path / "f").read_bytes() == b"content"
 
 
 def test_a_signal_to_the_keeper_ends_the_mount_in_good_order(mount: MakeMount, bucket: Bucket) -> None:

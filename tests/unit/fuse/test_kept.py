@@ -7,20 +7,24 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import trio
 
 from fusecache import keeper
+from fusecache.engine.namespace.nodes import Kind, Node
+from fusecache.fs.kept_files import KeptFiles
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.kept_mount import STATUS_CANNOT_RESUME, STATUS_HAND_OVER, KeptMount
 from fusecache.fuse.kept_requests import KeptRequests, make_memory
 from fusecache.fuse.kept_table import FORMAT, FormatUnknown, KeptTable
+from fusecache.fuse.negotiation import Negotiated
 from fusecache.fuse.protocol import IN_HEADER, WRITE_IN, WRITE_OUT, Opcode
 from fusecache.fuse.session import OwnSession
 from fusecache.fuse.values import EntryAttributes, RequestContext
-from tests.support.mounts import wait_until
+from tests.support.mounts import is_running, wait_until
 from tests.unit.fuse.kernel import PlayedKernel
 
 BUFFER = 64 * 1024
@@ -228,6 +232,30 @@ async def test_a_reply_that_was_kept_is_sent_and_not_worked_out_again(memory: Ca
     session.close()
 
 
+def test_a_directory_whose_making_was_not_answered_is_not_known_to_the_kernel(
+    memory: Callable[[], int],
+) -> None:
+    """Else the request, done again, would be answered with EEXIST: it finds what it made itself."""
+
+    def directory(number: int, name: str) -> Node:
+        return Node(number, Kind.DIRECTORY, name, root if number > 1 else None, 0o755, 0, 0, 0)
+
+    root = directory(1, "")
+    root.children |= {name: directory(number, name) for number, name in enumerate(["old", "new"], 2)}
+    table, requests = memory(), memory()
+    before = KeptMount(table, requests)
+    before.keep_negotiated(Negotiated(45, BUFFER, frozenset()))
+    places = before.requests(before.negotiated().buffer_bytes)  # type: ignore[union-attr]
+    files = KeptFiles(before)
+    for unique, name in ((44, "old"), (46, "new")):
+        files.on_shown(root.children[name], root, unique)
+        files.on_changed(root.children[name])  # its attributes, say
+    place = places.new()
+    place.view[: IN_HEADER.size] = message(46, opcode=Opcode.MKDIR)
+    successor = KeptFiles(KeptMount(table, requests, device_fd=0))
+    assert [successor.knows(root, name) for name in ("old", "new", "absent")] == [True, False, False]
+
+
 # ---- the keeper
 
 # What the keeper starts: it has a "mount", which is a pipe, and then does what its arguments say, one each time.
@@ -260,6 +288,24 @@ time.sleep(60)
 """
 
 
+# Before that, if it is started in advance.
+STANDBY = """
+import os, sys
+from fusecache.fuse.kept_mount import STANDBY_VARIABLE, await_turn
+if STANDBY_VARIABLE in os.environ:
+    with open(sys.argv[1], "a") as file:
+        file.write(f"waits {os.getpid()}\\n")
+await_turn()
+"""
+
+
+def standing_by(log: Path) -> int | None:
+    """Return the process that waits: the last one, if it has not begun to serve."""
+    words = log.read_text().split()
+    waiting = [int(pid) for word, pid in pairwise(words) if word == "waits"]
+    return waiting[-1] if waiting and f"start {waiting[-1]} " not in log.read_text() else None
+
+
 def keep(log: Path, *words: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-I", "-S", keeper.__file__, sys.executable, "-c", DAEMON, str(log), *words]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -272,6 +318,23 @@ def test_the_keeper_starts_a_successor_and_ends_with_the_status_of_the_last_one(
     assert said.count("it is started again") == 2
     resumed = [line.split()[2] for line in (tmp_path / "log").read_text().splitlines()]
     assert resumed == ["resumed=False", "resumed=True", "resumed=True"]
+
+
+def test_a_standby_has_started_before_it_is_needed_and_ends_with_the_keeper(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    program = f"{STANDBY}\n{DAEMON.replace('kept.keep(', 'kept.offer_standby(); kept.keep(')}"
+    command = [sys.executable, "-I", "-S", keeper.__file__, sys.executable, "-c", program, str(log)]
+    with subprocess.Popen([*command, "stay", "stay"], stderr=subprocess.DEVNULL) as process:
+        try:
+            for _ in range(2):
+                waiting = wait_until(lambda: log.exists() and standing_by(log), "a standby")
+                serving = int(log.read_text().split("start ")[-1].split()[0])
+                os.kill(serving, signal.SIGKILL)
+                wait_until(lambda pid=waiting: f"start {pid} resumed=True" in log.read_text(), "its start")
+            waiting = wait_until(lambda: standing_by(log), "another")
+        finally:
+            process.terminate()
+    wait_until(lambda: not is_running(waiting), "its end")
 
 
 def test_a_loop_of_deaths_ends_the_mount_with_one_line(tmp_path: Path) -> None:
@@ -322,10 +385,12 @@ def test_a_daemon_goes_on_without_its_keeper(
 
 
 def test_the_words_that_the_keeper_shares_with_the_daemon_are_the_same() -> None:
+    from fusecache.cli import extras
     from fusecache.fuse import kept_mount
 
     assert (keeper.KEEPER_VARIABLE, keeper.KEPT_VARIABLE) == (
         kept_mount.KEEPER_VARIABLE,
         kept_mount.KEPT_VARIABLE,
     )
+    assert keeper.STANDBY_VARIABLE == kept_mount.STANDBY_VARIABLE == extras.STANDBY_VARIABLE
     assert (keeper._HAND_OVER, keeper._CANNOT_RESUME) == (STATUS_HAND_OVER, STATUS_CANNOT_RESUME)
