@@ -94,8 +94,7 @@ class CacheFiles:
         self._in_use_path = directory / "passed-through"
         self._recorded: set[int] = set()
         try:
-            for folder in range(FOLDERS):
-                (directory / f"{folder:02x}").mkdir(parents=True, exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True)
             self._direct = os.O_DIRECT if _direct_io_works(directory) else 0
         except OSError as exc:
             raise LocalDiskError(f"the cache folder {directory} cannot be used: {exc}") from exc
@@ -240,7 +239,11 @@ class CacheFiles:
     def adopt(self, path: Path, number: int) -> None:
         """Rename the file at `path` to be cache file `number`. Raises LocalDiskError."""
         try:
-            path.rename(self._path(number))
+            try:
+                path.rename(self._path(number))
+            except FileNotFoundError:
+                self._make_folder(number)
+                path.rename(self._path(number))
         except OSError as exc:
             raise LocalDiskError(f"{path} cannot become cache file {number:x}: {exc}") from exc
 
@@ -256,6 +259,8 @@ class CacheFiles:
                 for entry in entries:
                     with contextlib.suppress(ValueError):
                         found.append(int(entry.name, 16))
+        except FileNotFoundError:
+            return []
         except OSError as exc:
             raise LocalDiskError(f"{path} cannot be listed: {exc}") from exc
         return found
@@ -274,9 +279,20 @@ class CacheFiles:
     def _name(self, number: int) -> str:
         return f"{self._prefix}{number % FOLDERS:02x}/{number:x}"
 
+    def _make_folder(self, number: int) -> None:
+        # When its first file comes: 256 at once take a quarter of a second on a busy disk.
+        self._path(number).parent.mkdir(exist_ok=True)
+
     @contextlib.contextmanager
     def _opened(self, number: int, flags: int) -> Iterator[int]:
-        fd = os.open(self._name(number), flags | self._direct | os.O_CLOEXEC, 0o600)
+        name, flags = self._name(number), flags | self._direct | os.O_CLOEXEC
+        try:
+            fd = os.open(name, flags, 0o600)
+        except FileNotFoundError:
+            if not flags & os.O_CREAT:
+                raise
+            self._make_folder(number)
+            fd = os.open(name, flags, 0o600)
         try:
             yield fd
         finally:

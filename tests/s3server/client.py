@@ -1,5 +1,6 @@
-"""A boto3 client as R2 needs it: no checksum trailers, no Expect header, path-style."""
+"""A botocore client as R2 needs it: no checksum trailers, no Expect header, path-style."""
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tests.s3server.manners import TEST_HAND
@@ -26,7 +27,7 @@ def boto_client(
 ) -> "S3Client":
     """Return a client of `server` that tries once. `config` goes to botocore's Config and overrides."""
     # Imported here: the server's own process starts in half the time without.
-    import boto3
+    import botocore.session
     from botocore.config import Config
     from botocore.handlers import add_expect_header
 
@@ -42,7 +43,9 @@ def boto_client(
         "user_agent_extra": TEST_HAND,
         **config,
     }
-    client = boto3.session.Session().client(
+    session = botocore.session.get_session()
+    session.register_component("data_loader", _loader())
+    client = session.create_client(
         "s3",
         endpoint_url=server.endpoint_url,
         aws_access_key_id=server.access_key if access_key is None else access_key,
@@ -52,3 +55,11 @@ def boto_client(
     )
     client.meta.events.unregister("before-call.s3", add_expect_header)
     return client
+
+
+@cache
+def _loader() -> Any:
+    """Return botocore's descriptions of services, megabytes of JSON, read once for all clients of a test run."""
+    from botocore.loaders import create_loader
+
+    return create_loader()

@@ -10,13 +10,14 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import botocore.exceptions
 import botocore.handlers
 import botocore.httpsession
+import botocore.loaders
 import botocore.session
 import botocore.utils
 from botocore import UNSIGNED
@@ -154,6 +155,7 @@ def open_access(
             core.set_config_variable("profile", profile)
         if credentials is not None:
             core.set_credentials(credentials.access_key, credentials.secret_key, credentials.session_token)
+        core.register_component("data_loader", _loader(core.get_config_variable("data_path")))
         if credentials_file is not None:
             _keep_file_keys(core, FileCredentials(credentials_file, profile))
         elif not settings.is_unsigned:
@@ -189,6 +191,12 @@ def open_access(
 
 
 # ---- private
+
+
+@cache
+def _loader(data_path: str | None) -> botocore.loaders.Loader:
+    """Return botocore's descriptions of services, read once and not for each client: they are megabytes of JSON."""
+    return botocore.loaders.create_loader(data_path)
 
 
 def _keep_keys(session: botocore.session.Session, profile: str | None) -> None:

@@ -263,8 +263,7 @@ async def test_a_failing_disk_does_not_fail_reads(tmp_path: Path, caplog: pytest
     bucket = new_bucket()
     object_id = bucket.put("a", data)
     async with running_cache(bucket.watched, tmp_path) as cache:
-        for folder in (tmp_path / "files").iterdir():
-            folder.rmdir()
+        (tmp_path / "files").rmdir()
         assert await read_all(cache, object_id, len(data)) == data
         await until(lambda: cache.statistics().disk_errors > 0)
     assert caplog.text.count("disk fails") == 1

@@ -67,6 +67,7 @@ async def test_after_a_kill_files_without_rows_go_one_folder_after_the_other(
     index.lease_numbers(10)  # the killed run had begun to write files of these numbers
     index.close(clean=False)
     for name in names:
+        name.parent.mkdir(exist_ok=True)
         name.write_bytes(b"x")
     lists: list[int] = []
     real = CacheFiles.numbers_in
