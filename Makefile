@@ -249,6 +249,12 @@ kill-rounds: setup ## kill -9 of real daemons after a close, with a slow bucket;
 kept-rounds: setup ## kill -9 of a daemon whose mount outlives it, under readers and writers; ROUNDS
 	@$(VENV)/bin/python -m scripts.kept_rounds --rounds $(ROUNDS)
 
+KILLS ?= 20
+
+.PHONY: kept-training
+kept-training: setup $(VENV)/.trainers ## two ranks train while their mount's daemon is killed: same losses, same checkpoints; KILLS
+	FUSECACHE_TEST_KILLS=$(KILLS) $(VENV)/bin/python -m pytest tests/trainers/test_kept_training.py -rP $(PYTEST_ARGS)
+
 MINUTES ?= 10
 # A container that begins while the disk of a run is mounted would hold that disk, and the run could not repair it.
 PRIVATE_MOUNTS = $(if $(AS_ROOT),,unshare --mount --propagation slave)

@@ -34,21 +34,6 @@ def stored(bucket: Bucket, mount: Mount, name: str) -> bytes:
     return bucket.get(name)
 
 
-def keeper_of(pid: int) -> int:
-    return int(re.search(r"^PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1])  # type: ignore[index]
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def standby_of(mount: Mount) -> int:
-    """Return the process that waits to be the next daemon, once there is one."""
-    keeper = keeper_of(mount.pid)
-    (found,) = wait_until(lambda: [pid for pid in children_of(keeper) if pid != mount.pid], "the standby")
-    return int(found)
-
-
 # ---- reading
 
 
@@ -123,7 +108,7 @@ def test_a_file_open_by_passthrough_is_read_while_there_is_no_daemon(
     with open(made.path / "whole", "rb", buffering=0) as file:
         if not made.status()["passed_through_files"]:
             pytest.skip("this kernel or cache directory has no passthrough; the log of the mount says why")
-        keeper = keeper_of(made.pid)
+        keeper = made.keeper()
         os.kill(keeper, signal.SIGSTOP)
         try:
             os.kill(made.pid, signal.SIGKILL)
@@ -354,7 +339,7 @@ def test_an_unmount_ends_daemon_and_keeper(mount: MakeMount, bucket: Bucket) -> 
     made = mount("--keep-mounted")
     (made.path / "file").write_bytes(b"bytes")
     kill(made)
-    keeper = keeper_of(made.pid)
+    keeper = made.keeper()
     made.unmount()
     wait_until(lambda: not is_running(keeper), "the end of the keeper")
     assert bucket.get("file") == b"bytes"
@@ -363,11 +348,11 @@ def test_an_unmount_ends_daemon_and_keeper(mount: MakeMount, bucket: Bucket) -> 
 def test_a_standby_takes_over_and_leaves_with_the_mount(mount: MakeMount, bucket: Bucket) -> None:
     bucket.put("f", b"content")
     made = mount("--keep-mounted")
-    first = standby_of(made)
+    first = made.standby()
     kill(made)
     assert made.pid == first
     assert (made.path / "f").read_bytes() == b"content"
-    second = standby_of(made)
+    second = made.standby()
     made.unmount()
     wait_until(lambda: not is_running(second), "the end of the standby")
 
@@ -375,7 +360,7 @@ def test_a_standby_takes_over_and_leaves_with_the_mount(mount: MakeMount, bucket
 def test_a_standby_that_died_is_not_missed(mount: MakeMount, bucket: Bucket) -> None:
     bucket.put("f", b"content")
     made = mount("--keep-mounted")
-    os.kill(standby_of(made), signal.SIGKILL)
+    os.kill(made.standby(), signal.SIGKILL)
     kill(made)
     assert (made.path / "f").read_bytes() == b"content"
 
@@ -383,7 +368,7 @@ def test_a_standby_that_died_is_not_missed(mount: MakeMount, bucket: Bucket) -> 
 def test_a_signal_to_the_keeper_ends_the_mount_in_good_order(mount: MakeMount, bucket: Bucket) -> None:
     made = mount("--keep-mounted")
     (made.path / "file").write_bytes(b"bytes")
-    keeper = keeper_of(made.pid)
+    keeper = made.keeper()
     os.kill(keeper, signal.SIGTERM)
     wait_until(lambda: not is_running(keeper), "the end of the keeper", seconds=30)
     assert not mounted_at(made.path)
@@ -396,7 +381,7 @@ def test_a_daemon_that_cannot_start_again_ends_the_mount_with_one_line(
     config = tmp_path / "config.toml"
     config.write_text("keep_mounted = true\n")
     made = mount("--config", str(config))
-    keeper = keeper_of(made.pid)
+    keeper = made.keeper()
     config.write_text("keep_mounted = maybe\n")
     os.kill(made.pid, signal.SIGKILL)
     wait_until(lambda: not is_running(keeper), "the end of the keeper", seconds=60)
@@ -411,7 +396,7 @@ def test_without_its_keeper_a_mount_goes_on_and_ends_with_its_daemon(
 ) -> None:
     bucket.put("file", b"bytes")
     made = mount("--keep-mounted")
-    os.kill(keeper_of(made.pid), signal.SIGKILL)
+    os.kill(made.keeper(), signal.SIGKILL)
     assert (made.path / "file").read_bytes() == b"bytes"
     made.kill()
 

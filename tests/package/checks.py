@@ -21,6 +21,7 @@ from tests.systemd.checks import (
     Check,
     a_written_file_is_read_back_and_reaches_the_bucket,
     active_means_the_mount_answers,
+    daemon,
     expect,
     in_bucket,
     passes,
@@ -70,8 +71,12 @@ def files_of(folder: Path) -> set[str]:
 
 def daemon_folder() -> Path:
     """The folder whose Python runs the service."""
-    words = Path(f"/proc/{shown('MainPID')}/cmdline").read_text().split("\0")
-    return Path(words[0]).parents[1]
+    return program_of(int(shown("MainPID"))).parents[1]
+
+
+def program_of(pid: int) -> Path:
+    """The Python that a process runs."""
+    return Path(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0])
 
 
 # ---- the checks, in order
@@ -139,6 +144,27 @@ def a_restart_runs_the_upgrade(_: ServerProcess) -> None:
     expect(not old.exists(), f"nothing runs from {old}, and it is still there")
 
 
+def with_keep_mounted_another_version_takes_over_under_an_open_file(server: ServerProcess) -> None:
+    config = CONFIG.read_text()
+    CONFIG.write_text(f"{config}keep_mounted = true\n")
+    systemctl("restart", UNIT)
+    for number, version in enumerate((PACKAGE, UPGRADE)):
+        before = program_of(daemon())
+        with open(MOUNT / f"kept-{number}", "wb", buffering=0) as file:
+            file.write(FIRST)
+            dpkg("--install", version)
+            ended = run("fusecache", "upgrade", MOUNT)
+            expect(ended.returncode == 0, ended.stderr)
+            file.write(b"the rest")
+        expect(program_of(daemon()) != before, f"{before} goes on")
+        wait_until(
+            "the file is in the bucket",
+            lambda number=number: in_bucket(server, f"kept-{number}", FIRST + b"the rest"),
+        )
+    CONFIG.write_text(config)
+    systemctl("restart", UNIT)
+
+
 def removing_is_refused_under_a_running_daemon(_: ServerProcess) -> None:
     for option in ("--remove", "--purge"):
         expect_refused(run("dpkg", option, "fusecache"), "a fusecache daemon still runs")
@@ -195,6 +221,7 @@ CHECKS: list[Check] = [
     a_written_file_is_read_back_and_reaches_the_bucket,
     an_upgrade_leaves_a_running_daemon_alone,
     a_restart_runs_the_upgrade,
+    with_keep_mounted_another_version_takes_over_under_an_open_file,
     removing_is_refused_under_a_running_daemon,
     removing_leaves_what_is_not_its_own,
     purging_leaves_configs_and_caches,

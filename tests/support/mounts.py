@@ -99,6 +99,12 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def parent_of(pid: int) -> int:
+    """Return the process that started another."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return int(stat[stat.rindex(")") + 2 :].split()[1])
+
+
 class Mount:
     """One mount: its directory `path`, its daemon, its cache directory and log."""
 
@@ -156,6 +162,20 @@ class Mount:
     def is_alive(self) -> bool:
         """Return whether the daemon's process is there; one that only waits to be collected is not."""
         return self.pid != 0 and is_running(self.pid)
+
+    def keeper(self) -> int:
+        """Return the process that holds a mount with `--keep-mounted`."""
+        return parent_of(self.pid)
+
+    def standby(self) -> int:
+        """Return the process that waits to be the next daemon, once there is one."""
+        keeper = self.keeper()
+        children = Path(f"/proc/{keeper}/task/{keeper}/children")
+
+        def found() -> list[int]:
+            return [int(word) for word in children.read_text().split() if int(word) != self.pid]
+
+        return int(wait_until(found, "the standby")[0])
 
     def log(self) -> str:
         """Return the daemon's log since this mount was started."""

@@ -5,8 +5,10 @@ plays. The checks go in order: each begins where the one before left the service
 """
 
 import errno
+import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -65,6 +67,11 @@ def another_is_active(killed: str) -> bool:
     """Whether a daemon with another process id than `killed` is ready."""
     # In this order: just after a kill the unit still counts as active, with no process (0) or the killed one.
     return shown("MainPID") not in {killed, "0"} and shown("ActiveState") == "active"
+
+
+def daemon() -> int:
+    """Return the process that serves the mount, which a keeper may have started."""
+    return int(json.loads((MOUNT / ".fusecache" / "stats.json").read_text())["pid"])
 
 
 def write_keys(access_key: str, secret_key: str) -> None:
@@ -155,6 +162,24 @@ def a_daemon_killed_with_uploads_pending_uploads_them_afterwards(server: ServerP
     wait_until("the file is in the bucket", lambda: in_bucket(server, "pending", data))
 
 
+def with_keep_mounted_a_killed_daemon_is_no_end_of_the_mount(server: ServerProcess) -> None:
+    config = CONFIG.read_text()
+    CONFIG.write_text(f"{config}keep_mounted = true\n")
+    systemctl("restart", UNIT)
+    keeper, restarts = shown("MainPID"), shown("NRestarts")
+    with open(MOUNT / "kept", "wb", buffering=0) as file:
+        file.write(FIRST)
+        killed = daemon()
+        os.kill(killed, signal.SIGKILL)
+        file.write(b"the rest")
+    expect(daemon() != killed, "the daemon was not killed")
+    wait_until("the file is in the bucket", lambda: in_bucket(server, "kept", FIRST + b"the rest"))
+    expect((shown("MainPID"), shown("NRestarts")) == (keeper, restarts), "systemd started the service again")
+    CONFIG.write_text(config)
+    systemctl("restart", UNIT)
+    expect(shown("MainPID") == str(daemon()), "a keeper is still there")
+
+
 def stopping_waits_until_the_bucket_has_every_byte(server: ServerProcess) -> None:
     files = {f"last/{number}": secrets.token_bytes(4 * MIB + number) for number in range(4)}
     server.control.set(upload_bandwidth=1 * MIB)
@@ -240,6 +265,7 @@ CHECKS: list[Check] = [
     a_written_file_is_read_back_and_reaches_the_bucket,
     a_killed_daemon_comes_back_with_the_file,
     a_daemon_killed_with_uploads_pending_uploads_them_afterwards,
+    with_keep_mounted_a_killed_daemon_is_no_end_of_the_mount,
     stopping_waits_until_the_bucket_has_every_byte,
     nothing_can_be_saved_beneath_a_stopped_mount,
     a_wrong_key_is_named_in_the_status,
