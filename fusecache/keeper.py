@@ -55,6 +55,7 @@ class Keeper:
         self._child = 0
         # The next process and our end of a socket to it.
         self._standby: tuple[int, socket.socket] | None = None
+        self._dismissed: list[int] = []
         self._can_stand_by = False
         self._is_stopping = False
         self._deaths = 0
@@ -64,6 +65,9 @@ class Keeper:
         """Start the command until it ends by itself; return its exit status."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+        signal.signal(
+            signal.SIGCHLD, signal.SIG_DFL
+        )  # else it may be ignored, and there is no status to wait for
         for number in _STOPPING:
             signal.signal(number, self._pass_on)
         try:
@@ -96,6 +100,7 @@ class Keeper:
     def _run_once(self) -> int:
         self._served_since = float("inf")
         self._can_stand_by = False
+        self._reap()
         try:
             self._child, ours = self._take_standby() or self._start()
         except (OSError, ValueError) as exc:
@@ -153,12 +158,18 @@ class Keeper:
         (child, ours), self._standby = self._standby, None
         ours.close()
         os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        self._dismissed.append(child)
+
+    def _reap(self) -> None:
+        """Collect dismissed processes that have ended. One may never: it may wait for a disk, or for this mount."""
+        self._dismissed = [child for child in self._dismissed if not os.waitpid(child, os.WNOHANG)[0]]
 
     def _hear(self, ours: socket.socket) -> bool:
         """Carry out one message of the command; return False when it has ended."""
         try:
             message, fds, _, _ = socket.recv_fds(ours, 8192, 8, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:  # it died with our message unread
+            return False
         except TimeoutError:
             ours.settimeout(None)
             if self._served_since < float("inf"):
@@ -179,6 +190,9 @@ class Keeper:
         elif message == b"standby":
             self._can_stand_by = True
         elif message.startswith(b"program "):
+            # The next one is another program, which may not know of standbys.
+            self._can_stand_by = False
+            ours.settimeout(None)
             self._dismiss_standby()
             self._command[0], self._fallback = os.fsdecode(message[8:]), self._command[0]
         else:

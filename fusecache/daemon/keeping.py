@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fusecache import keeper
 from fusecache.config.options import MountOptions
+from fusecache.disk.native import forbid_core_dumps
 from fusecache.fuse.kept_mount import KEEPER_VARIABLE, STATUS_CANNOT_RESUME, KeptMount, await_turn
 from fusecache.fuse.kept_table import FormatUnknown
 
@@ -30,6 +31,7 @@ def become_keeper(options: MountOptions, words: Sequence[str], report: int | Non
 
 def wait_as_standby() -> None:
     """Return when the keeper needs this process. Ends it if the keeper never does."""
+    forbid_core_dumps()
     await_turn()
 
 

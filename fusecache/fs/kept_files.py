@@ -107,7 +107,7 @@ class KeptFiles:
             self._put_file(node)
         key = f"d/{node.number}"
         if key in self._table:
-            self._put_directory(key, node, node.parent, self._table.get(key)[-1])
+            self._put_directory(key, node, node.parent, _made_by(self._table.get(key)))
 
     def on_forgotten(self, inodes: Iterable[int]) -> None:
         """The kernel does not know inodes any more."""
@@ -149,7 +149,7 @@ class KeptFiles:
         assert self._table is not None
         open_requests = {each.unique for each in unanswered}
         directories = [(int(number), row) for number, row in self._table.items("d/")]
-        self._untold = frozenset(number for number, row in directories if row[6] in open_requests)
+        self._untold = frozenset(number for number, row in directories if _made_by(row) in open_requests)
         files = {int(number): _kept_file(int(number), row) for number, row in self._table.items("n/")}
         unused, written = set(files), set()
         handles: list[KeptHandle] = []
@@ -186,6 +186,11 @@ class KeptFiles:
 
 def _attributes(shown: Node | ListedName) -> list[int]:
     return [shown.mode, shown.uid, shown.gid, shown.mtime_ns]
+
+
+def _made_by(directory: list[Any]) -> int:
+    # Absent in rows of the first daemons that outlived themselves.
+    return int(directory[6]) if len(directory) > 6 else 0
 
 
 def _kept_file(number: int, row: list[Any]) -> KeptNode:

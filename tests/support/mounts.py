@@ -3,12 +3,14 @@
 import errno
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +145,7 @@ class Mount:
                 )
             finally:
                 os.close(writer)
+            assert select.select([told], [], [], COMMAND_SECONDS)[0], f"no answer:\n{self.log()[-3000:]}"
             said = told.readline().strip()
         assert said.split(" ")[0] == READY, f"{said}\n{self.log()[-3000:]}"
         self.pid = self.status()["pid"]
@@ -227,7 +230,8 @@ class Mount:
         """End it for good, whatever state it is in; return what went wrong on the way."""
         wrong = []
         if self.is_alive():
-            os.kill(self.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
             deadline = time.monotonic() + UNMOUNT_SECONDS
             while self.is_alive() and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)

@@ -247,13 +247,17 @@ def test_a_directory_whose_making_was_not_answered_is_not_known_to_the_kernel(
     before.keep_negotiated(Negotiated(45, BUFFER, frozenset()))
     places = before.requests(before.negotiated().buffer_bytes)  # type: ignore[union-attr]
     files = KeptFiles(before)
+    root.children["older"] = directory(4, "older")
+    before.table.put("d/4", [1, "older", 0o755, 0, 0, 0])  # by a version that did not say who made it
+    files.on_changed(root.children["older"])
     for unique, name in ((44, "old"), (46, "new")):
         files.on_shown(root.children[name], root, unique)
         files.on_changed(root.children[name])  # its attributes, say
     place = places.new()
     place.view[: IN_HEADER.size] = message(46, opcode=Opcode.MKDIR)
     successor = KeptFiles(KeptMount(table, requests, device_fd=0))
-    assert [successor.knows(root, name) for name in ("old", "new", "absent")] == [True, False, False]
+    known = {name: successor.knows(root, name) for name in ("older", "old", "new", "absent")}
+    assert known == {"older": True, "old": True, "new": False, "absent": False}
 
 
 # ---- the keeper
@@ -335,6 +339,25 @@ def test_a_standby_has_started_before_it_is_needed_and_ends_with_the_keeper(tmp_
         finally:
             process.terminate()
     wait_until(lambda: not is_running(waiting), "its end")
+
+
+def test_a_standby_that_dies_before_it_has_heard_of_its_turn_is_one_more_death(tmp_path: Path) -> None:
+    """Its end of the socket is closed with a message unread, which a read of the other end tells by an error."""
+    log = tmp_path / "log"
+    late = STANDBY.replace(
+        "await_turn()\n", "import time; time.sleep(STANDBY_VARIABLE in os.environ and 60)\nawait_turn()\n"
+    )
+    program = f"{late}\n{DAEMON.replace('kept.keep(', 'kept.offer_standby(); kept.keep(')}"
+    command = [sys.executable, "-I", "-S", keeper.__file__, sys.executable, "-c", program, str(log)]
+    with subprocess.Popen([*command, "stay", "end"], stderr=subprocess.PIPE, text=True) as process:
+        waiting = wait_until(lambda: log.exists() and standing_by(log), "a standby")
+        os.kill(int(log.read_text().split("start ")[-1].split()[0]), signal.SIGKILL)
+        assert process.stderr is not None
+        assert "the daemon died (status -9)" in process.stderr.readline()
+        os.kill(waiting, signal.SIGKILL)
+        said = process.stderr.read()
+    assert process.returncode == 3, said
+    assert said.count("the daemon died (status -9)") == 1
 
 
 def test_a_loop_of_deaths_ends_the_mount_with_one_line(tmp_path: Path) -> None:
