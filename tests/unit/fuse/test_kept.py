@@ -310,9 +310,19 @@ def standing_by(log: Path) -> int | None:
     return waiting[-1] if waiting and f"start {waiting[-1]} " not in log.read_text() else None
 
 
-def keep(log: Path, *words: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-I", "-S", keeper.__file__, sys.executable, "-c", DAEMON, str(log), *words]
+def serving(log: Path) -> int:
+    return int(log.read_text().split("start ")[-1].split()[0])
+
+
+def keep(log: Path, *words: str, program: str = DAEMON) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-I", "-S", keeper.__file__, sys.executable, "-c", program, str(log), *words]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def keep_with_standby(log: Path, *words: str, before: str = STANDBY) -> "subprocess.Popen[str]":
+    return keep(
+        log, *words, program=before + DAEMON.replace("kept.keep(", "kept.offer_standby(); kept.keep(")
+    )
 
 
 def test_the_keeper_starts_a_successor_and_ends_with_the_status_of_the_last_one(tmp_path: Path) -> None:
@@ -326,38 +336,41 @@ def test_the_keeper_starts_a_successor_and_ends_with_the_status_of_the_last_one(
 
 def test_a_standby_has_started_before_it_is_needed_and_ends_with_the_keeper(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    program = f"{STANDBY}\n{DAEMON.replace('kept.keep(', 'kept.offer_standby(); kept.keep(')}"
-    command = [sys.executable, "-I", "-S", keeper.__file__, sys.executable, "-c", program, str(log)]
-    with subprocess.Popen([*command, "stay", "stay"], stderr=subprocess.DEVNULL) as process:
+    with keep_with_standby(log, "stay") as process:
         try:
             for _ in range(2):
                 waiting = wait_until(lambda: log.exists() and standing_by(log), "a standby")
-                serving = int(log.read_text().split("start ")[-1].split()[0])
-                os.kill(serving, signal.SIGKILL)
+                os.kill(serving(log), signal.SIGKILL)
                 wait_until(lambda pid=waiting: f"start {pid} resumed=True" in log.read_text(), "its start")
             waiting = wait_until(lambda: standing_by(log), "another")
         finally:
             process.terminate()
+            process.communicate(timeout=60)
     wait_until(lambda: not is_running(waiting), "its end")
+
+
+# Is called, and does not hear it.
+DEAF = """
+import select, time
+if STANDBY_VARIABLE in os.environ:
+    select.select([int(os.environ["FUSE_KEEPER"])], [], [])
+    with open(sys.argv[1], "a") as file:
+        file.write("called\\n")
+    time.sleep(60)
+"""
 
 
 def test_a_standby_that_dies_before_it_has_heard_of_its_turn_is_one_more_death(tmp_path: Path) -> None:
     """Its end of the socket is closed with a message unread, which a read of the other end tells by an error."""
     log = tmp_path / "log"
-    late = STANDBY.replace(
-        "await_turn()\n", "import time; time.sleep(STANDBY_VARIABLE in os.environ and 60)\nawait_turn()\n"
-    )
-    program = f"{late}\n{DAEMON.replace('kept.keep(', 'kept.offer_standby(); kept.keep(')}"
-    command = [sys.executable, "-I", "-S", keeper.__file__, sys.executable, "-c", program, str(log)]
-    with subprocess.Popen([*command, "stay", "end"], stderr=subprocess.PIPE, text=True) as process:
+    with keep_with_standby(log, "stay", "end", before=STANDBY.replace("await_turn()\n", DEAF)) as process:
         waiting = wait_until(lambda: log.exists() and standing_by(log), "a standby")
-        os.kill(int(log.read_text().split("start ")[-1].split()[0]), signal.SIGKILL)
-        assert process.stderr is not None
-        assert "the daemon died (status -9)" in process.stderr.readline()
+        os.kill(serving(log), signal.SIGKILL)
+        wait_until(lambda: "called" in log.read_text(), "its turn")
         os.kill(waiting, signal.SIGKILL)
-        said = process.stderr.read()
+        _, said = process.communicate(timeout=60)
     assert process.returncode == 3, said
-    assert said.count("the daemon died (status -9)") == 1
+    assert said.count("the daemon died (status -9)") == 2
 
 
 def test_a_loop_of_deaths_ends_the_mount_with_one_line(tmp_path: Path) -> None:
