@@ -422,6 +422,19 @@ def test_an_upgrade_replaces_the_daemon_under_its_users(mount: MakeMount, bucket
     assert stored(bucket, made, "file") == b"before after"
 
 
+@pytest.mark.parametrize("namespace", [["--mount"], ["--pid", "--fork", "--mount-proc"]])
+def test_a_container_may_not_name_the_program_of_the_next_daemon(
+    mount: MakeMount, bucket: Bucket, namespace: list[str]
+) -> None:
+    made = mount("--keep-mounted")
+    words = ["unshare", *namespace, "--propagation", "slave"]
+    if run(*words, "true", check=False).returncode:
+        pytest.skip("unshare is not permitted here")
+    done = run(*words, FUSECACHE, "upgrade", made.path, check=False)
+    assert done.returncode
+    assert "from its own system, not from a container" in done.stderr
+
+
 def test_a_mount_without_a_keeper_refuses_the_upgrade(mount: MakeMount, bucket: Bucket) -> None:
     done = run(FUSECACHE, "upgrade", mount().path, check=False)
     assert done.returncode

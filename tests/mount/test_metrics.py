@@ -75,9 +75,13 @@ def test_buckets_of_a_histogram_are_fixed(mount: Callable[..., Mount], bucket: B
 def test_port_answers_until_the_end(mount: Callable[..., Mount]) -> None:
     port = free_port()
     made = mount("--metrics-port", str(port))
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        found = samples(text_families(answer.read().decode()), mount=str(made.path))
-    assert found["fusecache_uptime_seconds"] > 0
+
+    def uptime() -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            families = text_families(answer.read().decode())
+        return samples(families, mount=str(made.path))["fusecache_uptime_seconds"]
+
+    wait_until(lambda: uptime() > 0, "an age of the daemon")
     made.unmount()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=10)
