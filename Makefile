@@ -253,7 +253,8 @@ KILLS ?= 20
 
 .PHONY: kept-training
 kept-training: setup $(VENV)/.trainers ## two ranks train while their mount's daemon is killed: same losses, same checkpoints; KILLS
-	FUSECACHE_TEST_KILLS=$(KILLS) $(VENV)/bin/python -m pytest tests/trainers/test_kept_training.py -rP $(PYTEST_ARGS)
+	FUSECACHE_TEST_KILLS=$(KILLS) $(VENV)/bin/python -m pytest tests/trainers/test_kept_training.py -rP \
+	    -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
 MINUTES ?= 10
 # A container that begins while the disk of a run is mounted would hold that disk, and the run could not repair it.
