@@ -65,9 +65,8 @@ class Keeper:
         """Start the command until it ends by itself; return its exit status."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-        signal.signal(
-            signal.SIGCHLD, signal.SIG_DFL
-        )  # else it may be ignored, and there is no status to wait for
+        # If it is ignored, children leave no status to wait for.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in _STOPPING:
             signal.signal(number, self._pass_on)
         try:

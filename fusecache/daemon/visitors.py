@@ -129,8 +129,7 @@ def is_of_this_system(stream: trio.SocketStream) -> bool:
 
     By files of /proc that need no rights over that process: the service has few. Each namespace has mounts of its own.
     """
-    facts = stream.socket.getsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_PEERCRED, struct.calcsize("3i"))
-    process = struct.unpack("3i", facts)[0]
+    process, _ = _peer(stream)
     try:
         return _process_numbers(process) == 1 and _root_mount(process) == _root_mount("self") != ""
     except OSError:
@@ -151,6 +150,11 @@ def _root_mount(process: int | str) -> str:
 
 def user_of(stream: trio.SocketStream) -> int:
     """Return the user id of the process that connected (unix(7), SO_PEERCRED)."""
+    return _peer(stream)[1]
+
+
+def _peer(stream: trio.SocketStream) -> tuple[int, int]:
+    """Return the process and the user at the other end."""
     facts = stream.socket.getsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_PEERCRED, struct.calcsize("3i"))
-    user: int = struct.unpack("3i", facts)[1]
-    return user
+    process, user, _ = struct.unpack("3i", facts)
+    return process, user

@@ -69,7 +69,7 @@ def kernels_names() -> Iterator[None]:
 
 @pytest.fixture
 def forget_names(kernels_names: None) -> Callable[[], None]:
-    """Makes the kernel forget the names and inodes that nobody uses; skips where a process may not."""
+    """Return a function that drops the kernel's dentries and inodes. Skips the test where that is not permitted."""
     if not os.access(DROP_CACHES, os.W_OK):
         pytest.skip(f"cannot write to {DROP_CACHES}")
 

@@ -260,7 +260,7 @@ def test_a_cache_directory_without_a_mount_gives_its_files_back(
     waiting, orphan = str(found["closed"]["id"]), str(found["unfinished"]["id"])
     assert "on the mount" in fusecache("recover", one.cache, "--delete", waiting, "--yes", status=1).stderr
     fusecache("recover", one.cache, "--delete", orphan, "--yes")
-    assert one.start("--settle-seconds", "30") == ("1 change of the last run is pending and will be uploaded")
+    assert one.start("--settle-seconds", "30") == "1 change of the last run is pending and will be uploaded"
     expect_log.seen += one.new_alarms()
     again = os.open(one.path / "again", os.O_CREAT | os.O_WRONLY)
     os.write(again, HALF)

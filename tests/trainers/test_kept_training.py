@@ -1,4 +1,4 @@
-"""A training on a mount that outlives its daemon: the daemon is killed under it, and nobody can tell afterwards.
+"""A training on a mount that outlives its daemon. Killing the daemon changes neither losses nor checkpoints.
 
 FUSECACHE_TEST_KILLS: the training is long enough for so many; `make kept-training` sets it.
 """

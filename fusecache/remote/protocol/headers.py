@@ -1,4 +1,4 @@
-"""Helpers for S3 headers: ETags, preconditions, and botocore event handlers for headers that botocore cannot set."""
+"""Helpers for S3 headers: ETags, preconditions, and botocore event handlers for headers without an argument there."""
 
 import base64
 import hashlib
