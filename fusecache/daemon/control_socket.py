@@ -5,7 +5,6 @@ A logout removes /run/user/UID, and programs that clean up remove old files; the
 
 import os
 import socket
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,11 +12,8 @@ import trio
 
 from fusecache.disk.descriptors import NO_DESCRIPTORS
 from fusecache.model.errors import MountError
+from fusecache.mount.listening_socket import listen_at
 from fusecache.mount.runtime_folder import runtime_folder
-
-_BACKLOG = 64
-# A socket younger than this may belong to a daemon that has not called listen() yet.
-STALE_SECONDS = 10.0
 
 
 class ControlSocket:
@@ -33,18 +29,13 @@ class ControlSocket:
     def listen(self) -> socket.socket:
         """Bind a new socket and listen. Raises MountError if no folder or socket can be made."""
         self.path = self._choose_path()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with suppress(FileNotFoundError):
-                self.path.unlink()
-            listener.bind(os.fspath(self.path))
             # What another user may ask for is decided for each command.
-            self.path.chmod(0o666 if self.shared else 0o600)
-            self._inode = self.path.lstat().st_ino
-            listener.listen(_BACKLOG)
+            listener = listen_at(self.path, mode=0o666 if self.shared else 0o600)
         except OSError as exc:
-            listener.close()
             raise MountError(f"no control socket at {self.path}: {exc.strerror or exc}") from exc
+        with suppress(OSError):  # removed already: another is made
+            self._inode = self.path.lstat().st_ino
         return listener
 
     def is_there(self) -> bool:
@@ -68,13 +59,8 @@ class ControlSocket:
 
 
 def _remove_if_stale(path: Path) -> None:
-    """Remove a unix socket that refuses connections: its daemon was killed.
-
-    A socket that is bound but does not listen yet refuses too, so sockets younger than STALE_SECONDS stay.
-    """
+    """Remove a unix socket that refuses connections: its daemon was killed."""
     try:
-        if time.time() - path.lstat().st_mtime < STALE_SECONDS:
-            return
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(0)  # a full backlog of a busy daemon raises BlockingIOError, not a refusal
             probe.connect(os.fspath(path))

@@ -9,7 +9,6 @@ It lies in the folder, as a socket cannot come out of a bucket. Only the folder'
 """
 
 import json
-import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -21,9 +20,9 @@ import trio
 from fusecache.folder.pull import Pull
 from fusecache.model.errors import FolderError
 from fusecache.model.hints import LONGEST_MESSAGE_BYTES, HintError
+from fusecache.mount.listening_socket import listen_at
 
 SOCKET_NAME = "socket"
-_BACKLOG = 128
 _LONGEST_LINE_BYTES = 8192
 
 
@@ -42,23 +41,13 @@ async def followed(pull: Pull, own: Path) -> AsyncIterator[None]:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Return a listening socket at a path of any length: an address has 108 bytes at most."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        path.unlink(missing_ok=True)  # of a pull that was killed: the folder's lock is ours
-        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
-        path.chmod(0o600)
-        listener.listen(_BACKLOG)
+        return listen_at(path, mode=0o600)  # in place of a killed pull's: the folder's lock is ours
     except OSError as exc:
-        listener.close()
         raise FolderError(
             f"{path}: no socket can be made there ({exc.strerror}), which --follow needs; pull without it, or choose a "
             "folder on a local disk"
         ) from exc
-    finally:
-        os.close(folder)
-    return listener
 
 
 class _Readers:
