@@ -9,22 +9,24 @@ Rows of the table (`fuse/kept_table.py`), by key:
     n/<inode>       an open file: the same, and its content, which is a generation here or an object in the bucket
     h/<handle>      an open file's handle, with the number of the request that opened it
     o/<handle>      an open directory's
+    r/<handle>      how far it has been read: its places after the last two replies
+    u/<handle>      the names that were unpublished when its reading began, and that were not returned since
 
 A row is written before the request's reply is sent. A successor ignores the handles whose open was not answered.
 """
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
-from fusecache.engine.namespace.nodes import FileHandle, Kind, ListedName, Node, Shown
+from fusecache.engine.namespace.nodes import DirectoryHandle, FileHandle, Kind, ListedName, Node, Shown
 from fusecache.fuse.kept_mount import KeptMount
 from fusecache.fuse.requests import KernelRequest, names_of
 from fusecache.fuse.values import ROOT_INODE
 from fusecache.model.objects import ObjectInfo
-from fusecache.model.predecessor import KeptHandle, KeptNode, Predecessor
+from fusecache.model.predecessor import KeptHandle, KeptNode, KeptReading, Predecessor, ReadPlace
 from fusecache.model.records import PosixAttributes
 
 # Handles of one daemon; the next one begins with another multiple.
@@ -36,6 +38,9 @@ class KeptFiles:
 
     def __init__(self, kept: KeptMount | None) -> None:
         self._table = None if kept is None else kept.table
+        self.is_on = kept is not None
+        # How many names the row `u/<handle>` has.
+        self._unpublished: dict[int, int] = {}
         self.predecessor: Predecessor | None = None
         self.start = 0
         # Directories of which the kernel was to hear by an answer that was never sent.
@@ -87,6 +92,16 @@ class KeptFiles:
             self.on_shown(node, node.parent)
             self._table.put(f"o/{number}", [request, node.number, pid])
 
+    def on_directory_read(self, number: int, before: ReadPlace | None, handle: DirectoryHandle) -> None:
+        """Names were returned. before: the place of the reader before, None: at the start."""
+        if self._table is None:
+            return
+        # Between two rewinds they only become fewer.
+        if before is None or len(handle.unpublished) != self._unpublished.get(number):
+            self._unpublished[number] = len(handle.unpublished)
+            self._table.put(f"u/{number}", sorted(handle.unpublished))
+        self._table.put(f"r/{number}", [astuple(each) for each in (handle.place, before) if each is not None])
+
     def on_closed(self, number: int, node: Node) -> None:
         """A file's handle is gone."""
         if self._table is not None:
@@ -97,7 +112,8 @@ class KeptFiles:
     def on_directory_closed(self, number: int) -> None:
         """A directory's handle is gone."""
         if self._table is not None:
-            self._table.remove(f"o/{number}")
+            self._unpublished.pop(number, None)
+            self._forget_directory(number)
 
     def on_changed(self, node: Node | None) -> None:
         """A file or directory has another name, other attributes or other content."""
@@ -121,6 +137,11 @@ class KeptFiles:
         if self._table is None or node is None or node.number in self._untold:
             return False
         return f"d/{node.number}" in self._table
+
+    def _forget_directory(self, number: int | str) -> None:
+        assert self._table is not None
+        for kind in "oru":
+            self._table.remove(f"{kind}/{number}")
 
     def _put_directory(self, key: str, shown: Shown, parent: Node | None, made_by: int) -> None:
         assert self._table is not None
@@ -166,9 +187,10 @@ class KeptFiles:
                 )
         for number, (request, inode, pid) in list(self._table.items("o/")):
             if request in open_requests:
-                self._table.remove(f"o/{number}")
+                self._forget_directory(number)
             else:
-                handles.append(KeptHandle(int(number), inode, pid, is_directory=True))
+                reading = self._reading(number)
+                handles.append(KeptHandle(int(number), inode, pid, is_directory=True, reading=reading))
         for inode in unused:
             self._table.remove(f"n/{inode}")
         return Predecessor(
@@ -182,6 +204,18 @@ class KeptFiles:
             handles,
             frozenset(name for each in unanswered for name in _names_changed(each)),
         )
+
+    def _reading(self, number: str) -> KeptReading | None:
+        assert self._table is not None
+        places = self._table.get(f"r/{number}")
+        if places is None:
+            return None
+        return KeptReading(tuple(map(_place, places)), tuple(self._table.get(f"u/{number}") or ()))
+
+
+def _place(row: list[Any]) -> ReadPlace:
+    position, after, local_after, unpaired_files = row
+    return ReadPlace(position, after, local_after, tuple(unpaired_files))
 
 
 def _attributes(shown: Node | ListedName) -> list[int]:

@@ -1,17 +1,20 @@
 """The directories that the kernel has open: turns engine entries into readdir replies.
 
-Cookies: 1 and 2 stand for `.` and `..`, n + 2 for the position after n entries.
+Cookies: 1 and 2 stand for `.` and `..`, n + 2 for the position after n entries. A successor goes on behind the name
+that was the last one there, whatever was removed or published since.
 """
 
 import errno
 import os
 
 from fusecache.engine.file_system import FileSystem
-from fusecache.engine.namespace.nodes import DirectoryHandle, Node
+from fusecache.engine.namespace.nodes import DirectoryHandle, Node, Shown
+from fusecache.engine.namespace.readdir import resumed
 from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.kept_files import KeptFiles
 from fusecache.fuse.values import FUSEError, ReaddirToken, RequestContext
 from fusecache.model.names import CONTROL_NAME
+from fusecache.model.predecessor import KeptHandle, KeptReading
 
 # Large replies, but bounded work between two checkpoints.
 _ENTRIES_AT_ONCE = 512
@@ -27,14 +30,21 @@ class OpenDirectories:
         self._kept = kept
         self._entries = entries
         self._handles: dict[int, DirectoryHandle] = {}
+        # How far a predecessor's readers were, until they read on.
+        self._left: dict[int, KeptReading] = {}
 
     def open(self, number: int, node: Node, ctx: RequestContext) -> None:
         """Open a directory under a handle number."""
-        self.adopt(number, node, ctx.pid)
+        self._add(number, node, ctx.pid)
         self._kept.on_directory_opened(number, ctx.unique, node, ctx.pid)
 
-    def adopt(self, number: int, node: Node, process: int) -> None:
-        """Count a directory as open: it is read again, up to where the process is. process: the reader."""
+    def adopt(self, left: KeptHandle, node: Node) -> None:
+        """Count a directory as open that a predecessor opened."""
+        self._add(left.number, node, left.pid)
+        if left.reading is not None:
+            self._left[left.number] = left.reading
+
+    def _add(self, number: int, node: Node, process: int) -> None:
         node.handles += 1
         self._handles[number] = DirectoryHandle(node, process)
 
@@ -48,21 +58,35 @@ class OpenDirectories:
             if not self._reply_dots(handle.node, start_id, token):
                 return
             start_id = _DOTS
-        if is_rewound or start_id - _DOTS != handle.position:
-            handle = await self._rewound(number, start_id - _DOTS)
-        while await self._fill(handle):
-            while handle.queue:
-                shown = self._fs.lookup.reader.current(handle.node, handle.queue[0])
-                if shown is not None and not self._is_control(handle.node, shown.name):
-                    name = os.fsencode(shown.name)
-                    entry = self._entries.of_shown(handle.node, shown)
-                    if not token.add(name, entry, handle.position + 1 + _DOTS):
-                        return
-                    if isinstance(shown, Node):
-                        shown.lookups += 1
-                    self._kept.on_shown(shown, handle.node)
-                handle.queue.popleft()
+        position = start_id - _DOTS
+        if is_rewound or position != handle.position:
+            handle = await self._at(number, position)
+        before = handle.place if position else None
+        while await self._fill(handle) and self._add_queued(handle, token):
+            pass
+        if handle.place is not before:
+            self._left.pop(number, None)
+            self._kept.on_directory_read(number, before, handle)
+
+    def _add_queued(self, handle: DirectoryHandle, token: ReaddirToken) -> bool:
+        """Add the entries that were fetched to a reply; return whether all fitted."""
+        last: Shown | None = None
+        while handle.queue:
+            shown = self._fs.lookup.reader.current(handle.node, handle.queue[0])
+            if shown is not None and not self._is_control(handle.node, shown.name):
+                name = os.fsencode(shown.name)
+                entry = self._entries.of_shown(handle.node, shown)
+                if not token.add(name, entry, handle.position + 1 + _DOTS):
+                    break
+                if isinstance(shown, Node):
+                    shown.lookups += 1
+                self._kept.on_shown(shown, handle.node)
+                last = handle.queue[0]
                 handle.position += 1
+            handle.queue.popleft()
+        if last is not None and self._kept.is_on:
+            handle.place = self._fs.lookup.reader.place(handle, last)
+        return not handle.queue
 
     def _is_control(self, directory: Node, name: str) -> bool:
         """Return whether an object has the control directory's name: the kernel would take it for that directory."""
@@ -72,14 +96,19 @@ class OpenDirectories:
         """Close a directory, if it is open."""
         handle = self._handles.pop(number, None)
         if handle is not None:
+            self._left.pop(number, None)
             self._kept.on_directory_closed(number)
             handle.node.handles -= 1
             self._fs.tree.forget(handle.node.number, 0)
 
-    async def _rewound(self, number: int, position: int) -> DirectoryHandle:
-        """Read a directory again from its start, skipping to `position`, for rewinddir(3) and seekdir(3)."""
+    async def _at(self, number: int, position: int) -> DirectoryHandle:
+        """Go to a position: where a predecessor was, else by a read from the start, for rewinddir(3) and seekdir(3)."""
         old = self._handles[number]
-        handle = self._handles[number] = DirectoryHandle(old.node, old.process)
+        reading = self._left.get(number)
+        handle = None if reading is None else resumed(old.node, old.process, reading, position)
+        if handle is None:
+            handle = DirectoryHandle(old.node, old.process)
+        self._handles[number] = handle
         while handle.position < position and await self._fill(handle):
             handle.queue.popleft()
             handle.position += 1

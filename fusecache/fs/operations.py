@@ -87,7 +87,7 @@ class Operations(NameOperations):
             if each.is_directory:
                 node = self._fs.tree.nodes.get(each.inode)
                 if node is not None:
-                    self._directories.adopt(each.number, node, each.pid)
+                    self._directories.adopt(each, node)
                 continue
             handle = self._fs.replayed.handles.get(each.number)
             if handle is not None:

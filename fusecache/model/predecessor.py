@@ -24,8 +24,36 @@ class KeptNode:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadPlace:
+    """How far an open directory was read: `position` names were returned.
+
+    after: the last one's sort name in the bucket's listing. local_after: the last one that exists only here, which come
+    behind all of the listing. unpaired_files: as in `DirectoryHandle`.
+    """
+
+    position: int
+    after: str
+    local_after: str
+    unpaired_files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptReading:
+    """The reading of an open directory. places: behind its last reply, and behind the one before, as that may count.
+
+    unpublished: as in `DirectoryHandle`.
+    """
+
+    places: tuple[ReadPlace, ...]
+    unpublished: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class KeptHandle:
-    """A handle that the kernel has from an earlier daemon. backing_id: of an open by passthrough, else 0."""
+    """A handle that the kernel has from an earlier daemon. backing_id: of an open by passthrough, else 0.
+
+    reading: of a directory whose names were asked for.
+    """
 
     number: int
     inode: int
@@ -35,6 +63,7 @@ class KeptHandle:
     process: int = 0
     appends: bool = False
     backing_id: int = 0
+    reading: KeptReading | None = None
 
 
 @dataclass(slots=True)

@@ -1,14 +1,17 @@
 """A mount that outlives its daemon (`--keep-mounted`): programs wait while the next daemon starts, and see no error."""
 
+import ctypes
 import mmap
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -34,6 +37,43 @@ def stored(bucket: Bucket, mount: Mount, name: str) -> bytes:
     return bucket.get(name)
 
 
+LONG_NAMES = [f"{index:04}-" + "x" * 200 for index in range(400)]
+# inode, offset, length, type (getdents64(2)); then the name
+DIRENT = struct.Struct("=QqHB")
+
+
+def next_names(directory: int) -> list[str]:
+    """Return the names of one system call, some 140 of the above; the C library would read all at once."""
+    buffer = ctypes.create_string_buffer(32768)
+    size = ctypes.CDLL(None, use_errno=True).getdents64(directory, buffer, len(buffer))
+    assert size >= 0, os.strerror(ctypes.get_errno())
+    names, at = [], 0
+    while at < size:
+        length = DIRENT.unpack_from(buffer, at)[2]
+        names.append(os.fsdecode(buffer.raw[at + DIRENT.size : at + length].rstrip(b"\0")))
+        at += length
+    return [name for name in names if name not in {".", ".."}]
+
+
+def read_with_kills(mount: Mount, change: Callable[[list[str]], object]) -> list[str]:
+    """Return the names of the directory `many`. The daemon dies after each call.
+
+    change: called with the first names.
+    """
+    directory = os.open(mount.path / "many", os.O_RDONLY)
+    try:
+        seen = next_names(directory)
+        assert 0 < len(seen) < len(LONG_NAMES)
+        change(seen)
+        kill(mount)
+        while names := next_names(directory):
+            seen += names
+            kill(mount)
+    finally:
+        os.close(directory)
+    return seen
+
+
 # ---- reading
 
 
@@ -53,16 +93,52 @@ def test_open_files_and_mappings_are_read_on(mount: MakeMount, bucket: Bucket) -
 
 
 def test_a_directory_is_read_on_where_its_reader_was(mount: MakeMount, bucket: Bucket) -> None:
-    # With names of this length the C library reads the directory in several calls.
-    names = [f"{index:04}-" + "x" * 200 for index in range(400)]
-    for name in names:
+    for name in LONG_NAMES:
+        bucket.put(f"many/{name}", b"")
+    assert sorted(read_with_kills(mount("--keep-mounted"), lambda _: None)) == LONG_NAMES
+
+
+def test_names_that_are_removed_while_a_directory_is_read_hide_no_others(
+    mount: MakeMount, bucket: Bucket
+) -> None:
+    for name in LONG_NAMES:
         bucket.put(f"many/{name}", b"")
     made = mount("--keep-mounted")
-    with os.scandir(made.path / "many") as entries:
-        seen = [next(entries).name for _ in range(200)]
-        kill(made)
-        seen += [each.name for each in entries]
-    assert sorted(seen) == names
+    seen = read_with_kills(made, lambda names: [os.unlink(made.path / "many" / name) for name in names])
+    assert sorted(seen) == LONG_NAMES
+
+
+@pytest.mark.parametrize(
+    ("in_the_bucket", "published"),
+    [
+        pytest.param([], LONG_NAMES[100:200], id="all are only here"),
+        pytest.param(LONG_NAMES[:200:2], LONG_NAMES[81:200:2], id="the reader is behind the bucket's names"),
+        pytest.param(
+            LONG_NAMES[::2] + LONG_NAMES[201::2], LONG_NAMES[1:200:2], id="the reader is among them"
+        ),
+    ],
+)
+def test_names_that_are_published_while_a_directory_is_read_come_once(
+    mount: MakeMount, bucket: Bucket, in_the_bucket: list[str], published: list[str]
+) -> None:
+    """The bucket's names come before those that exist only here. So a published one changes its place."""
+    for name in in_the_bucket:
+        bucket.put(f"many/{name}", b"")
+    made = mount("--keep-mounted")
+    folder = made.path / "many"
+    folder.mkdir(exist_ok=True)
+    with ExitStack() as unfinished:
+        only_here = {*LONG_NAMES} - {*in_the_bucket}
+        files = {name: unfinished.enter_context(open(folder / name, "wb")) for name in only_here}
+
+        def publish(_: list[str]) -> None:
+            assert bucket.names() == sorted(f"many/{name}" for name in in_the_bucket)
+            for name in published:
+                files[name].close()
+            made.sync()
+            assert bucket.names() == sorted(f"many/{name}" for name in [*in_the_bucket, *published])
+
+        assert sorted(read_with_kills(made, publish)) == LONG_NAMES
 
 
 def test_a_process_works_on_in_its_directory(mount: MakeMount, bucket: Bucket) -> None:

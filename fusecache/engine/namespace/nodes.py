@@ -20,6 +20,7 @@ from fusecache.engine.namespace.upload_state import UploadState
 from fusecache.index.journal import PutFile
 from fusecache.model.errors import FusecacheError
 from fusecache.model.objects import ObjectInfo
+from fusecache.model.predecessor import ReadPlace
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
 from fusecache.model.states import MUTABLE, FileState, check_transition
 from fusecache.policy.incremental_checksums import IncrementalChecksums
@@ -366,9 +367,9 @@ class DirectoryHandle:
     process: the reader (0: unknown). epoch: of the listing that is read (0: not started). after: the sort name reached.
     restarts: how often its rows were lost.
     unpaired_files: files returned before it was known whether a directory of the same name follows. local_names: the
-    names left to return once the rows are exhausted. unpublished: names that had unpublished changes when the read
-    began, and that no row has shown since. queue: entries fetched but not yet returned; position: the cookie of the
-    first of them.
+    names left to return once the rows are exhausted, all behind local_after. unpublished: names that had unpublished
+    changes when the read began, and that no row has shown since. queue: entries fetched but not yet returned; position:
+    how many were returned; place: behind the last of them, if it is kept.
     """
 
     node: Node
@@ -377,9 +378,11 @@ class DirectoryHandle:
     after: str = ""
     unpaired_files: list[str] = field(default_factory=list)
     local_names: list[str] | None = None
+    local_after: str = ""
     unpublished: set[str] = field(default_factory=set)
     queue: "deque[Shown]" = field(default_factory=deque)
     position: int = 0
+    place: ReadPlace | None = None
     restarts: int = 0
 
 

@@ -17,12 +17,32 @@ from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import ListingLost, NotFound
+from fusecache.model.predecessor import KeptReading, ReadPlace
 
 # For a process that reads one directory after the other: listings started ahead of it, and rows searched for them.
 _DIRECTORIES_AHEAD = 8
 _ROWS_AHEAD = 64
 # The disk may lose rows once; from then on they are in memory, where many directories may compete for the space.
 _RESTARTS_MAX = 8
+# No sort name comes behind it.
+_BEHIND_ALL = "\U0010ffff"
+
+
+def resumed(node: Node, process: int, reading: KeptReading, position: int) -> DirectoryHandle | None:
+    """Return a handle that goes on where a predecessor had returned so many names; None if that is not known."""
+    for place in reading.places:
+        if place.position == position:
+            return DirectoryHandle(
+                node,
+                process,
+                after=place.after,
+                local_after=place.local_after,
+                unpaired_files=list(place.unpaired_files),
+                unpublished=set(reading.unpublished),
+                position=position,
+                place=place,
+            )
+    return None
 
 
 @dataclass(eq=False, repr=False)
@@ -40,7 +60,7 @@ class DirectoryReader:
     async def next_entries(self, handle: DirectoryHandle, limit: int) -> list[Shown]:
         """Return up to `limit` further names, the bucket's in its order, then local-only ones; [] at the end."""
         directory = handle.node
-        if handle.epoch == 0:
+        if handle.epoch == 0 and not handle.after:
             self._prefetch_listings(handle)
             if directory.local_refs:
                 handle.unpublished = {name for name, child in directory.children.items() if child.local_refs}
@@ -62,6 +82,15 @@ class DirectoryReader:
                 nodes.append(child)
         return nodes
 
+    def place(self, handle: DirectoryHandle, last: Shown) -> ReadPlace:
+        """Return where the read is. last: returned last, of the entries that `next_entries` returned last."""
+        if handle.local_names is not None:
+            return ReadPlace(handle.position, _BEHIND_ALL, last.name)
+        after = last.name
+        if last.kind is Kind.DIRECTORY and not self._has_file_row_alone(handle, last):
+            after += "/"
+        return ReadPlace(handle.position, after, "", tuple(handle.unpaired_files))
+
     def current(self, directory: Node, shown: Shown) -> Shown | None:
         """Return what that name shows now, some time after `next_entries` returned it; None: nothing."""
         child = directory.children.get(shown.name)
@@ -78,6 +107,14 @@ class DirectoryReader:
         """Return whether the directory has no entry, here or in the bucket. Keys unusable as names count as entries."""
         handle = DirectoryHandle(directory)
         return not await self.next_entries(handle, 1) and not directory.listing.hidden
+
+    def _has_file_row_alone(self, handle: DirectoryHandle, shown: Shown) -> bool:
+        """Return whether a directory took the place of a file here, and the bucket has only the file yet."""
+        if not isinstance(shown, Node) or not shown.local_refs:
+            return False
+        with suppress(ListingLost):
+            return self._listings.get(handle.node.number, handle.epoch, shown.name + "/") is None
+        return False
 
     async def _next_remote(self, handle: DirectoryHandle, limit: int) -> list[Shown]:
         """Return the next names from rows; sets `local_names` when the rows are exhausted."""
@@ -101,7 +138,8 @@ class DirectoryReader:
                     return shown
             elif run is None:
                 # Names without a row: created here, or published since the listing began.
-                handle.local_names = sorted({*directory.children, *handle.unpublished})
+                names = {*directory.children, *handle.unpublished}
+                handle.local_names = sorted(name for name in names if name > handle.local_after)
                 return []
             else:
                 await client.wait_for(run)
