@@ -56,7 +56,7 @@ def next_names(directory: int) -> list[str]:
 
 
 def read_with_kills(mount: Mount, change: Callable[[list[str]], object]) -> list[str]:
-    """Return the names of the directory `many`. The daemon dies after each call.
+    """Return the names of the directory `many`. The daemon dies after the first two calls.
 
     change: called with the first names.
     """
@@ -66,9 +66,10 @@ def read_with_kills(mount: Mount, change: Callable[[list[str]], object]) -> list
         assert 0 < len(seen) < len(LONG_NAMES)
         change(seen)
         kill(mount)
+        seen += next_names(directory)
+        kill(mount)
         while names := next_names(directory):
             seen += names
-            kill(mount)
     finally:
         os.close(directory)
     return seen
@@ -111,7 +112,6 @@ def test_names_that_are_removed_while_a_directory_is_read_hide_no_others(
 @pytest.mark.parametrize(
     ("in_the_bucket", "published"),
     [
-        pytest.param([], LONG_NAMES[100:200], id="all are only here"),
         pytest.param(LONG_NAMES[:200:2], LONG_NAMES[81:200:2], id="the reader is behind the bucket's names"),
         pytest.param(
             LONG_NAMES[::2] + LONG_NAMES[201::2], LONG_NAMES[1:200:2], id="the reader is among them"
@@ -132,11 +132,11 @@ def test_names_that_are_published_while_a_directory_is_read_come_once(
         files = {name: unfinished.enter_context(open(folder / name, "wb")) for name in only_here}
 
         def publish(_: list[str]) -> None:
-            assert bucket.names() == sorted(f"many/{name}" for name in in_the_bucket)
+            assert {*bucket.names()} - {"many/"} == {f"many/{name}" for name in in_the_bucket}
             for name in published:
                 files[name].close()
             made.sync()
-            assert bucket.names() == sorted(f"many/{name}" for name in [*in_the_bucket, *published])
+            assert {*bucket.names()} >= {f"many/{name}" for name in published}
 
         assert sorted(read_with_kills(made, publish)) == LONG_NAMES
 
