@@ -20,6 +20,7 @@ from fusecache.daemon.connect import (
 )
 from fusecache.daemon.credentials import CredentialRenewal
 from fusecache.daemon.first_contact import FirstContact
+from fusecache.daemon.keeping import BucketAnswers
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.options import BucketAccess, EngineOptions
@@ -40,14 +41,16 @@ class BucketLink:
         connection: StartConnection,
         filesystem: FileSystem,
         reach: Callable[[], None],
+        answers: BucketAnswers | None = None,
     ) -> None:
-        """reach: records that the bucket answered."""
+        """reach: records that the bucket answered. answers: for the next daemon of the mount."""
         self.name = name
         self._options = options
         self._connection = connection
         self._remote = remote = connection.remote
         self._filesystem = filesystem
         self._reach = reach
+        self._answers = answers = answers or BucketAnswers(None)
         self._renewal = CredentialRenewal(
             remote,
             has_pending_writes=lambda: filesystem.pending_changes(name) > 0,
@@ -60,14 +63,16 @@ class BucketLink:
             try_again=self._ask_again,
             finish=self._finish_start,
         )
-        if connection.failure is not None:  # else a write could come before `check_conditions`
+        if connection.failure is None:
+            answers.record(name, remote.conditional_writes)
+        else:  # a write could come before `check_conditions`
             remote.writes_held = "the bucket did not answer when this mount started"
 
     async def start(self) -> None:
         """Serve what is known here, if the bucket does not answer. Raises MountError if that is no use."""
         failure, refusal = self._connection.failure, self._connection.write_refusal
         if refusal is not None:  # reads are answered
-            if not self.name and not self._filesystem.pending_changes():
+            if not (self.name or self._answers.is_in_use or self._filesystem.pending_changes()):
                 refuse_without_writes(self._options, refusal)
         elif failure is not None:
             await self._filesystem.start_without_bucket(self.name, failure)
@@ -91,6 +96,7 @@ class BucketLink:
             if not self._options.read_only:
                 await trio.to_thread.run_sync(check_conditions, self._options, self._remote)
             self._remote.writes_held = ""
+            self._answers.record(self.name, self._remote.conditional_writes)
         except MountError as exc:
             self._remote.writes_held = str(exc)
             raise

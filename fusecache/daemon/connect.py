@@ -76,14 +76,20 @@ def connect(
     was_used: bool,
     is_one_of_several: bool = False,
     upload_pace: UploadPace | None = None,
+    known: ConditionalWrites | None = None,
 ) -> StartConnection:
     """Create the stores, and check with one LIST and one write probe that the credentials suffice for the mount.
 
     was_used: an earlier mount with this cache directory has reached the bucket, so that this one can start without it.
     is_one_of_several: the mount starts whatever this bucket answers. upload_pace: shared with other buckets.
+    known: what the bucket told to an earlier daemon of the same mount. Nothing is asked then, as programs wait. What
+    the bucket refuses since is found out as in a daemon that runs.
     Raises MountError or RemoteError if the mount must not start, ConfigError.
     """
     remote = open_stores(options, endpoint, max_connections=max_connections, upload_pace=upload_pace)
+    if known is not None:
+        remote.take_conditions(known)
+        return StartConnection(remote)
     try:
         write_refusal = _first_answers(options, remote, is_optional=was_used or is_one_of_several)
     except RemoteError as exc:
@@ -129,14 +135,30 @@ def open_stores(
     return ReadWriteSplit(store, None if options.read_only else store, prefix=options.prefix)
 
 
-def connect_several(
-    mounts: Mapping[str, MountOptions], *, max_connections: int, used: Container[str]
+def connect_all(
+    mounts: Mapping[str, MountOptions],
+    *,
+    max_connections: int,
+    used: Container[str],
+    known: Mapping[str, ConditionalWrites],
 ) -> dict[str, StartConnection]:
-    """Connect several buckets at once, by the names of their folders. One that fails does not stop the others.
+    """Connect a mount's buckets, by the names of their folders. One of several that fails does not stop the others.
 
     used: the names of the buckets that an earlier mount with this cache directory has reached.
-    Raises MountError if no bucket answers, and none did before; ConfigError.
+    known: what each bucket told to an earlier daemon of the same mount, as in `connect`.
+    Raises MountError or RemoteError if the only bucket fails, or if of several none answers, and none did before;
+    ConfigError.
     """
+    if "" in mounts:
+        return {
+            "": connect(
+                mounts[""],
+                endpoint_of(mounts[""]),
+                max_connections=max_connections,
+                was_used="" in used,
+                known=known.get(""),
+            )
+        }
     upload_pace = UploadPace(next(iter(mounts.values())).requests.upload_rate)
 
     def connect_one(name: str) -> StartConnection:
@@ -148,6 +170,7 @@ def connect_several(
             was_used=name in used,
             is_one_of_several=True,
             upload_pace=upload_pace,
+            known=known.get(name),
         )
 
     with ThreadPoolExecutor(len(mounts)) as pool:

@@ -10,6 +10,7 @@ from fusecache.config.options import MountOptions
 from fusecache.disk.native import forbid_core_dumps
 from fusecache.fuse.kept_mount import KEEPER_VARIABLE, STATUS_CANNOT_RESUME, KeptMount, await_turn
 from fusecache.fuse.kept_table import FormatUnknown
+from fusecache.remote.store import ConditionalWrites
 
 log = logging.getLogger(__name__)
 
@@ -53,3 +54,21 @@ def kept_mount(options: MountOptions) -> KeptMount | None:
     if kept is not None:
         kept.offer_standby()
     return kept
+
+
+class BucketAnswers:
+    """What each bucket's store does with the conditions of writes: a successor need not ask again.
+
+    known: by the name of the bucket's folder, what an earlier daemon of this mount found out. is_in_use: there was one.
+    """
+
+    def __init__(self, kept: KeptMount | None) -> None:
+        self.is_in_use = kept is not None and kept.is_resumed
+        self._table = None if kept is None else kept.table
+        found = () if self._table is None else self._table.items("bucket/")
+        self.known = {name: ConditionalWrites(value) for name, value in found}
+
+    def record(self, name: str, found: ConditionalWrites) -> None:
+        """A bucket has answered what a start asks."""
+        if self._table is not None:
+            self._table.put(f"bucket/{name}", found.value)

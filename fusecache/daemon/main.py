@@ -24,11 +24,11 @@ from fusecache.daemon.bucket_link import (
     engine_options,
     initial_facts,
 )
-from fusecache.daemon.connect import StartConnection, connect, connect_several, endpoint_of, identity_of
+from fusecache.daemon.connect import StartConnection, connect_all, endpoint_of, identity_of
 from fusecache.daemon.control_server import ControlServer, Endings
 from fusecache.daemon.control_socket import ControlSocket
 from fusecache.daemon.disk_check import check_disk, shortage_text
-from fusecache.daemon.keeping import kept_mount
+from fusecache.daemon.keeping import BucketAnswers, kept_mount
 from fusecache.daemon.log import begin_log
 from fusecache.daemon.metrics_port import metrics_served
 from fusecache.daemon.risks import risk_texts
@@ -120,11 +120,7 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
     # The directory got its identity when a mount with it first reached the bucket: endpoint and names are right.
     recorded = recorded_identity(options.cache_dir).split("\n")
     used = [name for name, each in identities.items() if each in recorded]
-    if "" in mounts:
-        connection = connect(options, endpoints[""], max_connections=threads, was_used=bool(used))
-        connections = {"": connection}
-    else:
-        connections = connect_several(mounts, max_connections=threads, used=used)
+    connections = connect_all(mounts, max_connections=threads, used=used, known=BucketAnswers(kept).known)
     # Not of a bucket that never answered: its source may still be corrected.
     reached = [identities[name] for name, each in connections.items() if name in used or not _is_away(each)]
     with (
@@ -200,8 +196,9 @@ class _Daemon:
             self._kernel_caches,
         )
         self._facts |= initial_facts(options, self._mounts)
+        answers = BucketAnswers(self._kept)
         self._links = [
-            BucketLink(name, self._mounts[name], connection, filesystem, self._reach[name])
+            BucketLink(name, self._mounts[name], connection, filesystem, self._reach[name], answers)
             for name, connection in self._connections.items()
         ]
         server, operations = self._endpoints(filesystem, ownership)

@@ -238,6 +238,12 @@ class ReadWriteSplit:
             self.conditional_writes = self._writer.probe_conditions(self._prefix)
         return self.conditional_writes
 
+    def take_conditions(self, found: ConditionalWrites) -> None:
+        """Go on with what was found out before. The mount may use such a store."""
+        self.conditional_writes = found
+        if found in (ConditionalWrites.REFUSED, ConditionalWrites.IGNORED):
+            self.send_no_conditions()
+
     def send_no_conditions(self) -> None:
         """From now on send writes without their conditions."""
         if isinstance(self._writer, SupportsConditionProbe):

@@ -12,10 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fusecache.daemon.connect import START_SECONDS
+from tests.s3server import Account
 from tests.support.mounts import FUSECACHE, Mount, is_running, mounted_at, pattern, run, wait_until
 from tests.support.s3_buckets import Bucket
 
@@ -406,6 +409,45 @@ def test_no_name_is_made_or_moved_twice_and_none_is_lost(mount: MakeMount, bucke
     assert sorted(key for key in bucket.names() if key.endswith("y")) == sorted(
         f"m{number}/y" for number in kept
     )
+
+
+# ---- the bucket
+
+
+@pytest.mark.s3server_only
+def test_a_successor_does_not_wait_for_a_bucket_that_is_silent(mount: MakeMount, bucket: Bucket) -> None:
+    bucket.put("read", b"cached")
+    made = mount("--keep-mounted", "--immutable", "/read")
+    assert (made.path / "read").read_bytes() == b"cached"
+    with open(made.path / "read", "rb", buffering=0) as read, open(made.path / "new", "wb") as written:
+        bucket.control.pause("blackhole")
+        began = time.monotonic()
+        kill(made)
+        written.write(b"new")
+        written.flush()
+        assert read.read() == b"cached"
+        assert time.monotonic() - began < START_SECONDS
+        bucket.control.resume()
+    assert stored(bucket, made, "new") == b"new"
+
+
+@pytest.mark.s3server_only
+def test_a_successor_whose_keys_may_not_write_any_more_serves(
+    mount: MakeMount, bucket: Bucket, expect_log: Callable[[str], None]
+) -> None:
+    expect_log("publish failed, will retry .* AccessDenied")
+    bucket.put("read", b"in the bucket")
+    made = mount("--keep-mounted")
+    account = Account(bucket.service.access_key, bucket.service.secret_key)
+    bucket.control.add_account(replace(account, writable=False))
+    kill(made)
+    assert (made.path / "read").read_bytes() == b"in the bucket"
+    (made.path / "new").write_bytes(b"new")
+    wait_until(lambda: "AccessDenied" in made.log(), "an upload that is refused")
+    kill(made)
+    assert (made.path / "new").read_bytes() == b"new"
+    bucket.control.add_account(account)
+    assert stored(bucket, made, "new") == b"new"
 
 
 # ---- the end of a mount
