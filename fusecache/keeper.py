@@ -7,7 +7,8 @@ command tells it over a socket what to hold (`kept_mount.py`). It ends with the 
 command was killed while a mount was held. Then the command is started again. Signals that ask to stop are passed on.
 
 A command that can stand by is started once more in advance: that process imports all it needs, and waits until it is
-needed. So the pause has no start of Python in it.
+needed. So the pause has no start of Python in it. For an upgrade the command names the next program, and ends when that
+one's process waits.
 
 If the command dies again and again as soon as it serves, or before, the mount ends: the descriptors are closed, so that
 system calls fail and do not wait.
@@ -39,6 +40,8 @@ _START_SECONDS = 600.0
 _PR_SET_DUMPABLE = 4
 # A successor gets the processor to itself for so long before the next standby is started.
 _STANDBY_SECONDS = 1.0
+# Another program's standby waits by then, or is done without.
+_UPGRADE_SECONDS = 60.0
 # The wait before each further start.
 _PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
 
@@ -151,6 +154,16 @@ class Keeper:
         standby, self._standby = self._standby, None
         return standby
 
+    def _await_standby(self) -> None:
+        """Start a standby, and return when it waits. Without one the next process starts when it is needed."""
+        with suppress(OSError, ValueError):
+            self._standby = self._start(is_standby=True)
+            self._standby[1].settimeout(_UPGRADE_SECONDS)
+            if self._standby[1].recv(64) == b"waiting":
+                self._standby[1].settimeout(None)
+                return
+        self._dismiss_standby()  # it died, or does not know how to wait
+
     def _dismiss_standby(self) -> None:
         if self._standby is None:
             return
@@ -189,11 +202,12 @@ class Keeper:
         elif message == b"standby":
             self._can_stand_by = True
         elif message.startswith(b"program "):
-            # The next one is another program, which may not know of standbys.
-            self._can_stand_by = False
             ours.settimeout(None)
             self._dismiss_standby()
             self._command[0], self._fallback = os.fsdecode(message[8:]), self._command[0]
+            self._await_standby()
+            with suppress(OSError):  # it died
+                ours.send(b"ready")
         else:
             for fd in fds:
                 os.close(fd)

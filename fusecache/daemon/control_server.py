@@ -61,7 +61,7 @@ class Endings:
 
     abandon: Callable[[], None]
     carry_on: Callable[[], None]
-    upgrade: Callable[[int, str], Callable[[], None]]
+    upgrade: Callable[[int, str], Awaitable[Callable[[], None]]]
 
 
 class ControlServer:
@@ -205,7 +205,7 @@ class ControlServer:
     async def _upgrade(self, stream: trio.SocketStream, user: int, program: str) -> None:
         if not is_of_this_system(stream):
             raise NotPermitted("the daemon is replaced from its own system, not from a container")
-        end = self._endings.upgrade(user, program)
+        end = await self._endings.upgrade(user, program)
         await self._send(stream, _done("ok"))
         end()
 

@@ -385,16 +385,16 @@ class _Daemon:
         is_own = self._session is not None and self._session.library == "own"
         return self._kept is not None and is_own and os.getppid() == self._keeper
 
-    def _hand_over(self, user: int, program: str) -> Callable[[], None]:
-        """Return what ends this process. The keeper then starts a successor with the Python at `program`."""
+    async def _hand_over(self, user: int, program: str) -> Callable[[], None]:
+        """Return what ends this process, once a successor with the Python at `program` waits."""
         if user not in {0, os.geteuid()}:
             raise NotPermitted("only root and the user who mounted may replace the daemon")
         if self._kept is None or not self._outlives:
             raise MountError(
                 f"{self._options.mountpoint}: only a mount with --keep-mounted can be upgraded while it is used"
             )
+        await trio.to_thread.run_sync(self._kept.name_program, program)
         log.info("the daemon ends, for its successor program=%s", program)
-        self._kept.name_program(program)
         return partial(os._exit, STATUS_HAND_OVER)
 
     def _abandon(self) -> None:

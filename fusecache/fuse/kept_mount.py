@@ -38,6 +38,8 @@ def await_turn() -> None:
     if os.environ.pop(STANDBY_VARIABLE, None) is None:
         return
     with socket.socket(fileno=os.dup(int(os.environ[KEEPER_VARIABLE]))) as keeper:
+        with suppress(OSError):
+            keeper.send(b"waiting")
         _, fds, _, _ = socket.recv_fds(keeper, 64, 8, socket.MSG_CMSG_CLOEXEC)
     if not fds:
         sys.exit(0)
@@ -123,19 +125,24 @@ class KeptMount:
         self._tell(b"standby", [])
 
     def name_program(self, program: str) -> None:
-        """Have the keeper start the next process with the program at this path. "": with the one of this process."""
+        """Have the keeper start the next process with the program at this path. "": with the one of this process.
+
+        Returns when that process waits for its turn, or is known to be of no use; blocks.
+        """
         if program:
-            self._tell(b"program " + os.fsencode(program), [])
+            self._tell(b"program " + os.fsencode(program), [], is_answered=True)
 
     def end(self) -> None:
         """The mount ends: the keeper lets go of it, and does not start a successor."""
         self._tell(b"end", [])
 
     @staticmethod
-    def _tell(message: bytes, fds: list[int]) -> None:
+    def _tell(message: bytes, fds: list[int], *, is_answered: bool = False) -> None:
         number = os.environ.get(KEEPER_VARIABLE)
         if number is None:
             return
         # Without a keeper the mount goes on, and ends with this process.
         with suppress(OSError), socket.socket(fileno=os.dup(int(number))) as keeper:
             socket.send_fds(keeper, [message], fds)
+            if is_answered:
+                keeper.recv(64)

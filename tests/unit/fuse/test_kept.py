@@ -399,6 +399,19 @@ def test_a_program_that_cannot_serve_is_replaced_by_the_one_before(tmp_path: Pat
     assert (tmp_path / "log").read_text().count("start") == 2
 
 
+def test_the_next_program_waits_before_the_daemon_ends_for_it(tmp_path: Path) -> None:
+    log, program = tmp_path / "log", tmp_path / "python"
+    program.write_text(f"""#!/bin/sh\nexec {sys.executable} "$@"\n""")
+    program.chmod(0o755)
+    with keep_with_standby(log, str(program), "end") as process:
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 3, said
+    first, waits, start = log.read_text().splitlines()
+    assert first.endswith("resumed=False")
+    assert start == f"start {waits.split()[1]} resumed=True"
+    assert "died" not in said
+
+
 def test_a_signal_to_stop_reaches_the_daemon_and_no_successor_is_started(tmp_path: Path) -> None:
     process = keep(tmp_path / "log", "stay")
     wait_until((tmp_path / "log").exists, "the daemon's start")
