@@ -133,6 +133,8 @@ class FileSystem:
                 if node is not None:
                     handle = FileHandle(node, each.writable, each.pid, each.process, each.appends)
                     self.replayed.handles[each.number] = self.file_io.adopt(node, handle)
+                    if each.was_killed and node.version is not None:
+                        node.version.close_state.killed_writer = handle
 
     def _start_clients(self) -> None:
         write_back, services = self._write_back, self._services

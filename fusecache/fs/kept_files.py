@@ -7,6 +7,7 @@ Rows of the table (`fuse/kept_table.py`), by key:
     d/<inode>       a directory that the kernel knows: its parent's inode, name, attributes, and the number of the
                     request that made it, 0 if it was found
     n/<inode>       an open file: the same, and its content, which is a generation here or an object in the bucket
+    k/<inode>       the handle of an open file whose writer was killed
     h/<handle>      an open file's handle, with the number of the request that opened it
     o/<handle>      an open directory's
     r/<handle>      how far it has been read: its places after the last two replies
@@ -86,6 +87,16 @@ class KeptFiles:
                 ],
             )  # fmt: skip
 
+    def on_flushed(self, number: int, handle: FileHandle) -> None:
+        """A descriptor of a file was closed, perhaps as its process is being killed."""
+        version = handle.node.version
+        if self._table is None or version is None:
+            return
+        if version.close_state.killed_writer is handle:
+            self._table.put(f"k/{handle.node.number}", number)
+        elif version.close_state.killed_writer is None:
+            self._table.remove(f"k/{handle.node.number}")
+
     def on_directory_opened(self, number: int, request: int, node: Node, pid: int) -> None:
         """A directory was opened."""
         if self._table is not None:
@@ -108,6 +119,7 @@ class KeptFiles:
             self._table.remove(f"h/{number}")
             if not node.handles:
                 self._table.remove(f"n/{node.number}")
+                self._table.remove(f"k/{node.number}")
 
     def on_directory_closed(self, number: int) -> None:
         """A directory's handle is gone."""
@@ -183,7 +195,16 @@ class KeptFiles:
                 if writable:
                     written.add(inode)
                 handles.append(
-                    KeptHandle(int(number), inode, pid, False, writable, process, appends, backing_id)  # noqa: FBT003
+                    KeptHandle(
+                        int(number),
+                        inode,
+                        pid,
+                        writable=writable,
+                        process=process,
+                        appends=appends,
+                        backing_id=backing_id,
+                        was_killed=self._table.get(f"k/{inode}") == int(number),
+                    )
                 )
         for number, (request, inode, pid) in list(self._table.items("o/")):
             if request in open_requests:

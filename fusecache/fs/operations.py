@@ -289,6 +289,7 @@ class Operations(NameOperations):
         handle = self._files.get(fh)
         if handle is not None:
             await self._close_file(handle)
+            self._kept.on_flushed(fh, handle)
 
     @timed("close")
     async def _close_file(self, handle: FileHandle) -> None:

@@ -52,7 +52,7 @@ class KeptReading:
 class KeptHandle:
     """A handle that the kernel has from an earlier daemon. backing_id: of an open by passthrough, else 0.
 
-    reading: of a directory whose names were asked for.
+    reading: of a directory whose names were asked for. was_killed: the process that opened the file.
     """
 
     number: int
@@ -64,6 +64,7 @@ class KeptHandle:
     appends: bool = False
     backing_id: int = 0
     reading: KeptReading | None = None
+    was_killed: bool = False
 
 
 @dataclass(slots=True)

@@ -355,6 +355,34 @@ def test_a_close_by_a_child_publishes_nothing_of_a_file_that_is_still_written(
     assert stored(bucket, made, "f") == b"half, whole"
 
 
+def test_what_a_killed_writer_left_unfinished_is_not_published_by_a_successor(
+    mount: MakeMount, bucket: Bucket, expect_log: Callable[[str], None]
+) -> None:
+    """Its child has the same open file, so the file's end comes when another daemon serves."""
+    expect_log("its writer was killed before it closed the file")
+    bucket.put("file", b"whole")
+    made = mount("--keep-mounted")
+    write = (
+        "import os, sys, time\n"
+        "file = open(sys.argv[1], 'wb', buffering=0)\n"
+        "file.write(b'half')\n"
+        "child = os.fork()\n"
+        "if child:\n"
+        "    print(child, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", write, str(made.path / "file")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        child = int(writer.stdout.readline())
+        writer.kill()
+        writer.wait()
+        kill(made)
+        os.kill(child, signal.SIGTERM)
+    wait_until(lambda: "was killed before" in made.log(), "what becomes of the file")
+    assert stored(bucket, made, "file") == b"whole"
+
+
 def test_a_removed_file_is_readable_to_the_end(mount: MakeMount, bucket: Bucket) -> None:
     data = pattern(3_000_000)
     bucket.put("f", data)
