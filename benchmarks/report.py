@@ -137,16 +137,18 @@ def table(results: Results, bars: Sequence[Bar]) -> str:
     for case in results.cases():
         kind, _, origin = case.partition(" ")
         shown = SHOWN[kind]
-        rows.append([f"{shown.title}, {origin}", *(_cell(results, case, name, shown) for name in names)])
+        rows.append([f"{shown.title}, {origin}", *(cell(results, case, name, shown) for name in names)])
     for case in results.cases():
         for title, figure in PER_GIB.items():
-            cells = [results.median(case, name, figure) for name in names]
-            if any(cell is not None for cell in cells):
-                rows.append([f"{title}, {case}", *("" if cell is None else f"{cell:.2f}" for cell in cells)])
+            values = [results.median(case, name, figure) for name in names]
+            if any(value is not None for value in values):
+                rows.append(
+                    [f"{title}, {case}", *("" if value is None else f"{value:.2f}" for value in values)]
+                )
     highest = (results.highest(name, "memory_bytes") for name in names)
-    rows.append(["most memory", *("" if cell is None else f"{cell / 1e6:,.0f} MB" for cell in highest)])
+    rows.append(["most memory", *("" if value is None else f"{value / 1e6:,.0f} MB" for value in highest)])
     figures = [["bar", "what", "figure", "limit", ""]]
-    figures += [[bar.case, bar.what, *_bar_cells(bar)] for bar in bars]
+    figures += [[bar.case, bar.what, *bar_cells(bar)] for bar in bars]
     return f"\n{columns(rows)}\n{columns(figures)}\n"
 
 
@@ -229,7 +231,8 @@ def machine() -> str:
     return f"{os.cpu_count()} CPUs {model}, {memory:.0f} GiB, {system}"
 
 
-def _cell(results: Results, case: str, name: str, shown: Shown) -> str:
+def cell(results: Results, case: str, name: str, shown: Shown) -> str:
+    """Return the median and the range of a competitor in a case, or why there is none."""
     value = results.median(case, name, shown.figure)
     if value is not None:
         return shown.show(value) + _range(results.range(case, name, shown.figure), shown)
@@ -250,11 +253,16 @@ def _range(found: tuple[float, float] | None, shown: Shown) -> str:
     return f" ({low}-{high})" if low_unit == high_unit else f" ({low} {low_unit}-{high} {high_unit})"
 
 
-def _bar_cells(bar: Bar) -> list[str]:
+def bar_cells(bar: Bar) -> list[str]:
+    """Return a bar's figure, its limit and its verdict."""
     sign = "≥" if bar.at_least else "≤"
-    figure = "" if bar.figure is None else f"{bar.figure:.3g} {bar.unit}".strip()
-    limit = "" if bar.limit is None else f"{sign} {bar.limit:.3g} {bar.unit}".strip()
+    figure = "" if bar.figure is None else f"{_number(bar.figure)} {bar.unit}".strip()
+    limit = "" if bar.limit is None else f"{sign} {_number(bar.limit)} {bar.unit}".strip()
     return [figure, limit, bar.verdict]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

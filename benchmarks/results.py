@@ -59,6 +59,10 @@ class Results:
         """Return everybody measured, in order of appearance."""
         return list(dict.fromkeys(row.competitor for row in self.rows))
 
+    def competitors_of(self, case: str) -> set[str]:
+        """Return everybody measured in a case."""
+        return {row.competitor for row in self.rows if row.case == case}
+
     def median(self, case: str, competitor: str, figure: str) -> float | None:
         """Return the median over the rounds; None if it was never measured."""
         values = self._values(case, competitor, figure)
