@@ -1,4 +1,7 @@
-"""The bars of the loader: which figure must be how good, beside what was measured. Pure."""
+"""The bars of the loader: which figure must be how good, beside what was measured. Pure.
+
+Our figure is that of `fusecache`, the plain DataLoader; `fusecache-loader` has no bars.
+"""
 
 from collections.abc import Mapping
 
@@ -32,6 +35,26 @@ def _cpu(limit: float, samples_per_second: float | None = None) -> Judge:
     return bars
 
 
+def _times_raw(limit: float) -> Judge:
+    """Return a judge by whom our CPU must be no more than `limit` times that of reading as many bytes."""
+
+    def bars(results: Results, case: str, origin: str) -> list[Bar]:
+        ours, raw = (results.median(case, name, "cpu_us") for name in (US, "raw"))
+        return [Bar(case, "CPU a sample / raw", ratio(ours, raw), limit, at_least=False)]
+
+    return bars
+
+
+def _less_than_peer(peer: str, title: str, limit: float) -> Judge:
+    """Return a judge by whom the CPU of a peer must be at least `limit` times ours."""
+
+    def bars(results: Results, case: str, origin: str) -> list[Bar]:
+        theirs, ours = (results.median(case, name, "cpu_us") for name in (peer, US))
+        return [Bar(case, f"CPU a sample of {title} / ours", ratio(theirs, ours), limit, at_least=True)]
+
+    return bars
+
+
 def _cold(results: Results, case: str, origin: str) -> list[Bar]:
     whole = results.median(case, "whole", "seconds")
     waited = ratio(results.median(case, US, "waited_seconds"), whole)
@@ -53,10 +76,16 @@ def _several(*judges: Judge) -> Judge:
     return lambda results, case, origin: [bar for judge in judges for bar in judge(results, case, origin)]
 
 
+_TOKENS_AGAINST_OTHERS = _several(
+    _times_raw(1.3),
+    _less_than_peer("streaming", "StreamingDataset", 10.0),
+    _less_than_peer("litdata", "LitData", 2.0),
+)
 JUDGES: Mapping[str, Judge] = {
-    "tokens-local": _cpu(3.0, 300_000),
+    "tokens-local": _several(_cpu(3.0, 300_000), _TOKENS_AGAINST_OTHERS),
+    "tokens-32": _several(_cpu(3.0), _TOKENS_AGAINST_OTHERS),
     "tokens": _cpu(6.0, 120_000),
-    "blobs-local": _cpu(10.0),
+    "blobs-local": _several(_cpu(10.0), _times_raw(1.25)),
     "cold-start": _cold,
     "steady-50": _steady,
     "ranks-50": _steady,

@@ -35,6 +35,10 @@ COLOURS = {
     "cached": "#d0d0d0",
     "streaming": "#30638e",
     "litdata": "#edae49",
+    "webdataset": "#66a182",
+    "datasets": "#8d6a9f",
+    "ray": "#4fb0ae",
+    "energon": "#a98467",
     "whole": "#9a9a9a",
     "lru": "#7ba7cc",
     "ideal": "#d0d0d0",
@@ -60,6 +64,10 @@ TITLES = {
     "cached": "fusecache, all cached before",
     "streaming": "StreamingDataset",
     "litdata": "LitData",
+    "webdataset": "WebDataset",
+    "datasets": "Hugging Face datasets",
+    "ray": "Ray Data",
+    "energon": "Megatron-Energon",
     "whole": "the shards read whole",
     "lru": "least recently used, counted",
     "ideal": "the least possible",
@@ -101,9 +109,12 @@ WRITE_PANELS: Panels = (
 
 LOADER_PANELS: Panels = (
     (
-        ("CPU µs a sample of 2 048 tokens (log scale, less is better)", ("tokens-local A", "tokens A")),
-        ("CPU µs a sample of 100 KB (log scale, less is better)", ("blobs-local A", "blobs A")),
+        (
+            "CPU µs a sample of 2 048 tokens (log scale, less is better)",
+            ("tokens-local A", "tokens-32 A", "tokens A"),
+        ),
     ),
+    (("CPU µs a sample of 100 KB (log scale, less is better)", ("blobs-local A", "blobs A")),),
     (
         ("seconds waited (log scale)", ("cold-start B",)),
         ("share of the data fetched an epoch (less is better)", ("steady-50 B", "ranks-50 B", "steady-25 B")),

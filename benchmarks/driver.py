@@ -18,7 +18,7 @@ from benchmarks.bench import QUICK, Bench, Sizes, note
 from benchmarks.chart import Panels, draw
 from benchmarks.origins import ORIGINS, Origin, Origins
 from benchmarks.processes import remove_folder
-from benchmarks.report import table, write_json
+from benchmarks.report import in_shown_order, kept_runs, table, write_json
 from benchmarks.results import Results
 
 RESULTS = Path(__file__).parent / "results"
@@ -67,12 +67,14 @@ def run(benchmark: Benchmark, description: str | None) -> int:
                 note("interrupted: what was measured so far follows")
     finally:
         remove_folder(directory)
-    bars = benchmark.judge(bench.results)
-    sys.stdout.write(table(bench.results, bars))
     options.output.mkdir(parents=True, exist_ok=True)
-    path = options.output / benchmark.name
-    write_json(path.with_suffix(".json"), bench.results, bars, quick=options.quick, rounds=bench.rounds_done)
-    draw(path.with_suffix(".png"), bench.results, benchmark.panels)
+    path = options.output / f"{benchmark.name}.json"
+    kept = kept_runs(path, bench.results.cases()) if options.keep else []
+    results = in_shown_order([*(row for run in kept for row in run.rows), *bench.results.rows])
+    bars = benchmark.judge(results)
+    sys.stdout.write(table(results, bars))
+    write_json(path, results, bars, quick=options.quick, rounds=bench.rounds_done, kept=kept)
+    draw(path.with_suffix(".png"), results, benchmark.panels)
     if interrupted:
         return 2
     return 0 if all(bar.verdict == "met" for bar in bars) else 1
@@ -121,6 +123,11 @@ def _parser(benchmark: Benchmark, description: str | None) -> argparse.ArgumentP
         "--alone", action="store_true", help="without competitors; most bars are not measured"
     )
     parser.add_argument("--only", default="", metavar="CASE,…", help=", ".join(case.name for case in cases))
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep the cases of the last results that this run does not measure; the JSON says which",
+    )
     parser.add_argument("--origin", default=letters, help="letters of the origins to measure on")
     parser.add_argument("--directory", type=Path, default=DIRECTORY, help="where caches are made")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON and the chart go")

@@ -14,9 +14,10 @@ from benchmarks.chart import LOADER_PANELS
 from benchmarks.driver import Benchmark, Case, run
 
 CASES = (
-    Case("tokens-local", partial(cases_loader.local, "tokens"), "A", 60, 80),
+    Case("tokens-local", partial(cases_loader.local, "tokens"), "A", 240, 340),
+    Case("tokens-32", cases_loader.small_batches, "A", 80, 80),
     Case("tokens", partial(cases_loader.mounted, "tokens"), "A", 70, 80),
-    Case("blobs-local", partial(cases_loader.local, "blobs"), "A", 50, 60),
+    Case("blobs-local", partial(cases_loader.local, "blobs"), "A", 100, 130),
     Case("blobs", partial(cases_loader.mounted, "blobs"), "A", 50, 60),
     Case("cold-start", cases_loader.cold_start, "B", 0, 480),
     Case("steady-50", partial(cases_loader.steady, "steady-50", 50, 1), "B", 150, 380),

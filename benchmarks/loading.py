@@ -1,6 +1,7 @@
 """What a training process does with a dataset: `python -m benchmarks.loading '{"task": …}'` prints one JSON object.
 
-CPU is user and system time of this process and its threads; none of the libraries has worker processes here.
+CPU is user and system time of this process and its threads, and of the processes that a library starts. DataLoaders
+have no workers here.
 """
 
 import json
@@ -18,14 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.processes import drop_pages
+from benchmarks.loading_peers import READERS, WRITERS, Epoch, Reader, cleanups
+from benchmarks.processes import DescendantsWatch, drop_pages, tree
+from benchmarks.samples import CONTEXT, DeliveryError, check_count, check_delivery, make_value
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
 from loader.order import EpochOrders, OrderFiles, OrderSpec, StreamTable, batch_plan
 
-CONTEXT = 2048
-# Seeded once for all libraries' files: about 100 KB, as JPEGs differ in size.
-BLOB_BYTES = (80_000, 120_000)
-SHARD_BYTES = 64 << 20
 CANONICAL_NODES = 8
 # Samples of a block of the shuffle where the cache is small: 8 blocks at a time are an eighth of the shards. The usual
 # block of 2**18 would be all of so small a dataset, and each batch would read from all shards.
@@ -33,61 +32,49 @@ STEADY_BLOCK = 1024
 
 
 def write(library: str, kind: str, path: str, samples: int, shard_bytes: int) -> dict[str, Any]:
-    """Write a dataset of tokens or of blobs in a library's format (MDS serves StreamingDataset too)."""
+    """Write a dataset of tokens or of blobs: as MDS, which serves StreamingDataset too, or for another library."""
     rng = np.random.default_rng(1)
-    if library == "litdata":
-        return _write_litdata(kind, path, samples, shard_bytes, rng)
+    if library in WRITERS:
+        WRITERS[library](
+            kind, path, (make_value(kind, number, rng) for number in range(samples)), shard_bytes
+        )
+        return {}
     columns = {"tokens": {"tokens": f"ndarray:int32:{CONTEXT}"}, "blobs": {"image": "bytes"}}[kind]
     with MDSWriter(path, columns, size_limit=shard_bytes) as writer:
         for number in range(samples):
-            name, value = next(iter(columns)), _value(kind, number, rng)
+            name, value = next(iter(columns)), make_value(kind, number, rng)
             writer.write({name: value})
     return {}
 
 
-def _value(kind: str, number: int, rng: np.random.Generator) -> Any:
-    if kind == "tokens":
-        tokens = rng.integers(0, 50_000, CONTEXT, np.int32)
-        tokens[0] = number
-        return tokens
-    return rng.bytes(int(rng.integers(*BLOB_BYTES)))
+def speed(library: str, kind: str, path: str, batch: int, passes: int, samples: int) -> dict[str, Any]:
+    """Go through all samples in shuffled order, several times; the first pass is checked instead of counted.
 
-
-def _write_litdata(
-    kind: str, path: str, samples: int, shard_bytes: int, rng: np.random.Generator
-) -> dict[str, Any]:
-    import torch
-    from litdata.streaming.item_loader import TokensLoader
-    from litdata.streaming.writer import BinaryWriter
-
-    items = TokensLoader(block_size=CONTEXT) if kind == "tokens" else None
-    writer = BinaryWriter(path, chunk_bytes=shard_bytes, item_loader=items)
-    for number in range(samples):
-        value = _value(kind, number, rng)
-        writer[number] = torch.from_numpy(value) if kind == "tokens" else {"image": value}
-    writer.done()
-    writer.merge()
-    return {}
-
-
-def speed(library: str, kind: str, path: str, batch: int, passes: int) -> dict[str, Any]:
-    """Go through all samples in shuffled order, several times; the first pass does not count."""
+    cpu_us: CPU microseconds a sample, of this process and of all that it started. Raises DeliveryError.
+    """
     import torch
 
     torch.set_num_threads(1)
     epoch = LIBRARIES[library](kind, path, batch)
+    check_delivery(kind, epoch(0), samples, batch, with_values=library != "raw")
+    others = DescendantsWatch(os.getpid()) if len(tree(os.getpid())) > 1 else None
     cpu, rates = [], []
-    for number in range(passes + 1):
-        began, used, samples = time.perf_counter(), time.process_time(), 0
-        for size in epoch(number):
-            samples += size
-        if number:
-            cpu.append((time.process_time() - used) / samples * 1e6)
-            rates.append(samples / (time.perf_counter() - began))
+    for number in range(1, passes + 1):
+        began, used, count = time.perf_counter(), _cpu_seconds(others), 0
+        for values in epoch(number):
+            count += len(values)
+        cpu.append((_cpu_seconds(others) - used) / count * 1e6)
+        rates.append(count / (time.perf_counter() - began))
+        check_count(count, samples, batch)
+    if others is None and len(tree(os.getpid())) > 1:
+        raise DeliveryError(
+            f"{library} started processes, whose CPU was not counted: add it to WITH_PROCESSES"
+        )
     return {"cpu_us": statistics.median(cpu), "samples_per_second": statistics.median(rates)}
 
 
-Epoch = Callable[[int], Iterable[int]]
+def _cpu_seconds(others: DescendantsWatch | None) -> float:
+    return time.process_time() + (others.seconds() if others is not None else 0.0)
 
 
 def _ours(
@@ -112,10 +99,10 @@ def _fusecache(kind: str, path: str, batch: int) -> Epoch:
     dataset, sampler = _ours(path, batch)
     batches: DataLoader[Any] = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)
 
-    def epoch(number: int) -> Iterable[int]:
+    def epoch(number: int) -> Iterable[Any]:
         sampler.set_epoch(number)
         for found in batches:
-            yield len(next(iter(found.values())))
+            yield next(iter(found.values()))
 
     return epoch
 
@@ -125,10 +112,10 @@ def _fusecache_loader(kind: str, path: str, batch: int) -> Epoch:
 
     batches = Loader(*_ours(path, batch))
 
-    def epoch(number: int) -> Iterable[int]:
+    def epoch(number: int) -> Iterable[Any]:
         batches.set_epoch(number)
         for found in batches:
-            yield len(next(iter(found.values())))
+            yield next(iter(found.values()))
 
     return epoch
 
@@ -142,7 +129,7 @@ def _raw(kind: str, path: str, batch: int) -> Epoch:
     plans = [list(sampler)]
     ends = np.cumsum(index.samples)
 
-    def epoch(number: int) -> Iterable[int]:
+    def epoch(number: int) -> Iterable[Any]:
         for ids in plans[0]:
             shards = np.searchsorted(ends, ids, side="right")
             places = (np.asarray(ids) - ends[shards] + index.samples[shards]) * size
@@ -150,7 +137,7 @@ def _raw(kind: str, path: str, batch: int) -> Epoch:
                 os.pread(files[shard], size, place)
                 for shard, place in zip(shards.tolist(), places.tolist(), strict=True)
             ]
-            yield len(found)
+            yield found
 
     return epoch
 
@@ -161,9 +148,9 @@ def _streaming(kind: str, path: str, batch: int) -> Epoch:
     dataset = _streaming_dataset(local=path, batch_size=batch)
     batches: DataLoader[Any] = DataLoader(dataset, batch_size=batch)
 
-    def epoch(number: int) -> Iterable[int]:
+    def epoch(number: int) -> Iterable[Any]:
         for found in batches:
-            yield len(next(iter(found.values())))
+            yield next(iter(found.values()))
 
     return epoch
 
@@ -177,28 +164,12 @@ def _streaming_dataset(**options: Any) -> Any:
     return streaming.StreamingDataset(shuffle=True, num_canonical_nodes=CANONICAL_NODES, **options)
 
 
-def _litdata(kind: str, path: str, batch: int) -> Epoch:
-    warnings.simplefilter("ignore")
-    import litdata
-    from litdata.streaming.item_loader import TokensLoader
-
-    options = {"item_loader": TokensLoader(block_size=CONTEXT)} if kind == "tokens" else {}
-    dataset = litdata.StreamingDataset(path, shuffle=True, **options)
-    batches = litdata.StreamingDataLoader(dataset, batch_size=batch)
-
-    def epoch(number: int) -> Iterable[int]:
-        for found in batches:
-            yield len(found if kind == "tokens" else found["image"])
-
-    return epoch
-
-
-LIBRARIES: dict[str, Callable[[str, str, int], Epoch]] = {
+LIBRARIES: dict[str, Reader] = {
     "fusecache": _fusecache,
     "fusecache-loader": _fusecache_loader,
     "streaming": _streaming,
-    "litdata": _litdata,
     "raw": _raw,
+    **READERS,
 }
 
 
@@ -400,7 +371,11 @@ def main() -> None:
     """Do the one task of the command line. What libraries print goes to standard error."""
     request = json.loads(sys.argv[1])
     answers, sys.stdout = sys.stdout, sys.stderr
-    answer = TASKS[request.pop("task")](**request)
+    try:
+        answer = TASKS[request.pop("task")](**request)
+    finally:
+        for cleanup in cleanups:
+            cleanup()
     answers.write(json.dumps(answer))
     answers.flush()
     sys.stderr.flush()

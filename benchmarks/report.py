@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.bars import Bar
 from benchmarks.processes import ROOT
-from benchmarks.results import Results
+from benchmarks.results import Results, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ SHOWN = {
     "train": Shown("reading while 4 GiB upload", "rate", _megabytes),
     "recover": Shown("start with 10 000 journaled", "seconds", _seconds),
     "tokens-local": Shown("CPU a sample, 2 048 tokens, local", "cpu_us", _microseconds),
+    "tokens-32": Shown("CPU a sample, 2 048 tokens, batches of 32, local", "cpu_us", _microseconds),
     "tokens": Shown("CPU a sample, 2 048 tokens, warm mount", "cpu_us", _microseconds),
     "blobs-local": Shown("CPU a sample, 100 KB, local", "cpu_us", _microseconds),
     "blobs": Shown("CPU a sample, 100 KB, warm mount", "cpu_us", _microseconds),
@@ -114,11 +115,17 @@ ORDER = (
     "whole",
     "streaming",
     "litdata",
+    "webdataset",
+    "datasets",
+    "ray",
+    "energon",
     "lru",
     "ideal",
 )
 # Shown besides, where they were measured.
 PER_GIB = {"CPU s a GiB": "cpu_per_gib", "interpreter's lock s a GiB": "lock_per_gib"}
+# What a results file says about a run.
+_RUN = ("revision", "time", "machine", "rounds")
 # What a competitor lacks: no failure.
 NOT_AVAILABLE = "n/a"
 
@@ -126,25 +133,69 @@ NOT_AVAILABLE = "n/a"
 def table(results: Results, bars: Sequence[Bar]) -> str:
     """Return what a person reads: figures, CPU and memory, bars."""
     names = [name for name in ORDER if name in results.competitors()]
-    rows = [["case, median", *names]]
+    rows = [["case, median (lowest-highest of the rounds)", *names]]
     for case in results.cases():
         kind, _, origin = case.partition(" ")
         shown = SHOWN[kind]
-        rows.append([f"{shown.title}, {origin}", *(_cell(results, case, name, shown) for name in names)])
+        rows.append([f"{shown.title}, {origin}", *(cell(results, case, name, shown) for name in names)])
     for case in results.cases():
         for title, figure in PER_GIB.items():
-            cells = [results.median(case, name, figure) for name in names]
-            if any(cell is not None for cell in cells):
-                rows.append([f"{title}, {case}", *("" if cell is None else f"{cell:.2f}" for cell in cells)])
+            values = [results.median(case, name, figure) for name in names]
+            if any(value is not None for value in values):
+                rows.append(
+                    [f"{title}, {case}", *("" if value is None else f"{value:.2f}" for value in values)]
+                )
     highest = (results.highest(name, "memory_bytes") for name in names)
-    rows.append(["most memory", *("" if cell is None else f"{cell / 1e6:,.0f} MB" for cell in highest)])
+    rows.append(["most memory", *("" if value is None else f"{value / 1e6:,.0f} MB" for value in highest)])
     figures = [["bar", "what", "figure", "limit", ""]]
-    figures += [[bar.case, bar.what, *_bar_cells(bar)] for bar in bars]
+    figures += [[bar.case, bar.what, *bar_cells(bar)] for bar in bars]
     return f"\n{columns(rows)}\n{columns(figures)}\n"
 
 
-def write_json(path: Path, results: Results, bars: Sequence[Bar], *, quick: bool, rounds: int) -> None:
-    """Write everything that was measured."""
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    """What is kept of an older results file: the rows of `cases`, and what the file says about their run."""
+
+    cases: tuple[str, ...]
+    run: Mapping[str, Any]
+    rows: tuple[Row, ...]
+
+
+def kept_runs(path: Path, measured: Collection[str]) -> list[KeptRun]:
+    """Return what a results file has beyond the cases that were `measured` now, by run; [] if there is no file."""
+    if not path.exists():
+        return []
+    content = json.loads(path.read_text())
+    rows = [Row.from_json(row) for row in content["rows"]]
+    runs = [*content.get("kept", [])]
+    older = {case for run in runs for case in run["cases"]}
+    own = [case for case in Results(rows).cases() if case not in older]
+    runs.append({"cases": own, **{name: content[name] for name in _RUN}})
+    found = []
+    for run in runs:
+        cases = tuple(case for case in run["cases"] if case not in measured)
+        of_cases = tuple(row for row in rows if row.case in cases)
+        if cases:
+            found.append(KeptRun(cases, {name: run[name] for name in _RUN}, of_cases))
+    return found
+
+
+def in_shown_order(rows: Iterable[Row]) -> Results:
+    """Return results whose cases are in the order of SHOWN, whichever run they are of."""
+    order = {kind: number for number, kind in enumerate(SHOWN)}
+    return Results(sorted(rows, key=lambda row: order[row.case.partition(" ")[0]]))
+
+
+def write_json(
+    path: Path,
+    results: Results,
+    bars: Sequence[Bar],
+    *,
+    quick: bool,
+    rounds: int,
+    kept: Sequence[KeptRun] = (),
+) -> None:
+    """Write everything that was measured. kept: which of the cases are an older run's, and of which."""
     content: dict[str, Any] = {
         "benchmark": path.stem,
         "revision": revision(),
@@ -152,6 +203,7 @@ def write_json(path: Path, results: Results, bars: Sequence[Bar], *, quick: bool
         "machine": machine(),
         "quick": quick,
         "rounds": rounds,
+        **({"kept": [{"cases": each.cases, **each.run} for each in kept]} if kept else {}),
         "bars": [{**asdict(bar), "verdict": bar.verdict} for bar in bars],
         "rows": [row.as_json() for row in results.rows],
     }
@@ -179,10 +231,11 @@ def machine() -> str:
     return f"{os.cpu_count()} CPUs {model}, {memory:.0f} GiB, {system}"
 
 
-def _cell(results: Results, case: str, name: str, shown: Shown) -> str:
+def cell(results: Results, case: str, name: str, shown: Shown) -> str:
+    """Return the median and the range of a competitor in a case, or why there is none."""
     value = results.median(case, name, shown.figure)
     if value is not None:
-        return shown.show(value)
+        return shown.show(value) + _range(results.range(case, name, shown.figure), shown)
     limit = results.limit(case, name)
     if limit is not None:
         return f"> {limit:g} s"
@@ -192,11 +245,24 @@ def _cell(results: Results, case: str, name: str, shown: Shown) -> str:
     return "failed" if error else ""
 
 
-def _bar_cells(bar: Bar) -> list[str]:
+def _range(found: tuple[float, float] | None, shown: Shown) -> str:
+    """Return the lowest and highest of the rounds in parentheses, with the unit only where the two differ in it."""
+    if found is None:
+        return ""
+    (low, low_unit), (high, high_unit) = (shown.show(value).split(" ", 1) for value in found)
+    return f" ({low}-{high})" if low_unit == high_unit else f" ({low} {low_unit}-{high} {high_unit})"
+
+
+def bar_cells(bar: Bar) -> list[str]:
+    """Return a bar's figure, its limit and its verdict."""
     sign = "≥" if bar.at_least else "≤"
-    figure = "" if bar.figure is None else f"{bar.figure:.3g} {bar.unit}".strip()
-    limit = "" if bar.limit is None else f"{sign} {bar.limit:.3g} {bar.unit}".strip()
+    figure = "" if bar.figure is None else f"{_number(bar.figure)} {bar.unit}".strip()
+    limit = "" if bar.limit is None else f"{sign} {_number(bar.limit)} {bar.unit}".strip()
     return [figure, limit, bar.verdict]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

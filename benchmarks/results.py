@@ -27,6 +27,19 @@ class Row:
             row["limit_seconds"] = self.limit_seconds
         return row
 
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Row":
+        """Return the row that `as_json` wrote."""
+        figures = dict(content)
+        return cls(
+            figures.pop("round"),
+            figures.pop("case"),
+            figures.pop("competitor"),
+            error=figures.pop("error", ""),
+            limit_seconds=figures.pop("limit_seconds", None),
+            figures=figures,
+        )
+
 
 class Results:
     """All rows of one run."""
@@ -46,10 +59,19 @@ class Results:
         """Return everybody measured, in order of appearance."""
         return list(dict.fromkeys(row.competitor for row in self.rows))
 
+    def competitors_of(self, case: str) -> set[str]:
+        """Return everybody measured in a case."""
+        return {row.competitor for row in self.rows if row.case == case}
+
     def median(self, case: str, competitor: str, figure: str) -> float | None:
         """Return the median over the rounds; None if it was never measured."""
-        values = [row.figures[figure] for row in self._of(case, competitor) if figure in row.figures]
+        values = self._values(case, competitor, figure)
         return statistics.median(values) if values else None
+
+    def range(self, case: str, competitor: str, figure: str) -> tuple[float, float] | None:
+        """Return the lowest and the highest figure of the rounds; None if it was measured less than twice."""
+        values = self._values(case, competitor, figure)
+        return (min(values), max(values)) if len(values) > 1 else None
 
     def highest(self, competitor: str, figure: str) -> float | None:
         """Return the highest value in any case; None if it was never measured."""
@@ -71,6 +93,9 @@ class Results:
         if any(row.figures for row in rows):
             return None
         return max((row.limit_seconds for row in rows if row.limit_seconds is not None), default=None)
+
+    def _values(self, case: str, competitor: str, figure: str) -> list[float]:
+        return [row.figures[figure] for row in self._of(case, competitor) if figure in row.figures]
 
     def _of(self, case: str, competitor: str) -> list[Row]:
         return [row for row in self.rows if row.case == case and row.competitor == competitor]

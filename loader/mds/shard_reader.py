@@ -30,6 +30,9 @@ __all__ = ["DECOMPRESSED_CACHE_BYTES", "VERIFY_HINT", "ReadOptions", "ShardReade
 _LARGEST_MALLOC = (32 << 20) - (64 << 10)
 # Up to this many samples, a plain loop is faster than array operations.
 _FEW = 16
+# Up to this many records, one read each is cheaper than preparing one system call for all. CPU a record of 8 KiB, each
+# way: 7.1 against 12.2 µs for 32 records, 5.3 against 7.6 for 64, 4.8 against 5.2 for 128 (2 busy cores, Linux 6.18).
+_FEW_RECORDS = 64
 # A sample begins with the size of each variable value.
 _SIZE_BYTES = 4
 
@@ -56,6 +59,8 @@ class ShardReader:
         self._files = ShardFiles(self._index, self._options)
         self._some_packed = self._files.some_packed
         self._sized: set[int] = set()
+        # Shard -> the offset of its first record, where all records have one size.
+        self._first_records: dict[int, int] = {}
         self._watchdog = Watchdog(partial(_describe, self._index), stall_seconds=self._options.stall_seconds)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -83,6 +88,8 @@ class ShardReader:
         shards, samples: (rows,) int64, samples counted within their shards. block: (rows, record bytes). Returns
         False, with nothing read, if the index does not give the offsets of these samples, or a shard is in memory.
         """
+        if len(block) <= min(_FEW_RECORDS, self._options.open_files) and not self._some_packed:
+            return self._read_few_records(shards.tolist(), samples.tolist(), block)
         index, size = self._index, block.shape[1]
         used, which = np.unique(shards, return_inverse=True)
         counts = index.samples[used]
@@ -104,6 +111,35 @@ class ShardReader:
                     part = slice(first, first + self._options.open_files)
                     some, where = np.unique(shards[part], return_inverse=True)
                     self._read_batched(some, where, starts[part], block[part], shards[part], samples[part])
+        finally:
+            self._watchdog.end()
+        return True
+
+    def _read_few_records(self, shards: list[int], samples: list[int], block: NDArray[np.uint8]) -> bool:
+        """Like `read_records`, by a system call a record. Array operations would cost a small batch more than these."""
+        size, firsts = block.shape[1], self._first_records
+        used = set(shards)
+        for shard in used.difference(firsts):
+            count = int(self._index.samples[shard])
+            first = int(self._index.raw_bytes[shard]) - count * size
+            if first < 4 * (count + 2):
+                return False
+            firsts[shard] = first
+        view, preadv = memoryview(block.reshape(-1).data), os.preadv
+        self._watchdog.begin(shards[0], len(used))
+        try:
+            # Hold the files until this returns, so that an eviction does not close them.
+            files = {shard: self._files.file(shard) for shard in used}
+            start = 0
+            for shard, sample in zip(shards, samples, strict=True):
+                stop = start + size
+                try:
+                    got = preadv(files[shard].fd, (view[start:stop],), firsts[shard] + sample * size)
+                except OSError:
+                    got = -1
+                if got != size:
+                    view[start:stop] = self._read_many(shard, [sample])[0]
+                start = stop
         finally:
             self._watchdog.end()
         return True

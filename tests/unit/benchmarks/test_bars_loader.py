@@ -44,6 +44,33 @@ def test_a_figure_meets_its_bar_or_misses_it(case: str, figure: str, good: float
         assert [each.verdict for each in bars if each.figure is not None] == [verdict]
 
 
+@pytest.mark.parametrize(
+    ("case", "competitor", "what", "good", "bad"),
+    [
+        ("tokens-local A", "raw", "/ raw", 2 / 1.3, 1.53),
+        ("tokens-32 A", "raw", "/ raw", 2 / 1.3, 1.53),
+        ("blobs-local A", "raw", "/ raw", 1.6, 1.59),
+        ("tokens-local A", "streaming", "StreamingDataset", 20.0, 19.9),
+        ("tokens-32 A", "streaming", "StreamingDataset", 20.0, 19.9),
+        ("tokens-local A", "litdata", "LitData", 4.0, 3.9),
+        ("tokens-32 A", "litdata", "LitData", 4.0, 3.9),
+    ],
+)
+def test_our_cpu_is_compared_with_that_of_others_in_the_same_run(
+    case: str, competitor: str, what: str, good: float, bad: float
+) -> None:
+    for theirs, verdict in ((good, "met"), (bad, "missed")):
+        measured = results((case, "fusecache", {"cpu_us": 2.0}), (case, competitor, {"cpu_us": theirs}))
+        assert bar(measured, what).verdict == verdict
+
+
+def test_the_bars_are_those_of_the_plain_dataloader() -> None:
+    measured = results(
+        ("tokens-32 A", "fusecache-loader", {"cpu_us": 1.0}), ("tokens-32 A", "raw", {"cpu_us": 1.0})
+    )
+    assert {each.verdict for each in loader_bars(measured)} == {"not measured"}
+
+
 def test_rates_are_to_be_at_least_their_bars() -> None:
     for rate, verdict in ((300_000.0, "met"), (299_999.0, "missed")):
         measured = results(("tokens-local A", "fusecache", {"cpu_us": 1.0, "samples_per_second": rate}))
@@ -71,3 +98,17 @@ def test_every_case_has_a_row_in_the_table() -> None:
         for kind in names.get(case.name, (case.name,)):
             assert kind in SHOWN
     assert "2.5 µs" in table(results(("tokens A", "fusecache", {"cpu_us": 2.5})), [])
+
+
+def test_a_row_shows_the_range_of_its_rounds() -> None:
+    measured = Results(
+        Row(number, case, "streaming", {figure: value})
+        for case, figure, values in (
+            ("tokens A", "cpu_us", (151.2, 149.0, 160.4)),
+            ("import A", "seconds", (0.9, 1.2, 1.0)),
+        )
+        for number, value in enumerate(values, 1)
+    )
+    shown = table(measured, [])
+    assert "151.2 µs (149.0-160.4)" in shown
+    assert "1.0 s (900 ms-1.2 s)" in shown

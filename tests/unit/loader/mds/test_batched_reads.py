@@ -79,9 +79,10 @@ def test_a_child_and_other_threads_read_by_their_own(way: str, file: int) -> Non
     assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.parametrize("count", [20, 99])  # 20 are few enough for a system call each
 @pytest.mark.parametrize("compression", [None, "zstd:3"])
 def test_columns_of_fixed_sizes_are_those_that_were_written(
-    way: str, tmp_path: Path, compression: str | None
+    way: str, tmp_path: Path, compression: str | None, count: int
 ) -> None:
     columns = {"a": "uint8", "b": "ndarray:float32:2,3", "c": "int", "d": "float64"}
     samples = [
@@ -92,7 +93,7 @@ def test_columns_of_fixed_sizes_are_those_that_were_written(
         for sample in samples:
             writer.write(sample)
     dataset = MDSDataset(tmp_path)
-    ids = np.random.default_rng(2).permutation(300)[:99]
+    ids = np.random.default_rng(2).permutation(300)[:count]
     found = dataset.__getitems__(ids)
     assert isinstance(found, RecordTable) == (compression is None)
     batch = collate(found)
@@ -105,6 +106,24 @@ def test_columns_of_fixed_sizes_are_those_that_were_written(
         sample["b"] += 1  # its own to write to
     assert found[-1].keys() == columns.keys()
     assert [sample["c"] for sample in found[1:3]] == [-int(ids[1]), -int(ids[2])]
+
+
+@pytest.mark.parametrize("count", [20, 99])
+def test_a_record_that_is_gone_from_an_open_shard_is_an_error_and_the_others_are_read(
+    tmp_path: Path, count: int
+) -> None:
+    with MDSWriter(tmp_path, {"a": "ndarray:int32:4"}) as writer:
+        for number in range(100):
+            writer.write({"a": np.full(4, number, np.int32)})
+    dataset = MDSDataset(tmp_path)
+    ids = list(range(count - 1, -1, -1))
+    expected = collate(dataset.__getitems__(ids))["a"].tolist()
+    shard = tmp_path / "shard.00000.mds"
+    os.truncate(shard, shard.stat().st_size - (100 - count) * 16)
+    assert collate(dataset.__getitems__(ids))["a"].tolist() == expected
+    os.truncate(shard, shard.stat().st_size - 16)
+    with pytest.raises(ShardError, match="truncated"):
+        dataset.__getitems__(ids)
 
 
 def test_one_value_that_varies_among_fixed_ones_is_read_by_itself(tmp_path: Path) -> None:
