@@ -17,6 +17,7 @@ system calls fail and do not wait.
 import ctypes
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -40,7 +41,7 @@ _START_SECONDS = 600.0
 _PR_SET_DUMPABLE = 4
 # A successor gets the processor to itself for so long before the next standby is started.
 _STANDBY_SECONDS = 1.0
-# Another program's standby waits by then, or is done without.
+# How long an upgrade waits for the standby of the new program.
 _UPGRADE_SECONDS = 60.0
 # The wait before each further start.
 _PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
@@ -55,6 +56,8 @@ class Keeper:
         self._mountpoint = ""
         # What served last, while another program has not served yet.
         self._fallback = ""
+        # Whether the process that runs is that other program's.
+        self._is_next = False
         self._child = 0
         # The next process and our end of a socket to it.
         self._standby: tuple[int, socket.socket] | None = None
@@ -84,9 +87,7 @@ class Keeper:
                 return status
             if self._is_stopping:
                 return self._give_up("", status)
-            if status != _HAND_OVER and self._fallback:
-                _say(f"{self._command[0]} cannot serve the mount (status {status}); {self._fallback} goes on")
-                self._command[0], self._fallback = self._fallback, ""
+            if self._fallback and status != _HAND_OVER and self._fall_back(status):
                 continue
             if status == _CANNOT_RESUME:
                 return self._give_up("the daemon cannot go on with the mount of its predecessor", status)
@@ -99,9 +100,18 @@ class Keeper:
                 _say(f"the daemon died (status {status}); it is started again, the mount waits for it")
                 time.sleep(_PAUSES[self._deaths - 1])
 
+    def _fall_back(self, status: int) -> bool:
+        """Go on with the program that served last; return whether the other one was tried."""
+        if self._is_next:
+            _say(f"{self._command[0]} cannot serve the mount (status {status}); {self._fallback} goes on")
+        self._dismiss_standby()
+        self._command[0], self._fallback = self._fallback, ""
+        return self._is_next
+
     def _run_once(self) -> int:
         self._served_since = float("inf")
         self._can_stand_by = False
+        self._is_next = bool(self._fallback)
         self._reap()
         try:
             self._child, ours = self._take_standby() or self._start()
@@ -154,13 +164,13 @@ class Keeper:
         standby, self._standby = self._standby, None
         return standby
 
-    def _await_standby(self) -> None:
-        """Start a standby, and return when it waits. Without one the next process starts when it is needed."""
+    def _await_standby(self, ours: socket.socket) -> None:
+        """Start a standby; return when it waits, or the command has died. Without one the next process starts later."""
         with suppress(OSError, ValueError):
             self._standby = self._start(is_standby=True)
-            self._standby[1].settimeout(_UPGRADE_SECONDS)
-            if self._standby[1].recv(64) == b"waiting":
-                self._standby[1].settimeout(None)
+            told = self._standby[1]
+            select.select([told, ours], [], [], _UPGRADE_SECONDS)
+            if told.recv(64, socket.MSG_DONTWAIT) == b"waiting":
                 return
         self._dismiss_standby()  # it died, or does not know how to wait
 
@@ -204,8 +214,9 @@ class Keeper:
         elif message.startswith(b"program "):
             ours.settimeout(None)
             self._dismiss_standby()
-            self._command[0], self._fallback = os.fsdecode(message[8:]), self._command[0]
-            self._await_standby()
+            self._fallback = self._fallback or self._command[0]
+            self._command[0] = os.fsdecode(message[8:])
+            self._await_standby(ours)
             with suppress(OSError):  # it died
                 ours.send(b"ready")
         else:

@@ -19,7 +19,7 @@ from fusecache.daemon.connect import (
     refuse_without_writes,
 )
 from fusecache.daemon.credentials import CredentialRenewal
-from fusecache.daemon.first_contact import FirstContact
+from fusecache.daemon.first_contact import CHECK_SECONDS, FirstContact
 from fusecache.daemon.keeping import BucketAnswers
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
@@ -29,6 +29,10 @@ from fusecache.model.errors import MountError, RemoteError
 from fusecache.model.predecessor import Predecessor
 from fusecache.model.prices import AWS_PRICES, R2_PRICES, Prices
 from fusecache.remote.endpoints import Endpoint, StoreKind
+from fusecache.remote.store import ConditionalWrites
+
+# A bucket that has not answered by then may be away.
+_PROMPT_SECONDS = 2.0
 
 
 class BucketLink:
@@ -64,7 +68,7 @@ class BucketLink:
             finish=self._finish_start,
         )
         if connection.failure is None:
-            answers.record(name, remote.conditional_writes)
+            self._record_answer()
         else:  # a write could come before `check_conditions`
             remote.writes_held = "the bucket did not answer when this mount started"
 
@@ -81,6 +85,33 @@ class BucketLink:
         """Start the tasks that renew the keys, and that wait for the first answer."""
         nursery.start_soon(supervisor.run, "contact", self._contact.run, name="contact")
         nursery.start_soon(supervisor.run, "credentials", self._renewal.run, name="credentials")
+        if self._answers.is_in_use and self._connection.failure is None:
+            nursery.start_soon(supervisor.run, "names", self._know_names, name="names")
+
+    async def _know_names(self) -> None:
+        """Serve cached files by name if the bucket is silent: the listings of the daemon before are gone."""
+        name, filesystem, asked = self.name, self._filesystem, trio.Event()
+
+        async def ask() -> None:
+            await filesystem.ask_bucket(name)
+            asked.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, name="ask")
+            with trio.move_on_after(_PROMPT_SECONDS):
+                await asked.wait()
+            if asked.is_set() and filesystem.is_answered(name):
+                return
+            await filesystem.know_cached_names(name)
+        while not filesystem.is_answered(name):
+            await trio.sleep(CHECK_SECONDS)
+            await filesystem.ask_bucket(name)
+        filesystem.on_bucket_answered(name)
+
+    def _record_answer(self) -> None:
+        found = self._remote.conditional_writes
+        if self._options.read_only or found is not ConditionalWrites.UNKNOWN:
+            self._answers.record(self.name, found)
 
     async def _ask_again(self) -> None:
         await self._filesystem.ask_bucket(self.name)
@@ -96,7 +127,7 @@ class BucketLink:
             if not self._options.read_only:
                 await trio.to_thread.run_sync(check_conditions, self._options, self._remote)
             self._remote.writes_held = ""
-            self._answers.record(self.name, self._remote.conditional_writes)
+            self._record_answer()
         except MountError as exc:
             self._remote.writes_held = str(exc)
             raise

@@ -82,8 +82,8 @@ def connect(
 
     was_used: an earlier mount with this cache directory has reached the bucket, so that this one can start without it.
     is_one_of_several: the mount starts whatever this bucket answers. upload_pace: shared with other buckets.
-    known: what the bucket told to an earlier daemon of the same mount. Nothing is asked then, as programs wait. What
-    the bucket refuses since is found out as in a daemon that runs.
+    known: what the bucket told to an earlier daemon of the same mount. Then no check is made, because programs wait;
+    what the bucket refuses now shows at the first request.
     Raises MountError or RemoteError if the mount must not start, ConfigError.
     """
     remote = open_stores(options, endpoint, max_connections=max_connections, upload_pace=upload_pace)

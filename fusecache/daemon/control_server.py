@@ -206,8 +206,10 @@ class ControlServer:
         if not is_of_this_system(stream):
             raise NotPermitted("the daemon is replaced from its own system, not from a container")
         end = await self._endings.upgrade(user, program)
-        await self._send(stream, _done("ok"))
-        end()
+        try:
+            await self._send(stream, _done("ok"))
+        finally:  # the successor waits, even if the command does not any more
+            end()
 
     async def _cache_command(self, stream: trio.SocketStream, request: dict[str, Any]) -> None:
         command, paths = request.get("command"), [_path(each) for each in request.get("paths") or [""]]

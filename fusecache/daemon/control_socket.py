@@ -61,12 +61,14 @@ class ControlSocket:
 def _remove_if_stale(path: Path) -> None:
     """Remove a unix socket that refuses connections: its daemon was killed."""
     try:
+        inode = path.lstat().st_ino
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(0)  # a full backlog of a busy daemon raises BlockingIOError, not a refusal
             probe.connect(os.fspath(path))
     except ConnectionRefusedError:
         with suppress(OSError):
-            path.unlink()
+            if path.lstat().st_ino == inode:  # else another daemon has taken the place
+                path.unlink()
     except OSError:
         return
 

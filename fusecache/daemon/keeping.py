@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from fusecache import keeper
 from fusecache.config.options import MountOptions
@@ -59,14 +60,17 @@ def kept_mount(options: MountOptions) -> KeptMount | None:
 class BucketAnswers:
     """What each bucket's store does with the conditions of writes: a successor need not ask again.
 
-    known: by the name of the bucket's folder, what an earlier daemon of this mount found out. is_in_use: there was one.
+    known: what an earlier daemon of this mount found out, by the name of the bucket's folder. is_in_use: the mount has
+    had an earlier daemon.
     """
 
     def __init__(self, kept: KeptMount | None) -> None:
         self.is_in_use = kept is not None and kept.is_resumed
         self._table = None if kept is None else kept.table
-        found = () if self._table is None else self._table.items("bucket/")
-        self.known = {name: ConditionalWrites(value) for name, value in found}
+        self.known: dict[str, ConditionalWrites] = {}
+        for name, value in () if self._table is None else self._table.items("bucket/"):
+            with suppress(ValueError):  # a later version's
+                self.known[name] = ConditionalWrites(value)
 
     def record(self, name: str, found: ConditionalWrites) -> None:
         """A bucket has answered what a start asks."""

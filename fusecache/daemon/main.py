@@ -393,7 +393,9 @@ class _Daemon:
             raise MountError(
                 f"{self._options.mountpoint}: only a mount with --keep-mounted can be upgraded while it is used"
             )
-        await trio.to_thread.run_sync(self._kept.name_program, program)
+        await trio.to_thread.run_sync(self._kept.name_program, program, abandon_on_cancel=True)
+        if self._stop.is_set():
+            raise MountError(f"{self._options.mountpoint}: the mount ends")
         log.info("the daemon ends, for its successor program=%s", program)
         return partial(os._exit, STATUS_HAND_OVER)
 

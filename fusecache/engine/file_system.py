@@ -29,6 +29,7 @@ from fusecache.model.error_text import code_of
 from fusecache.model.errors import RemoteError, StateError
 from fusecache.model.format_text import count_text, size_text
 from fusecache.model.latency import LatencyHistogram
+from fusecache.model.states import FileState
 from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)
@@ -133,7 +134,8 @@ class FileSystem:
                 if node is not None:
                     handle = FileHandle(node, each.writable, each.pid, each.process, each.appends)
                     self.replayed.handles[each.number] = self.file_io.adopt(node, handle)
-                    if each.was_killed and node.version is not None:
+                    # A close that was acknowledged since, of another program, counts.
+                    if each.was_killed and node.version and node.version.state is FileState.OPEN:
                         node.version.close_state.killed_writer = handle
 
     def _start_clients(self) -> None:
@@ -168,10 +170,14 @@ class FileSystem:
 
     async def start_without_bucket(self, bucket: str, error: RemoteError) -> None:
         """Serve names from the disk cache and the journal until `on_bucket_answered`. error: why the bucket is away."""
+        await self.know_cached_names(bucket)
+        self._names.metadata_clients.of(bucket).start_unanswered(error)
+
+    async def know_cached_names(self, bucket: str) -> None:
+        """Know the names of what the disk cache has, to serve them while the bucket is away."""
         objects = await self.cache.cached_objects()
         known = {key: row for key, row in objects.items() if key.startswith(self.options.prefixes[bucket])}
         self.lookup.cached_names = self.lookup.cached_names.with_names(known, trio.current_time())
-        self._names.metadata_clients.of(bucket).start_unanswered(error)
 
     def is_answered(self, bucket: str = "") -> bool:
         """Whether the last LIST or HEAD request to a bucket was answered, and none is overdue."""

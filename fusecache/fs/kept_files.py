@@ -10,7 +10,7 @@ Rows of the table (`fuse/kept_table.py`), by key:
     k/<inode>       the handle of an open file whose writer was killed
     h/<handle>      an open file's handle, with the number of the request that opened it
     o/<handle>      an open directory's
-    r/<handle>      how far it has been read: its places after the last two replies
+    r/<handle>      how far it has been read: the places from which the kernel may go on
     u/<handle>      the names that were unpublished when its reading began, and that were not returned since
 
 A row is written before the request's reply is sent. A successor ignores the handles whose open was not answered.
@@ -32,6 +32,8 @@ from fusecache.model.records import PosixAttributes
 
 # Handles of one daemon; the next one begins with another multiple.
 HANDLES_OF_START = 1 << 32
+# Names in a reply of a page at most. Later kernels (6.16) ask for no more than a program's buffer takes, and take all.
+_SMALL_REPLY = 32
 
 
 class KeptFiles:
@@ -39,7 +41,6 @@ class KeptFiles:
 
     def __init__(self, kept: KeptMount | None) -> None:
         self._table = None if kept is None else kept.table
-        self.is_on = kept is not None
         # How many names the row `u/<handle>` has.
         self._unpublished: dict[int, int] = {}
         self.predecessor: Predecessor | None = None
@@ -89,12 +90,13 @@ class KeptFiles:
 
     def on_flushed(self, number: int, handle: FileHandle) -> None:
         """A descriptor of a file was closed, perhaps as its process is being killed."""
-        version = handle.node.version
-        if self._table is None or version is None:
+        if self._table is None:
             return
-        if version.close_state.killed_writer is handle:
+        version = handle.node.version
+        killed = None if version is None else version.close_state.killed_writer
+        if killed is handle:
             self._table.put(f"k/{handle.node.number}", number)
-        elif version.close_state.killed_writer is None:
+        elif killed is None:
             self._table.remove(f"k/{handle.node.number}")
 
     def on_directory_opened(self, number: int, request: int, node: Node, pid: int) -> None:
@@ -103,15 +105,18 @@ class KeptFiles:
             self.on_shown(node, node.parent)
             self._table.put(f"o/{number}", [request, node.number, pid])
 
-    def on_directory_read(self, number: int, before: ReadPlace | None, handle: DirectoryHandle) -> None:
-        """Names were returned. before: the place of the reader before, None: at the start."""
+    def on_directory_read(self, number: int, handle: DirectoryHandle) -> None:
+        """Names were returned: the kernel goes on behind them, behind some of them, or again from where they begin."""
         if self._table is None:
             return
-        # Between two rewinds they only become fewer.
+        before = handle.returned[0][2]
+        # After its start a reading only removes names from it, so the count tells whether it has changed.
         if before is None or len(handle.unpublished) != self._unpublished.get(number):
             self._unpublished[number] = len(handle.unpublished)
             self._table.put(f"u/{number}", sorted(handle.unpublished))
-        self._table.put(f"r/{number}", [astuple(each) for each in (handle.place, before) if each is not None])
+        between = [place for *_, place in handle.returned[1:]]
+        places = [before, *(between if len(between) < _SMALL_REPLY else ()), handle.place]
+        self._table.put(f"r/{number}", [astuple(each) for each in places if each is not None])
 
     def on_closed(self, number: int, node: Node) -> None:
         """A file's handle is gone."""
@@ -235,8 +240,8 @@ class KeptFiles:
 
 
 def _place(row: list[Any]) -> ReadPlace:
-    position, after, local_after, unpaired_files = row
-    return ReadPlace(position, after, local_after, tuple(unpaired_files))
+    position, after, early_files = row
+    return ReadPlace(position, after, tuple(early_files))
 
 
 def _attributes(shown: Node | ListedName) -> list[int]:

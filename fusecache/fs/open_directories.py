@@ -1,7 +1,7 @@
 """The directories that the kernel has open: turns engine entries into readdir replies.
 
-Cookies: 1 and 2 stand for `.` and `..`, n + 2 for the position after n entries. A successor goes on behind the name
-that was the last one there, whatever was removed or published since.
+Cookies: 1 and 2 stand for `.` and `..`, n + 2 for the position after n entries. For the positions in the last reply it
+is known which entry was there, also to a successor: names may be removed or published while a directory is read.
 """
 
 import errno
@@ -9,7 +9,7 @@ import os
 
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import DirectoryHandle, Node, Shown
-from fusecache.engine.namespace.readdir import resumed
+from fusecache.engine.namespace.readdir import go_back, place_behind, resumed
 from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.kept_files import KeptFiles
 from fusecache.fuse.values import FUSEError, ReaddirToken, RequestContext
@@ -59,34 +59,38 @@ class OpenDirectories:
                 return
             start_id = _DOTS
         position = start_id - _DOTS
-        if is_rewound or position != handle.position:
+        if is_rewound or (position != handle.position and not go_back(handle, position)):
             handle = await self._at(number, position)
-        before = handle.place if position else None
+        handle.returned = []
         while await self._fill(handle) and self._add_queued(handle, token):
             pass
-        if handle.place is not before:
+        if handle.returned:
             self._left.pop(number, None)
-            self._kept.on_directory_read(number, before, handle)
+            self._kept.on_directory_read(number, handle)
 
     def _add_queued(self, handle: DirectoryHandle, token: ReaddirToken) -> bool:
         """Add the entries that were fetched to a reply; return whether all fitted."""
-        last: Shown | None = None
         while handle.queue:
-            shown = self._fs.lookup.reader.current(handle.node, handle.queue[0])
-            if shown is not None and not self._is_control(handle.node, shown.name):
-                name = os.fsencode(shown.name)
+            shown = self._first_queued(handle)
+            if shown is not None:
                 entry = self._entries.of_shown(handle.node, shown)
-                if not token.add(name, entry, handle.position + 1 + _DOTS):
-                    break
+                if not token.add(os.fsencode(shown.name), entry, handle.position + 1 + _DOTS):
+                    return False
                 if isinstance(shown, Node):
                     shown.lookups += 1
                 self._kept.on_shown(shown, handle.node)
-                last = handle.queue[0]
+                handle.returned.append((*handle.queue[0], handle.place))
+                handle.place = place_behind(handle, handle.queue[0][1])
                 handle.position += 1
             handle.queue.popleft()
-        if last is not None and self._kept.is_on:
-            handle.place = self._fs.lookup.reader.place(handle, last)
-        return not handle.queue
+        return True
+
+    def _first_queued(self, handle: DirectoryHandle) -> Shown | None:
+        """Return what the first entry of the queue shows now; None: nothing any more."""
+        shown = self._fs.lookup.reader.current(handle.node, handle.queue[0][0])
+        if shown is not None and not self._is_control(handle.node, shown.name):
+            return shown
+        return None
 
     def _is_control(self, directory: Node, name: str) -> bool:
         """Return whether an object has the control directory's name: the kernel would take it for that directory."""
@@ -110,8 +114,8 @@ class OpenDirectories:
             handle = DirectoryHandle(old.node, old.process)
         self._handles[number] = handle
         while handle.position < position and await self._fill(handle):
+            handle.position += self._first_queued(handle) is not None
             handle.queue.popleft()
-            handle.position += 1
         return handle
 
     def _reply_dots(self, directory: Node, start: int, token: ReaddirToken) -> bool:
@@ -124,5 +128,6 @@ class OpenDirectories:
 
     async def _fill(self, handle: DirectoryHandle) -> bool:
         if not handle.queue:
-            handle.queue.extend(await self._fs.lookup.reader.next_entries(handle, _ENTRIES_AT_ONCE))
+            shown = await self._fs.lookup.reader.next_entries(handle, _ENTRIES_AT_ONCE)
+            handle.queue.extend(zip(shown, handle.sort_names, strict=True))
         return bool(handle.queue)

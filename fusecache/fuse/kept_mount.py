@@ -11,8 +11,10 @@ In between, system calls wait, and reads by passthrough go on. What the file sys
 """
 
 import os
+import select
 import socket
 import sys
+import threading
 from contextlib import suppress
 
 from fusecache.fuse.kept_requests import KeptRequests, LeftRequest, make_memory
@@ -28,6 +30,8 @@ STANDBY_VARIABLE = "FUSE_STANDBY"
 STATUS_HAND_OVER = 75
 STATUS_CANNOT_RESUME = 78
 _SESSION = "session"
+# A little more than the keeper waits for another process.
+_ANSWER_SECONDS = 65.0
 
 
 def await_turn() -> None:
@@ -61,6 +65,8 @@ class KeptMount:
         self._requests_fd = requests_fd
         self._requests: KeptRequests | None = None
         self._left: list[LeftRequest] = []
+        # Each answer is for one thread.
+        self._naming = threading.Lock()
         if self.is_resumed:
             negotiated = self.negotiated()
             if negotiated is None:
@@ -130,7 +136,8 @@ class KeptMount:
         Returns when that process waits for its turn, or is known to be of no use; blocks.
         """
         if program:
-            self._tell(b"program " + os.fsencode(program), [], is_answered=True)
+            with self._naming:
+                self._tell(b"program " + os.fsencode(program), [], is_answered=True)
 
     def end(self) -> None:
         """The mount ends: the keeper lets go of it, and does not start a successor."""
@@ -145,4 +152,7 @@ class KeptMount:
         with suppress(OSError), socket.socket(fileno=os.dup(int(number))) as keeper:
             socket.send_fds(keeper, [message], fds)
             if is_answered:
-                keeper.recv(64)
+                answer = select.poll()  # select(2) knows no descriptor above 1023
+                answer.register(keeper, select.POLLIN)
+                answer.poll(_ANSWER_SECONDS * 1000)
+                keeper.recv(64, socket.MSG_DONTWAIT)

@@ -27,19 +27,18 @@ class KeptNode:
 class ReadPlace:
     """How far an open directory was read: `position` names were returned.
 
-    after: the last one's sort name in the bucket's listing. local_after: the last one that exists only here, which come
-    behind all of the listing. unpaired_files: as in `DirectoryHandle`.
+    after: the last one's sort name, as in `DirectoryHandle`. early_files: of the names returned, the files in whose
+    place a directory of the same name may still follow.
     """
 
     position: int
     after: str
-    local_after: str
-    unpaired_files: tuple[str, ...] = ()
+    early_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class KeptReading:
-    """The reading of an open directory. places: behind its last reply, and behind the one before, as that may count.
+    """The reading of an open directory. places: those from which the kernel may go on.
 
     unpublished: as in `DirectoryHandle`.
     """

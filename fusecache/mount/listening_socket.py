@@ -1,7 +1,7 @@
 """Makes a unix socket that listens from the moment it can be seen.
 
-`bind` makes the file, and connections are refused until `listen`. So it is bound under another name and renamed: what
-waits for the file may connect at once, and a socket that refuses is one whose process was killed.
+bind(2) makes the file, but the socket refuses connections until listen(2). So it is bound under another name and then
+renamed: a program that waits for the file may connect at once, and only the socket of a killed process refuses.
 """
 
 import os

@@ -239,7 +239,7 @@ class ReadWriteSplit:
         return self.conditional_writes
 
     def take_conditions(self, found: ConditionalWrites) -> None:
-        """Go on with what was found out before. The mount may use such a store."""
+        """Use the result of an earlier probe, after which the mount accepted the store."""
         self.conditional_writes = found
         if found in (ConditionalWrites.REFUSED, ConditionalWrites.IGNORED):
             self.send_no_conditions()

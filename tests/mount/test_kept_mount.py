@@ -45,17 +45,26 @@ LONG_NAMES = [f"{index:04}-" + "x" * 200 for index in range(400)]
 DIRENT = struct.Struct("=QqHB")
 
 
-def next_names(directory: int) -> list[str]:
-    """Return the names of one system call, some 140 of the above; the C library would read all at once."""
-    buffer = ctypes.create_string_buffer(32768)
-    size = ctypes.CDLL(None, use_errno=True).getdents64(directory, buffer, len(buffer))
-    assert size >= 0, os.strerror(ctypes.get_errno())
-    names, at = [], 0
-    while at < size:
-        length = DIRENT.unpack_from(buffer, at)[2]
-        names.append(os.fsdecode(buffer.raw[at + DIRENT.size : at + length].rstrip(b"\0")))
+def next_entries(directory: int, size: int = 32768) -> list[tuple[str, int]]:
+    """Return the names of one system call, each with the offset behind it. size: of its buffer, in bytes.
+
+    A page takes some 17 of the above names; the C library would read all at once.
+    """
+    buffer = ctypes.create_string_buffer(size)
+    used = ctypes.CDLL(None, use_errno=True).getdents64(directory, buffer, len(buffer))
+    assert used >= 0, os.strerror(ctypes.get_errno())
+    entries, at = [], 0
+    while at < used:
+        _, offset, length, _ = DIRENT.unpack_from(buffer, at)
+        entries.append((os.fsdecode(buffer.raw[at + DIRENT.size : at + length].rstrip(b"\0")), offset))
         at += length
-    return [name for name in names if name not in {".", ".."}]
+    return [each for each in entries if each[0] not in {".", ".."}] or (
+        next_entries(directory, size) if entries else []
+    )
+
+
+def next_names(directory: int, size: int = 32768) -> list[str]:
+    return [name for name, _ in next_entries(directory, size)]
 
 
 def read_with_kills(mount: Mount, change: Callable[[list[str]], object]) -> list[str]:
@@ -110,6 +119,61 @@ def test_names_that_are_removed_while_a_directory_is_read_hide_no_others(
     made = mount("--keep-mounted")
     seen = read_with_kills(made, lambda names: [os.unlink(made.path / "many" / name) for name in names])
     assert sorted(seen) == LONG_NAMES
+
+
+def test_a_program_with_a_small_buffer_may_remove_what_it_reads(mount: MakeMount, bucket: Bucket) -> None:
+    """The kernel asks for a page, passes on what fits, and asks for the rest again by its position."""
+    for name in LONG_NAMES[:100]:
+        bucket.put(f"many/{name}", b"")
+    made = mount("--keep-mounted")
+    directory = os.open(made.path / "many", os.O_RDONLY)
+    try:
+        seen: list[str] = []
+        while names := next_names(directory, 1024):
+            seen += names
+            for name in names:
+                os.unlink(made.path / "many" / name)
+            if len(seen) == 40:
+                kill(made)
+    finally:
+        os.close(directory)
+    assert sorted(seen) == LONG_NAMES[:100]
+
+
+def test_files_and_directories_whose_names_begin_alike_come_once(mount: MakeMount, bucket: Bucket) -> None:
+    """`a-1` comes between the file `a` and the directory `a/`, of which a mount shows the directory alone."""
+    for key in ("a", "a-1", "a.txt", "a/x", "b", "b-1", "b/x", "c-", "c/x", "d"):
+        bucket.put(f"many/{key}", b"")
+    made = mount("--keep-mounted")
+    os.unlink(made.path / "many" / "b" / "x")
+    os.rmdir(made.path / "many" / "b")
+    (made.path / "many" / "b").write_bytes(b"in its place")
+    directory = os.open(made.path / "many", os.O_RDONLY)
+    try:
+        seen = []
+        while names := next_names(directory, 32):
+            seen += names
+            if len(seen) in {2, 5, 8}:
+                kill(made)
+    finally:
+        os.close(directory)
+    assert sorted(seen) == ["a", "a-1", "a.txt", "b", "b-1", "c", "c-", "d"]
+
+
+def test_a_position_in_a_directory_is_behind_its_name(mount: MakeMount, bucket: Bucket) -> None:
+    """Also behind an object that has the name of the control directory, and is not shown."""
+    for name in (".fusecache", "a", "b", "c"):
+        bucket.put(name, b"")
+    made = mount()
+    directory = os.open(made.path, os.O_RDONLY)
+    try:
+        behind = dict(next_entries(directory))
+        assert next_entries(directory) == []
+        for position, rest in ((behind["a"], ["b", "c"]), (behind["c"], []), (behind["b"], ["c"])):
+            os.lseek(directory, position, os.SEEK_SET)
+            assert next_names(directory) == rest
+    finally:
+        os.close(directory)
 
 
 @pytest.mark.parametrize(
@@ -444,9 +508,12 @@ def test_no_name_is_made_or_moved_twice_and_none_is_lost(mount: MakeMount, bucke
 
 @pytest.mark.s3server_only
 def test_a_successor_does_not_wait_for_a_bucket_that_is_silent(mount: MakeMount, bucket: Bucket) -> None:
-    bucket.put("read", b"cached")
-    made = mount("--keep-mounted", "--immutable", "/read")
-    assert (made.path / "read").read_bytes() == b"cached"
+    for name in ("read", "by name"):
+        bucket.put(name, b"cached")
+    made = mount()
+    assert (made.path / "by name").read_bytes() == (made.path / "read").read_bytes() == b"cached"
+    made.unmount()  # the cache directory lists both now
+    made = mount("--keep-mounted", "--immutable", "/read", cache=made.cache)
     with open(made.path / "read", "rb", buffering=0) as read, open(made.path / "new", "wb") as written:
         bucket.control.pause("blackhole")
         began = time.monotonic()
@@ -455,6 +522,7 @@ def test_a_successor_does_not_wait_for_a_bucket_that_is_silent(mount: MakeMount,
         written.flush()
         assert read.read() == b"cached"
         assert time.monotonic() - began < START_SECONDS
+        assert (made.path / "by name").read_bytes() == b"cached"
         bucket.control.resume()
     assert stored(bucket, made, "new") == b"new"
 

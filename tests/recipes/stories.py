@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,11 +108,12 @@ def hold(bucket: Bucket, operation: str, name: str) -> Fault:
 def objects_below(bucket: Bucket, folder: str) -> Tree:
     """Return name -> bytes, or the target of a link, of the objects below a folder; no markers of directories."""
     control, start = bucket.control, f"{bucket.prefix}{folder}/"
-    return {
-        key.removeprefix(start): symlink_target(view.metadata) or control.read(key)
-        for key, view in control.objects().items()
-        if key.startswith(start) and not key.endswith("/")
-    }
+    found: Tree = {}
+    for key, view in control.objects().items():
+        if key.startswith(start) and not key.endswith("/"):
+            with suppress(KeyError):  # it was removed a moment ago
+                found[key.removeprefix(start)] = symlink_target(view.metadata) or control.read(key)
+    return found
 
 
 def upload(bucket: Bucket, root: Path, folder: str) -> None:

@@ -65,8 +65,12 @@ def test_a_killed_run_goes_on_from_the_highest_step_in_the_bucket(
         held.append(hold(bucket, "PutObject", f"{FOLDER}/step-00000008/{MODEL}"))
 
     def newest_is(step: int = first - 1) -> bool:
-        steps = [name.split("/")[0] for name in objects_below(bucket, FOLDER) if name.endswith(MODEL)]
-        return max(steps, default="") == f"step-{step:08d}"
+        names, folder = objects_below(bucket, FOLDER).keys(), f"step-{step:08d}/"
+        newest_folder = max((name.removesuffix(MODEL) for name in names if name.endswith(MODEL)), default="")
+        # Its settings come behind the weights.
+        return newest_folder == folder and names >= {
+            name for name in reference.names if name.startswith(folder)
+        }
 
     before = story.die(
         mount(),

@@ -368,8 +368,10 @@ class DirectoryHandle:
     restarts: how often its rows were lost.
     unpaired_files: files returned before it was known whether a directory of the same name follows. local_names: the
     names left to return once the rows are exhausted, all behind local_after. unpublished: names that had unpublished
-    changes when the read began, and that no row has shown since. queue: entries fetched but not yet returned; position:
-    how many were returned; place: behind the last of them, if it is kept.
+    changes when the read began, and that no row has shown since.
+    sort_names: of the entries that were fetched last. queue: entries fetched but not yet returned, with their sort
+    names. position: how many were returned; place: behind the last of them. returned: by the last reply, each with the
+    place before it.
     """
 
     node: Node
@@ -380,9 +382,11 @@ class DirectoryHandle:
     local_names: list[str] | None = None
     local_after: str = ""
     unpublished: set[str] = field(default_factory=set)
-    queue: "deque[Shown]" = field(default_factory=deque)
+    sort_names: list[str] = field(default_factory=list)
+    queue: "deque[tuple[Shown, str]]" = field(default_factory=deque)
     position: int = 0
     place: ReadPlace | None = None
+    returned: "list[tuple[Shown, str, ReadPlace | None]]" = field(default_factory=list)
     restarts: int = 0
 
 

@@ -24,7 +24,7 @@ _DIRECTORIES_AHEAD = 8
 _ROWS_AHEAD = 64
 # The disk may lose rows once; from then on they are in memory, where many directories may compete for the space.
 _RESTARTS_MAX = 8
-# No sort name comes behind it.
+# No sort name of the bucket comes behind it. Those of names that exist only here begin so.
 _BEHIND_ALL = "\U0010ffff"
 
 
@@ -35,14 +35,36 @@ def resumed(node: Node, process: int, reading: KeptReading, position: int) -> Di
             return DirectoryHandle(
                 node,
                 process,
-                after=place.after,
-                local_after=place.local_after,
-                unpaired_files=list(place.unpaired_files),
+                after=min(place.after, _BEHIND_ALL),
+                local_after=place.after.removeprefix(_BEHIND_ALL) if place.after > _BEHIND_ALL else "",
+                unpaired_files=list(place.early_files),
                 unpublished=set(reading.unpublished),
                 position=position,
                 place=place,
             )
     return None
+
+
+def place_behind(handle: DirectoryHandle, sort_name: str) -> ReadPlace:
+    """Return the place behind the entry of that sort name, which is returned now."""
+    before = () if handle.place is None else handle.place.early_files
+    early = tuple(name for name in before if name + "/" > sort_name)
+    early_files = early if sort_name.endswith("/") else (*early, sort_name)
+    return ReadPlace(handle.position + 1, sort_name, early_files)
+
+
+def go_back(handle: DirectoryHandle, position: int) -> bool:
+    """Return the last reply's entries from a position on again; return False if it does not have that position.
+
+    The kernel does so if a program's buffer had no space for all of them.
+    """
+    steps = handle.position - position
+    if not 0 < steps <= len(handle.returned):
+        return False
+    handle.place = handle.returned[-steps][2]
+    handle.queue.extendleft((shown, sort_name) for shown, sort_name, _ in reversed(handle.returned[-steps:]))
+    handle.position = position
+    return True
 
 
 @dataclass(eq=False, repr=False)
@@ -80,16 +102,8 @@ class DirectoryReader:
                 continue
             if child is not None:
                 nodes.append(child)
+        handle.sort_names = [_BEHIND_ALL + each.name for each in nodes]
         return nodes
-
-    def place(self, handle: DirectoryHandle, last: Shown) -> ReadPlace:
-        """Return where the read is. last: returned last, of the entries that `next_entries` returned last."""
-        if handle.local_names is not None:
-            return ReadPlace(handle.position, _BEHIND_ALL, last.name)
-        after = last.name
-        if last.kind is Kind.DIRECTORY and not self._has_file_row_alone(handle, last):
-            after += "/"
-        return ReadPlace(handle.position, after, "", tuple(handle.unpaired_files))
 
     def current(self, directory: Node, shown: Shown) -> Shown | None:
         """Return what that name shows now, some time after `next_entries` returned it; None: nothing."""
@@ -107,14 +121,6 @@ class DirectoryReader:
         """Return whether the directory has no entry, here or in the bucket. Keys unusable as names count as entries."""
         handle = DirectoryHandle(directory)
         return not await self.next_entries(handle, 1) and not directory.listing.hidden
-
-    def _has_file_row_alone(self, handle: DirectoryHandle, shown: Shown) -> bool:
-        """Return whether a directory took the place of a file here, and the bucket has only the file yet."""
-        if not isinstance(shown, Node) or not shown.local_refs:
-            return False
-        with suppress(ListingLost):
-            return self._listings.get(handle.node.number, handle.epoch, shown.name + "/") is None
-        return False
 
     async def _next_remote(self, handle: DirectoryHandle, limit: int) -> list[Shown]:
         """Return the next names from rows; sets `local_names` when the rows are exhausted."""
@@ -186,6 +192,7 @@ class DirectoryReader:
         children, nodes, hides_keys = directory.children, self._tree.nodes, self._tree.hides_keys
         page_end, seen = "", float("-inf")
         shown: list[Shown] = []
+        handle.sort_names = sort_names = []
         for row in rows:
             name = row.name
             if row.is_directory and name in handle.unpaired_files:
@@ -199,11 +206,13 @@ class DirectoryReader:
             is_hidden = hides_keys and self._tree.is_hidden(view.prefix + row.sort_name, seen)
             if row.number and name not in children and row.number not in nodes and not is_hidden:
                 shown.append(self._reconciler.listed(view, row, seen))
+                sort_names.append(row.sort_name)
                 continue
             try:
                 shown.append(self._reconciler.reconcile(directory, name, [row], seen))
             except NotFound:
                 continue
+            sort_names.append(row.sort_name)
         return shown
 
     def _is_behind_directory(self, handle: DirectoryHandle, name: str, run: ListingRun | None) -> bool:
