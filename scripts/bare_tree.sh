@@ -43,7 +43,7 @@ make_tree() { # root: the bare system there, unless it is there already
     (
         flock 8 &&
             { [ "$(cat "$base/root.complete" 2>/dev/null)" = "$kind" ] || bootstrap "$base" "$kind"; } &&
-            cp --archive --reflink=auto "$base/root" "$root"
+            cp --archive --one-file-system --reflink=auto "$base/root" "$root"
     ) 8>"$base/lock" &&
         echo "$kind" >"$root.complete"
 }
@@ -60,6 +60,8 @@ bootstrap() { # base kind
     # debootstrap has a variable of this name too, with another meaning.
     logged "$base/debootstrap.log" env --unset=COMPONENTS debootstrap --variant=minbase --include="$BARE_PACKAGES" \
         --components="$COMPONENTS" "$DISTRIBUTION" "$base/root" "$MIRROR" "${script[@]}" &&
+        # debootstrap says nothing if its /proc is in use when it unmounts that. A copy of it would fill the disk.
+        { ! mountpoint --quiet "$base/root/proc" || umount --lazy "$base/root/proc"; } &&
         echo "$kind" >"$base/root.complete"
 }
 
