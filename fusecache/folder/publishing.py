@@ -102,6 +102,7 @@ class FolderPublisher:
         self._is_forced = is_forced
         self._taken: dict[str, _Taken] = {}
         self._removing: set[str] = set()
+        self._dropping = trio.Lock()
         # Conflicts and what the bucket refuses, at which stamp: tried again when the file changes.
         self._left_out: dict[str, Stamp] = {}
         # What the present pass could not hand over: tried again by the next one.
@@ -167,9 +168,10 @@ class FolderPublisher:
     async def _drop_copies(self, *kinds: str) -> None:
         """Delete entries of `recover`: the folder has the content, or newer one."""
         quarantine = self._filesystem.quarantine
-        for row in (await quarantine.listing())["entries"]:
-            if row["kind"] in kinds:
-                await quarantine.delete(row["id"])
+        async with self._dropping:  # of two that delete the same entry, one finds none
+            for row in (await quarantine.listing())["entries"]:
+                if row["kind"] in kinds:
+                    await quarantine.delete(row["id"])
 
     # ---- handing over
 

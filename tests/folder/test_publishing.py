@@ -64,6 +64,32 @@ async def test_a_file_that_changes_while_it_is_copied_is_not_published_and_leave
         assert publisher.report.status == 0
 
 
+async def test_two_that_drop_unfinished_copies_at_once_are_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the start of a push: one task looks what a killed push has left, another what this one leaves."""
+    names = [f"new-{number}" for number in range(8)]
+    for name in names:
+        (tmp_path / name).write_bytes(b"first half")
+    read = os.pread
+
+    def read_and_change(descriptor: int, size: int, offset: int) -> bytes:
+        data = read(descriptor, size, offset)
+        if data == b"first half":
+            os.utime(descriptor, (1, 1))
+        return data
+
+    async with publishing(tmp_path, MemoryStore()) as (folder, publisher, filesystem):
+        monkeypatch.setattr(os, "pread", read_and_change)
+        await publisher.take(publisher.changed(scan(folder, "")))
+        monkeypatch.undo()
+        assert filesystem.quarantine.statistics()["orphans"] == len(names)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(publisher.drop_unfinished)
+            nursery.start_soon(publisher.restore)
+        assert filesystem.quarantine.statistics()["orphans"] == 0
+
+
 async def test_the_kernel_says_which_files_are_open_for_writing(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"data")
