@@ -18,7 +18,7 @@ A row is written before the request's reply is sent. A successor ignores the han
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class KeptFiles:
 
     def __init__(self, kept: KeptMount | None) -> None:
         self._table = None if kept is None else kept.table
+        self.is_on = kept is not None
         # How many names the row `u/<handle>` has.
         self._unpublished: dict[int, int] = {}
         self.predecessor: Predecessor | None = None
@@ -116,7 +117,7 @@ class KeptFiles:
             self._table.put(f"u/{number}", sorted(handle.unpublished))
         between = [place for *_, place in handle.returned[1:]]
         places = [before, *(between if len(between) < _SMALL_REPLY else ()), handle.place]
-        self._table.put(f"r/{number}", [astuple(each) for each in places if each is not None])
+        self._table.put(f"r/{number}", [each for each in places if each is not None])
 
     def on_closed(self, number: int, node: Node) -> None:
         """A file's handle is gone."""

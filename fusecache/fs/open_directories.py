@@ -80,7 +80,8 @@ class OpenDirectories:
                     shown.lookups += 1
                 self._kept.on_shown(shown, handle.node)
                 handle.returned.append((*handle.queue[0], handle.place))
-                handle.place = place_behind(handle, handle.queue[0][1])
+                if self._kept.is_on:
+                    handle.place = place_behind(handle, handle.queue[0][1])
                 handle.position += 1
             handle.queue.popleft()
         return True

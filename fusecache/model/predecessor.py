@@ -1,6 +1,7 @@
 """What a daemon that was killed left to the one that goes on with its mount (`fs/kept_files.py` reads it)."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import PosixAttributes
@@ -23,8 +24,7 @@ class KeptNode:
     is_written: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPlace:
+class ReadPlace(NamedTuple):  # one is made for each name that a directory returns
     """How far an open directory was read: `position` names were returned.
 
     after: the last one's sort name, as in `DirectoryHandle`. early_files: of the names returned, the files in whose

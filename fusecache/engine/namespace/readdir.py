@@ -48,8 +48,8 @@ def resumed(node: Node, process: int, reading: KeptReading, position: int) -> Di
 def place_behind(handle: DirectoryHandle, sort_name: str) -> ReadPlace:
     """Return the place behind the entry of that sort name, which is returned now."""
     before = () if handle.place is None else handle.place.early_files
-    early = tuple(name for name in before if name + "/" > sort_name)
-    early_files = early if sort_name.endswith("/") else (*early, sort_name)
+    early = tuple([name for name in before if name + "/" > sort_name]) if before else ()
+    early_files = early if sort_name[-1] == "/" else (*early, sort_name)
     return ReadPlace(handle.position + 1, sort_name, early_files)
 
 
