@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("fusecache", "fusecache-loader", "streaming", "litdata", "raw")
 PEERS = ("webdataset", "datasets", "ray", "energon")
-# A pass of these takes so long that one must do. The others' figure is the median of three.
+# A pass of these libraries takes minutes, so one is measured. Of the others three are, and the figure is their median.
 SLOW = ("streaming", "webdataset", "ray", "energon")
 # Of the others the format is MDS.
 OWN_FORMAT = ("litdata", *PEERS)

@@ -154,7 +154,7 @@ def table(results: Results, bars: Sequence[Bar]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeptRun:
-    """What is kept of an older results file: the rows of `cases`, and what the file says about their run."""
+    """The rows of `cases` from an older results file, with the machine, time and revision of their run."""
 
     cases: tuple[str, ...]
     run: Mapping[str, Any]

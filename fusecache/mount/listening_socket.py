@@ -8,7 +8,7 @@ import os
 import socket
 from pathlib import Path
 
-BACKLOG = 128
+_BACKLOG = 128
 
 
 def listen_at(path: Path, *, mode: int) -> socket.socket:
@@ -24,7 +24,7 @@ def listen_at(path: Path, *, mode: int) -> socket.socket:
         new.unlink(missing_ok=True)
         listener.bind(f"/proc/self/fd/{folder}/{new.name}")  # an address has 108 bytes at most
         new.chmod(mode)
-        listener.listen(BACKLOG)
+        listener.listen(_BACKLOG)
         new.rename(path)
     except BaseException:
         listener.close()

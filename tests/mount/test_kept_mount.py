@@ -188,7 +188,7 @@ def test_a_position_in_a_directory_is_behind_its_name(mount: MakeMount, bucket: 
 def test_names_that_are_published_while_a_directory_is_read_come_once(
     mount: MakeMount, bucket: Bucket, in_the_bucket: list[str], published: list[str]
 ) -> None:
-    """The bucket's names come before those that exist only here. So a published one changes its place."""
+    """A directory lists the bucket's names first, then local names. So a name moves when it is published."""
     for name in in_the_bucket:
         bucket.put(f"many/{name}", b"")
     made = mount("--keep-mounted")
