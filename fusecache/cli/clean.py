@@ -301,8 +301,13 @@ class _Output:
         )
         end = "removed" if arguments.delete else "would go; nothing was removed: add --delete"
         self._print(f"{_amount_text(self.gone)}{price} {end}")
-        if recent_objects and (arguments.older_than or 0.0) < RECENT_SECONDS and not arguments.even_recent:
-            say(f"{count_text(recent_objects, 'object')} of the last hour stay: add --even-recent")
+        if recent_objects and (arguments.older_than or 0.0) < RECENT_SECONDS:
+            age, remedy = (
+                ("second", "they were written as this command began; run it again")
+                if arguments.even_recent
+                else ("hour", "add --even-recent")
+            )
+            say(f"{count_text(recent_objects, 'object')} of the last {age} stay: {remedy}")
         say(
             "mounts of this node were asked what they need; those of other nodes and containers cannot be "
             "seen from here"

@@ -193,6 +193,13 @@ def test_last_hour_stays_unless_asked(old: Cleaned) -> None:
     assert old.bucket.names() == []
 
 
+def test_what_is_just_written_stays_and_is_named(old: Cleaned) -> None:
+    old.put("just now.tmp", days_ago=-1 / 24)  # an hour later than the clock of the store
+    done = old.clean("--suffix", ".tmp", "--delete", "--even-recent")
+    assert "1 object of the last second stay: they were written as this command began" in done.stderr
+    assert old.bucket.names() == ["just now.tmp"]
+
+
 def test_directories_stay_unless_wiped(old: Cleaned) -> None:
     old.put("", "empty/", "file")
     old.clean("--older-than", "1d", "--delete")

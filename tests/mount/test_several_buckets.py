@@ -570,7 +570,9 @@ def test_commands_take_paths_in_any_bucket(pair: Pair) -> None:
 
 def test_clean_works_in_one_of_the_buckets(pair: Pair) -> None:
     for server in (pair.dataset, pair.gradients):
+        server.control.advance_clock(-600)
         server.control.put("run/old", b"1")
+        server.control.advance_clock(600)
     made = pair.mounted()
     done = run(FUSECACHE, "clean", made.path, "--glob", "old", check=False)
     assert done.returncode == 1
