@@ -14,7 +14,7 @@ from fusecache.config.values import Duration, as_argument
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import size_text
 from fusecache.mount.command_run import NOT_EXECUTABLE, NOT_FOUND, CommandRun, NoticeReceived
-from fusecache.mount.control_client import Mount, daemon_pid, find_mount
+from fusecache.mount.control_client import Mount, find_mount
 from fusecache.mount.launch import (
     MountState,
     check_mountpoint,
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         if message:
             say(message)
         mount, _ = find_mount(options.mountpoint, os.environ)
-        status = _run_program(running, arguments.program, mount)
+        status = _run_program(running, arguments.program)
         is_complete = _upload(running, mount)
         _unmount(mount, options, is_complete=is_complete)
     return status or int(not is_complete)
@@ -94,11 +94,11 @@ def _words_of_mount(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _run_program(running: CommandRun, program: Sequence[str], mount: Mount) -> int:
+def _run_program(running: CommandRun, program: Sequence[str]) -> int:
     if running.notice:
         return 128 + running.notice  # it came before the mount was ready
     try:
-        return running.run(program, daemon_pid(mount))
+        return running.run(program)
     except OSError as exc:
         say_error(f"cannot start {program[0]}: {exc.strerror}")
         return NOT_FOUND if isinstance(exc, FileNotFoundError) else NOT_EXECUTABLE

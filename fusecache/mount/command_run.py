@@ -9,7 +9,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -81,12 +81,14 @@ class CommandRun:
         finally:
             self._is_interruptible = False
 
-    def run(self, command: Sequence[str], spared: int | None) -> int:
+    def run(self, command: Sequence[str]) -> int:
         """Run the command, end what it leaves behind, and return its exit status: 128 + the signal that ended it.
 
-        spared: a child of this process that stays alive, with its children. After a notice, what still runs when the
-        command's share of the time is over is killed. Raises OSError if the command cannot be started.
+        After a notice, what still runs when the command's share of the time is over is killed. Processes that this one
+        started before stay alive, with theirs: a daemon, or the keeper that starts daemons. Raises OSError if the
+        command cannot be started.
         """
+        spared = frozenset(descendants(os.getpid()))
         self._child = os.posix_spawnp(command[0], list(command), os.environ)
         if self._notice:  # it came before the command could get it
             self._pass_on(self._notice)
@@ -113,7 +115,7 @@ class CommandRun:
         if self._child is not None and not (number == signal.SIGINT and os.isatty(0)):
             os.kill(self._child, number)
 
-    def _wait(self, handle: int, spared: int | None) -> int:
+    def _wait(self, handle: int, spared: Collection[int]) -> int:
         """Return the command's status, negative for a signal, once it has ended."""
         assert self._child is not None
         poll = select.poll()
@@ -135,7 +137,7 @@ class CommandRun:
         left = self.seconds_left()
         return None if left is None else max(0.0, left - (1 - COMMAND_SHARE) * self._sync_seconds)
 
-    def _end_left_behind(self, spared: int | None) -> None:
+    def _end_left_behind(self, spared: Collection[int]) -> None:
         """End all other children of this process: first SIGTERM, then SIGKILL."""
         began = time.monotonic()
         _signal_all(descendants(os.getpid(), spared), signal.SIGTERM)
@@ -151,8 +153,8 @@ class CommandRun:
             time.sleep(_POLL_SECONDS)
 
 
-def descendants(parent: int, spared: int | None) -> list[int]:
-    """Return the processes that a process has started, directly or not. spared: left out with its own."""
+def descendants(parent: int, spared: Collection[int] = ()) -> list[int]:
+    """Return the processes that a process has started, directly or not. spared: left out, each with its own."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -160,7 +162,7 @@ def descendants(parent: int, spared: int | None) -> list[int]:
             children.setdefault(int(rest[1]), []).append(process)
     found, pending = [], [parent]
     while pending:
-        below = [child for child in children.get(pending.pop(), []) if child != spared]
+        below = [child for child in children.get(pending.pop(), []) if child not in spared]
         found += below
         pending += below
     return found

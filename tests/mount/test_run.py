@@ -43,15 +43,17 @@ time.sleep(600)
 class Site:
     """Where `run` mounts: a directory, and a cache directory."""
 
-    def __init__(self, folder: Path, bucket: Bucket) -> None:
+    def __init__(self, folder: Path, bucket: Bucket, *, is_kept: bool) -> None:
         self.path, self.cache, self._bucket = folder / "mnt", folder / "cache", bucket
+        self.is_kept = is_kept
 
     def start(self, *command: str | Path, flags: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
         """Start `fusecache run` with a command."""
         bucket = self._bucket
         words = [
             FUSECACHE, "run", "--mount", bucket.source, self.path, "--cache-dir", self.cache,
-            "--endpoint-url", bucket.service.endpoint_url, *FLAGS, *flags, "--", *command,
+            "--endpoint-url", bucket.service.endpoint_url, *FLAGS, *flags,
+            "--keep-mounted" if self.is_kept else "--no-keep-mounted", "--", *command,
         ]  # fmt: skip
         return subprocess.Popen(
             [str(word) for word in words],
@@ -81,9 +83,10 @@ def processes_naming(folder: Path) -> list[str]:
     return [line for line in lines if str(folder) in line]
 
 
-@pytest.fixture
-def site(tmp_path: Path, bucket: Bucket) -> Iterator[Site]:
-    made = Site(tmp_path, bucket)
+@pytest.fixture(params=[False, True], ids=["alone", "kept"])
+def site(tmp_path: Path, bucket: Bucket, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Where `run` mounts, once with a daemon alone and once with a keeper."""
+    made = Site(tmp_path, bucket, is_kept=request.param)
     yield made
     assert not mounted_at(made.path)
     assert processes_naming(tmp_path) == []
@@ -138,12 +141,13 @@ def test_what_missed_the_deadline_is_named_and_kept(site: Site, bucket: Bucket) 
 
 
 @pytest.mark.s3server_only
-def test_a_daemon_that_dies_leaves_no_mount_and_its_files_to_the_next(
+def test_a_daemon_that_dies_is_followed_by_another_or_leaves_its_files_to_the_next_mount(
     site: Site, bucket: Bucket, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
     words = (
-        f"until [ -e {go} ]; do sleep 0.1; done; echo x > MNT/x; while cat MNT/x; do sleep 0.1; done; exit 0"
+        f"until [ -e {go} ]; do sleep 0.1; done; echo x > MNT/x; "
+        f"while cat MNT/x && [ -e {go} ]; do sleep 0.1; done; exit 0"
     )
     running = site.start(*shell(site, words))
     wait_until(lambda: mounted_at(site.path), "the mount")
@@ -154,6 +158,14 @@ def test_a_daemon_that_dies_leaves_no_mount_and_its_files_to_the_next(
     daemon = daemon_pid(find_mount(site.path, {})[0])
     assert daemon is not None
     os.kill(daemon, signal.SIGKILL)
+    if site.is_kept:
+        wait_until(lambda: daemon_pid(find_mount(site.path, {})[0]) != daemon, "the next daemon")
+        assert (site.path / "x").read_bytes() == b"x\n"
+        bucket.control.clear_faults()
+        go.unlink()
+        assert ended(running)[0] == 0
+        assert bucket.get("x") == b"x\n"
+        return
     status, messages = ended(running)
     assert (status, mounted_at(site.path)) == (1, False), messages
     assert f"{site.path}: the daemon has died, see {site.cache}/fusecache.log" in messages
