@@ -3,6 +3,7 @@
 `python -m scripts.situations`, with tmux and FUSE. Only the folder's name is replaced.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -72,14 +73,21 @@ def situations(server: ServerProcess, mount: Daemon) -> Iterator[tuple[str, str,
         "An administrator replaced the keys. Pending files wait for new ones.",
         "ACTION",
     )
+    daemon = mount.status()["pid"]
     mount.signal(signal.SIGKILL)
     mount.wait()
-    yield "The daemon was killed", "What it had not uploaded is in the cache directory.", ""
+    os.kill(daemon, signal.SIGKILL)
+    yield (
+        "The daemon was killed",
+        "Its keeper was killed, too. What was not uploaded is in the cache directory.",
+        "",
+    )
 
 
 def main() -> int:
     """Capture, and write the page."""
     parts = [HEAD]
+    os.environ["FUSECACHE_KEEP_MOUNTED"] = "yes"  # as users have it
     with tempfile.TemporaryDirectory() as name, ServerProcess() as server:
         mount = Daemon(server, Path(name))
         try:

@@ -58,7 +58,7 @@ class Node:
         self._cache = folder / "cache"
         self._environment = {
             name: value for name, value in os.environ.items() if not name.startswith("FUSECACHE_")
-        }
+        } | {"FUSECACHE_KEEP_MOUNTED": "no"}  # a machine that is lost has no keeper, either
         self._daemon: set[int] = set()
         self._socket: Path | None = None  # the daemon's, outside the node's folder
 

@@ -70,7 +70,7 @@ class SessionOptions:
         as_flag,
         "let the mount outlive its daemon: a keeper process starts the daemon again if it dies, and until then "
         "system calls wait, and do not fail; needs the own FUSE library",
-        default=False,
+        default=True,
     )
 
 

@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 
 
 def become_keeper(options: MountOptions, words: Sequence[str], report: int | None) -> None:
-    """Replace this process by a keeper that starts it again, if that is asked for; else return.
+    """Replace this process by a keeper that starts it again; return if that is of no use, or not wanted.
 
     words: of the command line, from the command on. report: the descriptor of `--ready-fd`.
     """
-    if not options.session.keep_mounted or KEEPER_VARIABLE in os.environ:
+    if not _can_outlive(options) or KEEPER_VARIABLE in os.environ:
         return
     if report is not None:
         os.set_inheritable(report, True)  # noqa: FBT003  # takes no keyword
@@ -42,7 +42,7 @@ def kept_mount(options: MountOptions) -> KeptMount | None:
 
     Ends this process if it cannot go on with the predecessor's mount.
     """
-    if not options.session.keep_mounted or options.session.fuse_library == "pyfuse3":
+    if not _can_outlive(options):
         return None
     try:
         kept = KeptMount.of_environment()
@@ -55,6 +55,11 @@ def kept_mount(options: MountOptions) -> KeptMount | None:
     if kept is not None:
         kept.offer_standby()
     return kept
+
+
+def _can_outlive(options: MountOptions) -> bool:
+    # pyfuse3 hides what a successor needs.
+    return options.session.keep_mounted and options.session.fuse_library != "pyfuse3"
 
 
 class BucketAnswers:

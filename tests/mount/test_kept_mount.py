@@ -593,10 +593,10 @@ def test_a_daemon_that_cannot_start_again_ends_the_mount_with_one_line(
     mount: MakeMount, bucket: Bucket, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.toml"
-    config.write_text("keep_mounted = true\n")
-    made = mount("--config", str(config))
+    config.write_text("")
+    made = mount("--keep-mounted", "--config", str(config))
     keeper = made.keeper()
-    config.write_text("keep_mounted = maybe\n")
+    config.write_text("keep_mounted = maybe\n")  # no TOML
     os.kill(made.pid, signal.SIGKILL)
     wait_until(lambda: not is_running(keeper), "the end of the keeper", seconds=60)
     assert not mounted_at(made.path)

@@ -125,7 +125,9 @@ class Daemon:
         subprocess.run(["fusermount3", "-u", "-z", self.path], check=True)
 
     def _environment(self) -> dict[str, str]:
+        # Without a keeper: what dies is to stay dead until the next mount, and the process is the daemon.
         return {
+            "FUSECACHE_KEEP_MOUNTED": "no",
             **os.environ,
             "AWS_ACCESS_KEY_ID": self.server.access_key,
             "AWS_SECRET_ACCESS_KEY": self.server.secret_key,

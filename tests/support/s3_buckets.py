@@ -23,6 +23,8 @@ WRITES = (
 )
 # What makes an object appear, change or go; parts in advance do not.
 PUBLISHING = ("PutObject", "CopyObject", "CompleteMultipartUpload", "DeleteObject")
+# Options from outside that hold for every mount of the tests.
+PASSED_ON = ("FUSECACHE_FUSE_LIBRARY", "FUSECACHE_KEEP_MOUNTED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,11 @@ class Service:
         others = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith("FUSECACHE_") or name == "FUSECACHE_FUSE_LIBRARY"
+            if not name.startswith("FUSECACHE_") or name in PASSED_ON
         }
         return {
+            # A test says when its mount has a keeper: else what dies is to stay dead.
+            "FUSECACHE_KEEP_MOUNTED": "no",
             **others,
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,

@@ -143,14 +143,14 @@ def a_written_file_is_read_back_and_reaches_the_bucket(server: ServerProcess) ->
     wait_until("the file is in the bucket", lambda: in_bucket(server, "first", FIRST))
 
 
-def a_killed_daemon_comes_back_with_the_file(_: ServerProcess) -> None:
+def a_service_that_is_killed_comes_back_with_the_file(_: ServerProcess) -> None:
     killed = shown("MainPID")
     systemctl("kill", "--signal=KILL", "--kill-whom=main", UNIT)
     wait_until("another daemon is active", lambda: another_is_active(killed))
     expect((MOUNT / "first").read_bytes() == FIRST, "the file is not what it was")
 
 
-def a_daemon_killed_with_uploads_pending_uploads_them_afterwards(server: ServerProcess) -> None:
+def a_service_killed_with_uploads_pending_uploads_them_afterwards(server: ServerProcess) -> None:
     data = secrets.token_bytes(8 * MIB)
     server.control.set(upload_bandwidth=1 * MIB)
     (MOUNT / "pending").write_bytes(data)
@@ -162,10 +162,7 @@ def a_daemon_killed_with_uploads_pending_uploads_them_afterwards(server: ServerP
     wait_until("the file is in the bucket", lambda: in_bucket(server, "pending", data))
 
 
-def with_keep_mounted_a_killed_daemon_is_no_end_of_the_mount(server: ServerProcess) -> None:
-    config = CONFIG.read_text()
-    CONFIG.write_text(f"{config}keep_mounted = true\n")
-    systemctl("restart", UNIT)
+def a_killed_daemon_is_no_end_of_the_mount(server: ServerProcess) -> None:
     keeper, restarts = shown("MainPID"), shown("NRestarts")
     with open(MOUNT / "kept", "wb", buffering=0) as file:
         file.write(FIRST)
@@ -180,9 +177,19 @@ def with_keep_mounted_a_killed_daemon_is_no_end_of_the_mount(server: ServerProce
         file.write(b" of it")
     wait_until("the file is in the bucket", lambda: in_bucket(server, "kept", FIRST + b"the rest of it"))
     expect((shown("MainPID"), shown("NRestarts")) == (keeper, restarts), "systemd started the service again")
+
+
+def without_a_keeper_the_service_starts_the_daemon_again(server: ServerProcess) -> None:
+    config = CONFIG.read_text()
+    CONFIG.write_text(f"{config}keep_mounted = false\n")
+    systemctl("restart", UNIT)
+    expect(shown("MainPID") == str(daemon()), "there is a keeper")
+    killed = shown("MainPID")
+    os.kill(int(killed), signal.SIGKILL)
+    wait_until("another daemon is active", lambda: another_is_active(killed))
+    expect(in_bucket(server, "kept", (MOUNT / "kept").read_bytes()), "the file is not what it was")
     CONFIG.write_text(config)
     systemctl("restart", UNIT)
-    expect(shown("MainPID") == str(daemon()), "a keeper is still there")
 
 
 def stopping_waits_until_the_bucket_has_every_byte(server: ServerProcess) -> None:
@@ -268,9 +275,10 @@ CHECKS: list[Check] = [
     the_daemon_leaves_no_core_dump,
     another_user_reaches_neither_socket_nor_cache,
     a_written_file_is_read_back_and_reaches_the_bucket,
-    a_killed_daemon_comes_back_with_the_file,
-    a_daemon_killed_with_uploads_pending_uploads_them_afterwards,
-    with_keep_mounted_a_killed_daemon_is_no_end_of_the_mount,
+    a_service_that_is_killed_comes_back_with_the_file,
+    a_service_killed_with_uploads_pending_uploads_them_afterwards,
+    a_killed_daemon_is_no_end_of_the_mount,
+    without_a_keeper_the_service_starts_the_daemon_again,
     stopping_waits_until_the_bucket_has_every_byte,
     nothing_can_be_saved_beneath_a_stopped_mount,
     a_wrong_key_is_named_in_the_status,

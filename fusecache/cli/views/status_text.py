@@ -241,7 +241,7 @@ def _day_lines(requests: Mapping[str, Any]) -> Iterator[str]:
 # ---- how it is set up
 
 _OUTLIVES = "a keeper starts it again; programs wait, and see no error"
-_ENDS = "the mount ends with its daemon, and open files fail (--keep-mounted)"
+_ENDS = "the mount ends with its daemon, and open files fail: it has no keeper"
 
 
 def _mount(status: Mapping[str, Any]) -> Iterator[Row]:

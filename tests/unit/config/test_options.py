@@ -123,7 +123,7 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "read_only": "true",
         "wait_for_bucket": "true",
         "fuse_library": "own",
-        "keep_mounted": "true",
+        "keep_mounted": "false",
         "allow_other": "true",
         "uid": "1000",
         "gid": "100",
@@ -150,7 +150,9 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
     from_file = load(file="\n".join(f'{name} = "{text}"' for name, text in texts.items()), folder=tmp_path)
     from_variables = load(environment={f"FUSECACHE_{name.upper()}": text for name, text in texts.items()})
     flags = [
-        "--" + name.replace("_", "-") + ("" if text == "true" else f"={text}")
+        ("--no-" if text == "false" else "--")
+        + name.replace("_", "-")
+        + ("" if text in ("true", "false") else f"={text}")
         for name, text in texts.items()
         if name not in ("source", "mountpoint")
     ]

@@ -242,11 +242,13 @@ def test_a_state_of_another_order_is_refused_and_changes_nothing(directory: Path
 
 def test_what_would_have_to_be_downloaded_or_is_unknown_is_refused(directory: Path) -> None:
     with pytest.raises(
-        LoaderError, match=r"no mount of this node shows it\. Mount it with `fusecache mount s3://not-mounted/data"
+        LoaderError,
+        match=r"no mount of this node shows it\. Mount it with `fusecache mount s3://not-mounted/data",
     ):
         StreamingDataset(remote="s3://not-mounted/data", local=str(directory / "a"))
     with pytest.raises(
-        LoaderError, match=r"no mount of this node shows it\. Mount it with `fusecache mount s3://not-mounted/data"
+        LoaderError,
+        match=r"no mount of this node shows it\. Mount it with `fusecache mount s3://not-mounted/data",
     ):
         Stream(remote="s3://not-mounted/data", local=str(directory / "a"))
     with pytest.raises(LoaderError, match="unknown arguments: shufle"):
