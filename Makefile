@@ -246,8 +246,8 @@ kill-rounds: setup ## kill -9 of real daemons after a close, with a slow bucket;
 	@$(VENV)/bin/python -m scripts.kill_rounds --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
 .PHONY: kept-rounds
-kept-rounds: setup ## kill -9 of a daemon whose mount outlives it, under readers and writers; ROUNDS
-	@$(VENV)/bin/python -m scripts.kept_rounds --rounds $(ROUNDS)
+kept-rounds: setup ## kill -9 of a daemon whose mount outlives it, under readers and writers; ROUNDS; AGAINST=commit for upgrades
+	@$(VENV)/bin/python -m scripts.kept_rounds --rounds $(ROUNDS) $(if $(filter-out HEAD,$(AGAINST)),--against $(AGAINST))
 
 KILLS ?= 20
 

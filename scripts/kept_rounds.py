@@ -1,17 +1,22 @@
 """Kills the daemon of a mount that outlives it, again and again, under programs that read, write and change names.
 
-    python -m scripts.kept_rounds [--rounds 100] [--read-only]
+    python -m scripts.kept_rounds [--rounds 100] [--read-only] [--against COMMIT]
+
+With --against each second round is no kill: `fusecache upgrade` goes to the program of that commit, or back.
 
 Prints how long system calls waited, and every error that a program saw: there must be none. Each byte that is read, and
 each file that was closed, is compared.
 """
 
 import argparse
+import hashlib
 import os
 import random
 import signal
 import statistics
+import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -20,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.s3server import ServerProcess
+from tests.support import ROOT
 from tests.support.mounts import FUSECACHE, Mount, is_running, pattern, run
 from tests.support.s3_buckets import Bucket, Service
 
@@ -31,7 +37,10 @@ _SECONDS_BETWEEN = (1.2, 5.0)
 
 
 class Programs:
-    """Threads that use a mount. errors: what went wrong, with the program's name; longest: of one call, in seconds."""
+    """Threads that use a mount. errors: what went wrong, with the program's name; longest: of one call, in seconds.
+
+    written: the checksum of each file that was closed, by its key without the prefix.
+    """
 
     def __init__(self, root: Path, data: dict[str, bytes]) -> None:
         self._root = root
@@ -41,7 +50,7 @@ class Programs:
         self.errors: list[str] = []
         self.steps: Counter[str] = Counter()
         self.longest: dict[str, float] = {}
-        self.written: dict[str, bytes] = {}
+        self.written: dict[str, str] = {}
         self._fd = os.open(root / "d0/f0", os.O_RDONLY)
 
     def start(self, name: str, step: Callable[[int], None]) -> None:
@@ -85,14 +94,14 @@ class Programs:
         assert names == self._data.keys()
 
     def write(self, step: int) -> None:
-        draw, body = random.Random(step), b""
+        draw, body = random.Random(step), hashlib.sha256()
         with open(self._root / "out" / f"w{step}", "wb") as file:
             for _ in range(20):
                 piece = draw.randbytes(draw.randrange(1, 200_000))
                 file.write(piece)
-                body += piece
+                body.update(piece)
                 time.sleep(0.005)
-        self.written[f"out/w{step}"] = body
+        self.written[f"out/w{step}"] = body.hexdigest()
 
     def change_names(self, step: int) -> None:
         first, second = (self._root / "out" / f"{letter}{step}" for letter in "nm")
@@ -104,7 +113,7 @@ class Programs:
             (second / "y").unlink()
             second.rmdir()
         else:
-            self.written[f"out/m{step}/y"] = b"1"
+            self.written[f"out/m{step}/y"] = _digest(b"1")
 
 
 def main() -> int:
@@ -114,6 +123,7 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--read-only", action="store_true")
+    parser.add_argument("--against", metavar="COMMIT", help="upgrade to the program of this commit, and back")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ServerProcess() as server:
         service = Service(
@@ -134,14 +144,43 @@ def main() -> int:
             "--keep-mounted", "--settle-seconds", "0.2", "--cache-size", "4GiB",
             *(["--read-only"] if arguments.read_only else []),
         )  # fmt: skip
+        pythons = [_python_of(arguments.against, Path(folder)), sys.executable] if arguments.against else []
         try:
-            return _rounds(mount, data, arguments.rounds, is_read_only=arguments.read_only)
+            return _rounds(mount, data, arguments.rounds, pythons, is_read_only=arguments.read_only)
         finally:
             mount.pid = mount.status()["pid"]
             mount.unmount()
 
 
-def _rounds(mount: Mount, data: dict[str, bytes], rounds: int, *, is_read_only: bool) -> int:
+def _python_of(commit: str, folder: Path) -> str:
+    """Return a Python that has the packages of a commit, and the libraries of this one."""
+    tree = folder / "tree"
+    tree.mkdir()
+    packages = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", commit, "fusecache", "loader"], check=True, capture_output=True
+    ).stdout
+    subprocess.run(["tar", "--extract", "--directory", str(tree)], input=packages, check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
+    (site,) = (folder / "venv/lib").glob("*/site-packages")
+    (site / "other.pth").write_text(f"{tree}\n{sysconfig.get_path('purelib')}\n")
+    return str(folder / "venv/bin/python")
+
+
+def _upgrade(python: str, mount: Mount) -> None:
+    """Let the program of a Python serve the mount. Its packages are its own, not those of PYTHONPATH."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [python, "-P", "-m", "fusecache", "upgrade", str(mount.path)]
+    subprocess.run(words, env=environment, check=True, capture_output=True)
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def _rounds(
+    mount: Mount, data: dict[str, bytes], rounds: int, pythons: list[str], *, is_read_only: bool
+) -> int:
+    """pythons: of the programs to upgrade to, in turns."""
     programs = Programs(mount.path, data)
     programs.start("random reads", programs.read_at_random)
     programs.start("whole files", programs.read_whole)
@@ -150,27 +189,39 @@ def _rounds(mount: Mount, data: dict[str, bytes], rounds: int, *, is_read_only: 
         (mount.path / "out").mkdir()
         programs.start("writes", programs.write)
         programs.start("names", programs.change_names)
-    pauses = []
-    for _ in range(rounds):
+    pauses: list[float] = []
+    upgrades = 0
+    for number in range(rounds):
         time.sleep(random.uniform(*_SECONDS_BETWEEN))
         pid = mount.status()["pid"]
-        os.kill(pid, signal.SIGKILL)
-        began = time.monotonic()
-        os.statvfs(mount.path)  # is never cached: it waits for the next daemon
-        pauses.append(time.monotonic() - began)
+        if pythons and number % 2 == 0:
+            python = pythons[number // 2 % len(pythons)]
+            _upgrade(python, mount)
+            upgrades += 1
+            served_by = Path(f"/proc/{mount.status()['pid']}/cmdline").read_bytes().split(b"\0")[0]
+            assert os.fsdecode(served_by) == python
+        else:
+            os.kill(pid, signal.SIGKILL)
+            began = time.monotonic()
+            os.statvfs(mount.path)  # is never cached: it waits for the next daemon
+            pauses.append(time.monotonic() - began)
         assert not is_running(pid)
     programs.end()
     wrong = []
     if not is_read_only:
         run(FUSECACHE, "sync", mount.path)
         stored = set(mount.bucket.names())
-        wrong = [n for n, body in programs.written.items() if n not in stored or mount.bucket.get(n) != body]
+        wrong = [
+            name
+            for name, digest in programs.written.items()
+            if name not in stored or _digest(mount.bucket.get(name)) != digest
+        ]
         wrong += [f"{name}: twice, or not removed" for name in stored - data.keys() - programs.written.keys()
                   if not name.endswith("/")]  # fmt: skip
         wrong += [f"quarantined: {each.name}" for each in (mount.cache / "orphans").iterdir()]
     slowest = ", ".join(f"{name} {each:.2f}" for name, each in programs.longest.items())
     lines = [
-        f"kills {rounds}, errors to programs {len(programs.errors)}, wrong {len(wrong)}",
+        f"kills {len(pauses)}, upgrades {upgrades}, errors to programs {len(programs.errors)}, wrong {len(wrong)}",
         f"closed files compared {len(programs.written)}; steps {dict(programs.steps)}",
         f"pause, seconds: median {statistics.median(pauses):.2f}, longest {max(pauses):.2f}",
         f"longest step, seconds: {slowest}",

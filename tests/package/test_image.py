@@ -127,8 +127,12 @@ def test_container_mounts_reads_and_writes(podman: Podman, mounted: tuple[str, S
     assert podman("exec", name, "cat", "/data/already/there").stdout == "bytes of another client"
     podman("exec", name, "sh", "-c", "printf written >/data/file && fusecache sync /data")
     assert server.control.read("file") == b"written"
-    options = json.loads(podman("exec", name, "fusecache", "status", "/data", "--json").stdout)["options"]
-    assert options["memory"] == MEMORY_MIB * MIB // 8
+    status = json.loads(podman("exec", name, "fusecache", "status", "/data", "--json").stdout)
+    assert status["options"]["memory"] == MEMORY_MIB * MIB // 8
+    podman("exec", name, "sh", "-c", f"kill -9 {status['pid']}")
+    assert (
+        podman("exec", name, "cat", "/data/file").stdout == "written"
+    )  # the keeper is the container's process 1
     podman("exec", name, "sh", "-c", "printf last >/data/last")
     podman("stop", "--time", STOP_SECONDS, name)
     assert server.control.read("last") == b"last"
