@@ -14,6 +14,7 @@ from fusecache.fuse.values import MountPlan, MountRefused
 
 DEVICE = "/dev/fuse"
 _HELPER = "fusermount3"
+_NO_CAPABILITY = "CAP_SYS_ADMIN is missing here; a container gets it with --cap-add SYS_ADMIN"
 _HELPER_SECONDS = 30.0
 # sys/mount.h
 _MS_NOSUID = 2
@@ -88,7 +89,9 @@ def _mount_by_helper(plan: MountPlan) -> int:
     helper = shutil.which(_HELPER)
     if helper is None:
         raise MountRefused(
-            f"{_HELPER} was not found, and only root can mount without it: apt-get install fuse3"
+            _NO_CAPABILITY
+            if os.geteuid() == 0
+            else f"{_HELPER} was not found, and only root can mount without it: apt-get install fuse3"
         )
     source = plan.source.replace("\\", "\\\\").replace(",", "\\,")
     words = ["default_permissions", "nosuid", "nodev", f"subtype={plan.subtype}", f"fsname={source}"]
@@ -109,7 +112,7 @@ def _mount_by_helper(plan: MountPlan) -> int:
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     if done.returncode or not descriptors:
         said = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
-        raise MountRefused(said)
+        raise MountRefused(f"{said}: {_NO_CAPABILITY}" if "not permitted" in said else said)
     (fd,) = descriptors
     os.set_inheritable(fd, False)  # noqa: FBT003
     return fd

@@ -1,11 +1,12 @@
 """Starting and ending a mount: options that must show, and mistakes that must be told in one line."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -44,10 +45,13 @@ def refused(bucket: Bucket, tmp_path: Path) -> Iterator[Refused]:
         of: Bucket = bucket,
         path: Path = point,
         cache: Path = tmp_path / "cache",
+        by: Sequence[str] = (),
         **environment: str,
     ) -> str:
+        """by: what runs the command."""
         was_mounted, daemons = mounted_at(path), _daemons()
         done = run(
+            *by,
             *Mount(of, path, cache).command(*flags),
             check=False,
             env={**of.service.environment(), **environment},
@@ -67,6 +71,15 @@ def refused(bucket: Bucket, tmp_path: Path) -> Iterator[Refused]:
 
 
 # ---- mistakes
+
+
+@needs_root
+@pytest.mark.parametrize("path", [os.environ["PATH"], "/no/programs"], ids=["fusermount3", "no fusermount3"])
+def test_root_that_may_not_mount_hears_what_is_missing(refused: Refused, path: str) -> None:
+    """As root of a container without privileges."""
+    without = [str(shutil.which("setpriv")), "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
+    said = refused(by=without, PATH=path)
+    assert "CAP_SYS_ADMIN is missing here; a container gets it with --cap-add SYS_ADMIN" in said
 
 
 def test_a_bucket_that_is_not_there(refused, bucket):
