@@ -408,7 +408,7 @@ REFUSE_BESIDE_PACKAGE = if [ -z "$(DESTDIR)" ] && [ -d /opt/fusecache/dist ]; th
 
 # Some process is this installation's python, at `fusecache mount`, however that was spelled.
 DAEMON_RUNS = for file in /proc/[0-9]*/cmdline; do tr '\0' ' ' <$$file || true; echo; done 2>/dev/null \
-    | grep -E '^$(DAEMON_VENV)/bin/python[^ ]* (-m |[^ ]*/)fusecache mount ' >/dev/null
+    | grep -E '^$(DAEMON_VENV)/bin/python[^ ]* (.* )?(-m |[^ ]*/)fusecache mount ' >/dev/null
 
 # Only where systemd runs, and never for a packager's DESTDIR.
 RELOAD_SYSTEMD = if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi

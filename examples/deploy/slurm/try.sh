@@ -52,7 +52,9 @@ submit() {
         --data /data/dataset --checkpoints "/data/$1" --final "/data/$1/final.pt" --log-dir "$folder/$1" "${@:2}"
 }
 state() { scontrol --oneliner show job "$1" | grep -o 'JobState=[A-Z]*\|ExitCode=[0-9:]*' | tr '\n' ' '; }
-daemons() { pgrep --count --full 'fusecache mount --foreground'; }
+mounting() { pgrep --count --full "$1fusecache mount --foreground" || true; }
+# shellcheck disable=SC2317
+no_daemon() { [ "$(mounting '')" = 0 ]; }
 
 # shellcheck disable=SC2317 # wait_for calls it
 has_ended() { ! squeue --noheader --jobs="$1" 2>/dev/null | grep -q .; }
@@ -63,7 +65,7 @@ long=$(submit long --global-batch-size 1 --context 1024 --checkpoint-every 5)
 wait_for 240 "the first checkpoint of job $long" saved_or_over "$long" long/step-0005/.metadata
 short=$(submit short --global-batch-size 256)
 wait_for 240 "the start of job $short" grep -q '"event": "step"' "$folder/short/train-rank0.jsonl"
-check "two jobs, one mount" [ "$(grep -c fusecache /proc/self/mountinfo) $(daemons)" = "1 1" ]
+check "two jobs, one mount" [ "$(grep -c fusecache /proc/self/mountinfo) $(mounting 'keeper.py .*')" = "1 1" ]
 wait_for 240 "the end of job $short" has_ended "$short"
 check "a job that succeeds: $(state "$short")" [ "$(state "$short")" = "JobState=COMPLETED ExitCode=0:0 " ]
 check "final.pt is in the bucket" in_bucket short/final.pt
@@ -76,7 +78,7 @@ ok "scancel: over after $((SECONDS - began)) s, $(state "$long")"
 sed 's/^/        | /' "$folder/long/out" | tail -n 5
 check "all that the cancelled job saved is in the bucket" checkpoints_are_there "$folder/long"
 wait_for 240 "the end of the mount" not_mounted /data
-check "no job, no mount, no daemon" [ "$(daemons || true)" = 0 ]
+wait_for 60 "the end of the daemon" no_daemon
 
 # A bucket that takes no uploads: the job and the epilog say what is missing, and the next job's end brings it.
 mkdir -m 777 "$folder/late"
