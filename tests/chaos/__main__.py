@@ -53,8 +53,10 @@ FINDINGS = (
 class Run:
     """One run: the server, the node, the load, and the lanes of faults."""
 
-    def __init__(self, plan: Plan, seed: int, directory: Path, *, shape: str, whole_machine: bool) -> None:
-        """shape: of the mount, a key of `SHAPES`."""
+    def __init__(
+        self, plan: Plan, seed: int, directory: Path, *, shape: str, is_kept: bool, whole_machine: bool
+    ) -> None:
+        """shape: of the mount, a key of `SHAPES`. is_kept: the mount outlives its daemon."""
         self._plan, self._seed, self._shape = plan, seed, shape
         self.findings: list[tuple[str, str]] = []
         self.injected: Counter[str] = Counter()
@@ -76,6 +78,9 @@ class Run:
             flags = ("--config", str(directory / "mount.toml"))
         self.node = Node(self._server, directory, seed, *flags, whole_machine=whole_machine)
         self.node.daemon.has_buckets = shape == "buckets"
+        self.node.daemon.is_kept = is_kept
+        # These explain no error of a program.
+        self._silent = {*PROGRAMS, *(["daemon killed"] if is_kept else [])}
         keys = [self.node.credentials, directory / "other-keys"]
         self._faults = [BucketFaults(*each) for each in zip(self._servers, keys, strict=False)]
         if flags:
@@ -172,7 +177,7 @@ class Run:
                 break
             self._may_begin.wait()
             with self._lock:
-                if fault.kind not in PROGRAMS:  # these excuse nothing
+                if fault.kind not in self._silent:
                     self._active[fault.kind] = where
                 self.injected[f"{fault.kind}{' at the other server' if where == 1 else ''}"] += 1
                 self._say(
@@ -393,6 +398,9 @@ def main() -> int:
         help="endpoints: another server has a copy of what is read; buckets: what is read is a bucket of that server. "
         "The bucket's faults are at one of the servers at a time, and must not reach what the other can do [one]",
     )  # fmt: skip
+    parser.add_argument(
+        "--kept", action="store_true", help="the mount has a keeper: a killed daemon explains no error"
+    )
     parser.add_argument("--directory", type=Path, default=Path("/var/tmp"))
     parser.add_argument(
         "--whole-machine", action=argparse.BooleanOptionalAction, default=has_disks() and memory_group() is not None,
@@ -419,7 +427,7 @@ def main() -> int:
         ),
         flush=True,
     )
-    run = Run(plan, seed, directory, shape=options.shape, whole_machine=whole_machine)
+    run = Run(plan, seed, directory, shape=options.shape, is_kept=options.kept, whole_machine=whole_machine)
     run.carry_out(options.minutes * 60)
     print(run.table())  # noqa: T201
     if run.findings:

@@ -17,7 +17,7 @@ from fusecache.model.errors import MountError
 from fusecache.mount.control_client import find_mount
 from tests.chaos.plan import FEW_DESCRIPTORS_SHARE
 from tests.s3server import ServerProcess
-from tests.support.daemons import Daemon
+from tests.support.daemons import Daemon, wait_until
 from tests.support.disks import Disk
 
 MIB = 1 << 20
@@ -27,12 +27,14 @@ LITTLE_MEMORY = 192 * MIB
 MEMORY_GROUPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
 FLOOD_CONNECTIONS = 64
 REMOUNT_PAUSE_SECONDS = 3.0
+# A keeper's next daemon may have to wait for a disk that hangs.
+NEXT_SECONDS = 120.0
 # linux/ext4.h: end all access to a mounted ext4, after everything is written.
 EXT4_IOC_SHUTDOWN = 0x8004587D
 
 
 class ChaosDaemon(Daemon):
-    """A daemon with its keys in a file."""
+    """A daemon with its keys in a file, and a keeper if `is_kept`: then the process is the keeper's."""
 
     def __init__(
         self, server: ServerProcess, directory: Path, cache: Path, credentials: Path, *flags: str
@@ -49,17 +51,47 @@ class ChaosDaemon(Daemon):
         self.cache = cache
         self.few_descriptors = False
         self.has_buckets = False
+        self.is_kept = False
 
     @property
     def pid(self) -> int:
-        """The process id; 0 if there is none."""
-        return 0 if self._process is None else self._process.pid
+        """The process that serves the mount; 0 if there is none."""
+        if self._process is None:
+            return 0
+        started = self._process.pid
+        return next(filter(_holds_a_mount, _children(started)), 0) if self.is_kept else started
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process that serves the mount, if there is one."""
+        if pid := self.pid:
+            os.kill(pid, number)
+
+    def kill(self) -> None:
+        """End the daemon and its keeper with SIGKILL, and clear the mount that they leave behind."""
+        self._end_all()
+        self._detach()
+
+    def clean_up(self) -> None:
+        """End whatever is left, so that no mount and no process stays."""
+        self._end_all()
+        super().clean_up()
+
+    def _end_all(self) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGSTOP)  # it starts no other one from now on
+        below = _children(self._process.pid) if self.is_kept else []
+        self._process.kill()
+        for pid in below:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.wait()
 
     def mount(self, *flags: str) -> None:
         """Start a daemon; return when its mount answers."""
         limit = FEW_DESCRIPTORS if self.few_descriptors else USUAL_DESCRIPTORS
         self.program = ["prlimit", f"--nofile={limit}:{limit}", sys.executable, "-m", "fusecache"]
-        super().mount(*flags)
+        super().mount(*flags, "--keep-mounted" if self.is_kept else "--no-keep-mounted")
 
     def mount_words(self, *flags: str) -> list[str | Path]:
         """Return the words of the mount command; without a source if a file of options names several buckets."""
@@ -77,6 +109,22 @@ class ChaosDaemon(Daemon):
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             del found[name]
         return {**found, "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull}
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:  # it has ended
+        return []
+
+
+def _holds_a_mount(pid: int) -> bool:
+    """Return whether a process has the descriptor of a mount: a standby has none."""
+    for fd in Path(f"/proc/{pid}/fd").glob("*"):
+        with suppress(OSError):
+            if os.readlink(fd) == "/dev/fuse":
+                return True
+    return False
 
 
 class Node:
@@ -112,9 +160,8 @@ class Node:
         self._end_flood()
         with suppress(OSError):
             self._thaw()
-        if self.daemon.pid:
-            with suppress(ProcessLookupError):
-                self.daemon.signal(signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            self.daemon.signal(signal.SIGCONT)
         self.daemon.clean_up()
         if self._disk:
             self._disk.__exit__()
@@ -183,6 +230,12 @@ class Node:
         match kind:
             case "daemon stopped":
                 self.daemon.signal(signal.SIGSTOP)
+            case "daemon killed" if self.daemon.is_kept:
+                killed = self.daemon.pid
+                self.daemon.signal(signal.SIGKILL)
+                wait_until(
+                    lambda: self.daemon.pid not in {killed, 0}, "the next daemon", seconds=NEXT_SECONDS
+                )
             case "daemon killed":
                 self.kill()
             case "socket flooded":
