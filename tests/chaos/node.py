@@ -19,6 +19,7 @@ from tests.chaos.plan import FEW_DESCRIPTORS_SHARE
 from tests.s3server import ServerProcess
 from tests.support.daemons import Daemon, wait_until
 from tests.support.disks import Disk
+from tests.support.mounts import is_running
 
 MIB = 1 << 20
 CACHE_BYTES = 256 * MIB
@@ -86,6 +87,8 @@ class ChaosDaemon(Daemon):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.wait()
+        # They are no children of this process, and their cache disk may be about to be unmounted.
+        wait_until(lambda: not any(map(is_running, below)), "the end of the daemon")
 
     def mount(self, *flags: str) -> None:
         """Start a daemon; return when its mount answers."""
