@@ -3,6 +3,7 @@
 import fcntl
 import os
 import random
+import select
 import signal
 import socket
 import struct
@@ -19,7 +20,6 @@ from tests.chaos.plan import FEW_DESCRIPTORS_SHARE
 from tests.s3server import ServerProcess
 from tests.support.daemons import Daemon, wait_until
 from tests.support.disks import Disk
-from tests.support.mounts import is_running
 
 MIB = 1 << 20
 CACHE_BYTES = 256 * MIB
@@ -62,6 +62,17 @@ class ChaosDaemon(Daemon):
         started = self._process.pid
         return next(filter(_holds_a_mount, _children(started)), 0) if self.is_kept else started
 
+    def mount(self, *flags: str) -> None:
+        """Start a daemon; return when its mount answers."""
+        limit = FEW_DESCRIPTORS if self.few_descriptors else USUAL_DESCRIPTORS
+        self.program = ["prlimit", f"--nofile={limit}:{limit}", sys.executable, "-m", "fusecache"]
+        super().mount(*flags, "--keep-mounted" if self.is_kept else "--no-keep-mounted")
+
+    def mount_words(self, *flags: str) -> list[str | Path]:
+        """Return the words of the mount command; without a source if a file of options names several buckets."""
+        command, source, *words = super().mount_words(*flags)
+        return [command, *([] if self.has_buckets else [source]), *words]
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process that serves the mount, if there is one."""
         if pid := self.pid:
@@ -81,25 +92,15 @@ class ChaosDaemon(Daemon):
         if self._process is None:
             return
         self._process.send_signal(signal.SIGSTOP)  # it starts no other one from now on
-        below = _children(self._process.pid) if self.is_kept else []
+        below = [os.pidfd_open(pid) for pid in _children(self._process.pid)] if self.is_kept else []
         self._process.kill()
-        for pid in below:
+        for process in below:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            # Until all its threads have ended: their open files would hold the disk that is to be mounted again.
+            assert select.select([process], [], [], NEXT_SECONDS)[0]
+            os.close(process)
         self.wait()
-        # They are no children of this process, and their cache disk may be about to be unmounted.
-        wait_until(lambda: not any(map(is_running, below)), "the end of the daemon")
-
-    def mount(self, *flags: str) -> None:
-        """Start a daemon; return when its mount answers."""
-        limit = FEW_DESCRIPTORS if self.few_descriptors else USUAL_DESCRIPTORS
-        self.program = ["prlimit", f"--nofile={limit}:{limit}", sys.executable, "-m", "fusecache"]
-        super().mount(*flags, "--keep-mounted" if self.is_kept else "--no-keep-mounted")
-
-    def mount_words(self, *flags: str) -> list[str | Path]:
-        """Return the words of the mount command; without a source if a file of options names several buckets."""
-        command, source, *words = super().mount_words(*flags)
-        return [command, *([] if self.has_buckets else [source]), *words]
 
     def take_ended(self) -> int:
         """Return the status of a daemon that ended by itself, and clear its mount away."""
