@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import trio
 
+from fusecache.engine.runtime.callers import called_by
 from fusecache.fs.errno_table import errno_of
 from fusecache.fuse.values import FUSEError
 from fusecache.model.errors import FusecacheError
@@ -39,6 +40,18 @@ def guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corouti
             operations: Any = args[0]
             operations._on_unexpected(handler.__name__, exc, signature.bind(*args, **kwargs).arguments)
             raise FUSEError(errno.EIO) from exc
+
+    return call_handler
+
+
+def killable(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """End a handler whose caller is killed, if it waits for the bucket and has changed nothing yet."""
+
+    @functools.wraps(handler)
+    async def call_handler(*args: P.args, **kwargs: P.kwargs) -> T:
+        context: Any = kwargs["ctx"] if "ctx" in kwargs else args[-1]
+        with called_by(context.pid):
+            return await handler(*args, **kwargs)
 
     return call_handler
 

@@ -15,7 +15,7 @@ from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.fs import control, hint_files
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.entries import EntryBuilder
-from fusecache.fs.handlers import guarded
+from fusecache.fs.handlers import guarded, killable
 from fusecache.fs.kept_files import KeptFiles
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.values import (
@@ -57,6 +57,7 @@ class NameOperations(RequestHandlers):
         return os.fsencode(self._fs.symlinks.read(self._node(inode)))
 
     @guarded
+    @killable
     async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
         """Make a directory."""
         self._check_writable(parent_inode)
@@ -72,6 +73,7 @@ class NameOperations(RequestHandlers):
         return self._new(node, ctx.unique)
 
     @guarded
+    @killable
     async def symlink(
         self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext
     ) -> EntryAttributes:
@@ -94,6 +96,7 @@ class NameOperations(RequestHandlers):
         return self._new(node)
 
     @guarded
+    @killable
     async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         """Remove a file."""
         if parent_inode == hint_files.DIRECTORY:
@@ -105,6 +108,7 @@ class NameOperations(RequestHandlers):
             await self._fs.namespace_ops.unlink(parent, old_name)
 
     @guarded
+    @killable
     async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         """Remove an empty directory."""
         self._check_writable(parent_inode)
@@ -113,6 +117,7 @@ class NameOperations(RequestHandlers):
             await self._fs.namespace_ops.rmdir(parent, old_name)
 
     @guarded
+    @killable
     async def rename(
         self,
         parent_inode_old: int,
@@ -145,6 +150,7 @@ class NameOperations(RequestHandlers):
         raise NotPermitted("hard links are not supported: a bucket has none; use a symlink or a copy")
 
     @guarded
+    @killable
     async def mknod(
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:

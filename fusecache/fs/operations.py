@@ -19,7 +19,7 @@ from fusecache.fs import control, hint_files
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.errno_table import errno_of
-from fusecache.fs.handlers import guarded, timed
+from fusecache.fs.handlers import guarded, killable, timed
 from fusecache.fs.kept_files import HANDLES_OF_START, KeptFiles
 from fusecache.fs.name_operations import NameOperations
 from fusecache.fs.open_directories import OpenDirectories
@@ -142,6 +142,7 @@ class Operations(NameOperations):
         return self._entries.of_node(node)
 
     @guarded
+    @killable
     async def setattr(
         self,
         inode: int,
@@ -216,6 +217,7 @@ class Operations(NameOperations):
 
     @timed("open")
     @guarded
+    @killable
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
@@ -239,6 +241,7 @@ class Operations(NameOperations):
         return await self._open_file(inode, flags, ctx)
 
     @timed("open")
+    @killable
     async def _open_file(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         node = self._node(inode)
         writable = flags & os.O_ACCMODE != os.O_RDONLY

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.mount.conftest import ExpectedLog
 from tests.support.mounts import Mount, pattern, wait_until
 from tests.support.s3_buckets import Bucket
 
@@ -18,22 +19,32 @@ pytestmark = [pytest.mark.s3server_only, pytest.mark.whole_machine]
 DEAD_SECONDS = 1 + 4
 SIZE = 1 << 20
 # Where the kernel waits for the daemon: for a reply, or for the page that an asynchronous request reads.
-WAITING = ("request_wait_answer", "folio_wait_bit_common")
+WAITING = ("request_wait_answer", "folio_wait_bit_common", "folio_wait_bit")
+BYTES_LOST = "call=flush error=data: bytes are lost, because a process that wrote them was killed"
 WAITS = {
     "lookup": "os.stat(path + '/folder/unknown')",
     "readdir": "os.listdir(path + '/folder')",
     "read": "os.preadv(os.open(path + '/data', os.O_RDONLY | os.O_DIRECT), [mmap.mmap(-1, 4096)], 0)",
     "mapping": "mmap.mmap(os.open(path + '/data', os.O_RDONLY), 0, prot=mmap.PROT_READ)[4096]",
 }
+CHANGES = {
+    "rename of a directory": "os.rename(path + '/folder', path + '/moved')",
+    "rmdir": "os.rmdir(path + '/folder')",
+    "truncate": "os.truncate(path + '/data', 10)",
+    "direct write": "os.pwritev(os.open(path + '/data', os.O_WRONLY | os.O_DIRECT), [mmap.mmap(-1, 4096)], 0)",
+    "write-back": "file = os.open(path + '/data', os.O_WRONLY); os.pwrite(file, bytes(4096), 0); os.fsync(file)",
+}
 
 
 @pytest.fixture
 def silent(mount: Callable[..., Mount], bucket: Bucket) -> Iterator[Mount]:
-    """A mount whose bucket takes requests and does not answer, after the names in the root were listed."""
+    """A mount whose bucket takes requests and does not answer, after the root and a directory were listed."""
     bucket.put("data", pattern(SIZE))
     bucket.put("folder/known", b"1")
+    bucket.put("listed/known", b"1")
     made = mount("--fuse-library", "own", "--attribute-seconds", "600")
-    assert sorted(path.name for path in made.path.iterdir()) == ["data", "folder"]
+    assert sorted(path.name for path in made.path.iterdir()) == ["data", "folder", "listed"]
+    assert [path.name for path in (made.path / "listed").iterdir()] == ["known"]
     assert bucket.service.control is not None
     bucket.service.control.pause("blackhole")
     yield made
@@ -74,6 +85,45 @@ def test_a_killed_process_is_gone(silent: Mount, step: str) -> None:
     process.communicate(timeout=DEAD_SECONDS)
     assert time.monotonic() - began < DEAD_SECONDS
     assert process.returncode == -signal.SIGKILL
+
+
+def test_killed_processes_that_wait_for_each_others_locks_are_gone(silent: Mount) -> None:
+    """The kernel has one lock for all renames to another directory: who waits for it cannot die before its holder."""
+    holder = begun(silent, "os.rename(path + '/folder', path + '/listed/folder')")
+    waiter = subprocess.Popen(["mv", silent.path / "data", silent.path / "listed"])
+    try:
+        wait_until(lambda: "rename" in wchan(waiter.pid), "the wait for the lock")
+        began = time.monotonic()
+        for process in (holder, waiter):
+            process.kill()
+        holder.communicate(timeout=DEAD_SECONDS)
+        waiter.wait(DEAD_SECONDS)
+        assert time.monotonic() - began < DEAD_SECONDS
+    finally:
+        waiter.kill()
+
+
+@pytest.mark.parametrize("step", CHANGES)
+def test_a_process_that_is_killed_before_its_change_began_is_gone_and_nothing_has_changed(
+    silent: Mount, bucket: Bucket, step: str, expect_log: ExpectedLog
+) -> None:
+    if "write" in step:
+        expect_log(BYTES_LOST)
+    process = begun(silent, CHANGES[step])
+    began = time.monotonic()
+    process.kill()
+    process.communicate(timeout=DEAD_SECONDS)
+    assert time.monotonic() - began < DEAD_SECONDS
+    assert bucket.service.control is not None
+    bucket.service.control.resume()
+    assert (silent.path / "data").read_bytes() == pattern(SIZE)
+    assert (silent.path / "folder" / "known").read_bytes() == b"1"
+    silent.sync()
+    assert bucket.sizes() == {"data": SIZE, "folder/known": 1, "listed/known": 1}
+    with open(silent.path / "data", "r+b") as file:
+        file.write(b"new")
+    silent.sync()
+    assert bucket.get("data") == b"new" + pattern(SIZE)[3:]
 
 
 def test_ctrl_c_ends_a_program_that_handles_it(silent: Mount) -> None:

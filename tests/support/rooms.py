@@ -102,6 +102,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "fusecache.engine",
         "fusecache.engine.namespace",
         "fusecache.engine.prefetch",
+        "fusecache.engine.runtime.callers",
         "fusecache.model",
     ),
     "fusecache.config": ("fusecache.remote.endpoints", "fusecache.model"),

@@ -17,6 +17,7 @@ from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.directory_markers import DirectoryMarkers
 from fusecache.engine.namespace_ops.rename import Rename
 from fusecache.engine.runtime.by_bucket import ByBucket
+from fusecache.engine.runtime.callers import ends_with_caller
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.metadata_client import MetadataClient
@@ -70,7 +71,8 @@ class DirectoryRename:
             await self._check_directory_target(node, target, new_key)
             with self._tree.freeze_forgets():
                 began = self._tree.now()
-                remote = await self._list_below(old_key, began)
+                async with ends_with_caller():
+                    remote = await self._list_below(old_key, began)
                 while (there := new_parent.children.get(new_name)) is not target:
                     target = there  # another client made or removed it in the meantime
                     check_replaceable(self._tree, target, replace=replace)

@@ -13,6 +13,7 @@ from typing import ParamSpec, TypeVar
 import trio
 
 from fusecache.engine.runtime.by_bucket import ByBucket
+from fusecache.engine.runtime.callers import ends_with_caller
 from fusecache.engine.runtime.offload import Offload
 from fusecache.model.errors import (
     AccessDenied,
@@ -145,9 +146,13 @@ class MetadataClient:
         return None if self._writes_by_other_keys else self._refusal
 
     async def wait_for(self, request: SharedRequest) -> None:
-        """Return at a request's next announcement, or after SILENT_SECONDS without one."""
+        """Return at a request's next announcement, or after SILENT_SECONDS without one.
+
+        Raises Interrupted if the caller's process is being killed.
+        """
         with trio.move_on_after(SILENT_SECONDS) as scope:
-            await request.wait()
+            async with ends_with_caller():
+                await request.wait()
         if scope.cancelled_caught:
             self._on_unresponsive(SILENT_SECONDS)
 

@@ -136,6 +136,18 @@ class VersionDisposal:
         if rejected is not None and rejected.state is FileState.REJECTED:
             self._journal.submit(*self._listener.on_returned(rejected))
 
+    def renew(self, node: Node) -> None:
+        """Give a published file another inode, as a write failed before there was a copy to be changed.
+
+        The kernel caches the bytes of that write under the old inode, and neither the bucket nor this node has them.
+        """
+        parent, name = node.parent, node.name
+        if parent is None or node.version is not None or node.local_refs:
+            return
+        with in_use(parent):
+            self._tree.detach(node)
+        self._listener.on_name_lost(parent, name)
+
     def _restore_previous(self, node: Node, parent: Node, name: str, rejected: FileVersion | None) -> None:
         """Let the name show what was closed last: what is queued under it, else the rejected version.
 

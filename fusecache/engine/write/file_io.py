@@ -10,9 +10,11 @@ import trio
 
 from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node
 from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.runtime.callers import ends_with, ends_with_caller
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.procfs import thread_group
 from fusecache.engine.write.close import CloseProtocol, is_killed
+from fusecache.engine.write.disposal import VersionDisposal
 from fusecache.engine.write.file_reader import FileReader
 from fusecache.engine.write.listener import WriteListener
 from fusecache.engine.write.local_only import LocalOnly
@@ -21,7 +23,7 @@ from fusecache.engine.write.staging_writer import StagingWriter
 from fusecache.engine.write.version_factory import VersionFactory
 from fusecache.engine.write.version_states import VersionStates
 from fusecache.index.journal import PutAttributes
-from fusecache.model.errors import FusecacheError, NoSpace
+from fusecache.model.errors import FusecacheError, Interrupted, NoSpace, Unavailable
 from fusecache.model.records import PosixAttributes
 from fusecache.model.states import FileState
 
@@ -42,6 +44,7 @@ class FileIO:
     _space: StagingSpace
     _states: VersionStates
     _close_protocol: CloseProtocol
+    _disposal: VersionDisposal
     _local_only: LocalOnly
     _listener: WriteListener
     # Files that are open for writing.
@@ -104,8 +107,9 @@ class FileIO:
             self._close_protocol.end_replaced(handle, version)
         elif handle.writable and node.writers == 0 and version.is_mutable:
             await self._close_protocol.end_writing(handle, version)
-        if node.writers == 0:
+        if node.writers == 0 and node.write_error is not None:
             node.write_error = None
+            self._disposal.renew(node)
         self._tree.forget(node.number, 0)
 
     # ---- reading
@@ -137,7 +141,7 @@ class FileIO:
         node = handle.node
         stop = offset + len(data)
         try:
-            version = await self._writable_to(node, stop)
+            version = await self._writable_to(handle, stop)
         except NoSpace as exc:
             self._space.enospc_log.record(self._tree.path(node), stop, exc)
             raise
@@ -159,21 +163,18 @@ class FileIO:
         await self._states.mark_changed(version)  # another process may have closed the file during the write
         return len(data)
 
-    async def _writable_to(self, node: Node, stop: int) -> FileVersion:
+    async def _writable_to(self, handle: FileHandle, stop: int) -> FileVersion:
         """Return a version that may be written up to `stop` until the caller's next checkpoint, marked as changed.
 
         A failure here loses the bytes that were to be written, so nothing written after them may be published.
         """
+        node = handle.node
         while True:
             if node.write_error is not None:
                 raise node.write_error
             version = node.version
             if version is None or not version.is_mutable:
-                try:
-                    version = await self._versions.make_mutable(node, keep_bytes=None)
-                except FusecacheError as exc:
-                    node.write_error = exc
-                    raise
+                version = await self._mutable_for(handle)
             try:
                 if version.state is FileState.FAILED and version.error is not None:
                     raise version.error
@@ -190,6 +191,23 @@ class FileIO:
                 return version
             # Else it was closed, or published as a snapshot, in the meantime: these bytes go to a newer version.
 
+    async def _mutable_for(self, handle: FileHandle) -> FileVersion:
+        """Return a version that may be changed. Raises Interrupted if the handle's process is killed."""
+        node = handle.node
+        try:
+            async with ends_with(handle.process):
+                return await self._versions.make_mutable(node, keep_bytes=None)
+        except Interrupted:
+            # Other writers must not hear of EINTR: many would try again for ever.
+            node.write_error = Unavailable(
+                f"{self._tree.path(node)}: bytes are lost, because a process that wrote them was killed while the "
+                "file was fetched; write the file again"
+            )
+            raise
+        except FusecacheError as exc:
+            node.write_error = exc
+            raise
+
     async def truncate(self, node: Node, size: int) -> None:
         """Cut the file, or extend it with zeros. Raises NoSpace before anything is changed, TooLarge."""
         self._space.check_size(node, size)
@@ -199,7 +217,8 @@ class FileIO:
         version = node.version
         is_new_start = size == 0 and version is not None and version.state is FileState.FAILED
         if version is None or not version.is_mutable or is_new_start:
-            version = await self._versions.make_mutable(node, keep_bytes=size)
+            async with ends_with_caller():
+                version = await self._versions.make_mutable(node, keep_bytes=size)
         while True:
             if size > version.reserved:
                 await self._space.reserve(node, version, size)

@@ -69,7 +69,7 @@ def build_write_parts(  # noqa: PLR0913  # the one place where each part is give
     writer = StagingWriter(cache, reader, offload)
     versions = VersionFactory(tree, journal, queue, staging, space, writer, disposal, listener, boot_id)
     file_io = FileIO(
-        tree, journal, versions, reader, writer, space, states, close_protocol, local_only, listener
+        tree, journal, versions, reader, writer, space, states, close_protocol, disposal, local_only, listener
     )
     snapshots = Snapshots(tree, journal, states, local_only, options.temp_names)
     return WriteParts(
