@@ -162,7 +162,7 @@ test-posix: setup ## pjdfstest on a mount; PJDFSTEST=DIR, a built copy of github
 	$(VENV)/bin/python -m tests.posix "$(PJDFSTEST)" $(POSIX_TESTS)
 
 .PHONY: test-random-operations
-test-random-operations: setup ## xfstests' fsx and fsstress on mounts, 100 000 operations; XFSTESTS=DIR with both programs; as root; an hour
+test-random-operations: setup ## xfstests' fsx and fsstress on mounts, 100 000 operations; XFSTESTS=DIR with both programs; as root; five minutes
 	@[ -x "$(XFSTESTS)/fsx" ] || { echo "XFSTESTS=$(XFSTESTS) has no program fsx: build xfstests' ltp/fsx.c there first" >&2; exit 1; }
 	$(VENV)/bin/python -m tests.posix.random_operations "$(XFSTESTS)"
 
