@@ -1,10 +1,12 @@
 """A process that waits for the bucket dies at once by SIGKILL. Needs the own FUSE session: pyfuse3 hides interrupts."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,12 +29,19 @@ WAITS = {
     "read": "os.preadv(os.open(path + '/data', os.O_RDONLY | os.O_DIRECT), [mmap.mmap(-1, 4096)], 0)",
     "mapping": "mmap.mmap(os.open(path + '/data', os.O_RDONLY), 0, prot=mmap.PROT_READ)[4096]",
 }
+# Each with a function of the kernel in which it waits: requests before the change, as that of open(2), are others.
 CHANGES = {
-    "rename of a directory": "os.rename(path + '/folder', path + '/moved')",
-    "rmdir": "os.rmdir(path + '/folder')",
-    "truncate": "os.truncate(path + '/data', 10)",
-    "direct write": "os.pwritev(os.open(path + '/data', os.O_WRONLY | os.O_DIRECT), [mmap.mmap(-1, 4096)], 0)",
-    "write-back": "file = os.open(path + '/data', os.O_WRONLY); os.pwrite(file, bytes(4096), 0); os.fsync(file)",
+    "rename of a directory": ("os.rename(path + '/folder', path + '/moved')", "fuse_rename_common"),
+    "rmdir": ("os.rmdir(path + '/folder')", "fuse_rmdir"),
+    "truncate": ("os.truncate(path + '/data', 10)", "fuse_do_setattr"),
+    "direct write": (
+        "os.pwritev(os.open(path + '/data', os.O_WRONLY | os.O_DIRECT), [mmap.mmap(-1, 4096)], 0)",
+        "fuse_direct_io",
+    ),
+    "write-back": (
+        "file = os.open(path + '/data', os.O_WRONLY); os.pwrite(file, bytes(4096), 0); os.fsync(file)",
+        "folio_wait_writeback",
+    ),
 }
 
 
@@ -103,13 +112,16 @@ def test_killed_processes_that_wait_for_each_others_locks_are_gone(silent: Mount
         waiter.kill()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees where a process waits in the kernel")
 @pytest.mark.parametrize("step", CHANGES)
 def test_a_process_that_is_killed_before_its_change_began_is_gone_and_nothing_has_changed(
     silent: Mount, bucket: Bucket, step: str, expect_log: ExpectedLog
 ) -> None:
     if "write" in step:
         expect_log(BYTES_LOST)
-    process = begun(silent, CHANGES[step])
+    program, function = CHANGES[step]
+    process = begun(silent, program)
+    wait_until(lambda: function in Path(f"/proc/{process.pid}/stack").read_text(), f"the wait in {function}")
     began = time.monotonic()
     process.kill()
     process.communicate(timeout=DEAD_SECONDS)
