@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+_INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
+
 Several = slice | Sequence[int] | NDArray[np.integer[Any]]
 
 
@@ -23,6 +25,9 @@ def several(
 def checked_ids(which: Sequence[int] | NDArray[np.integer[Any]], total: int, where: str) -> NDArray[np.int64]:
     """Return (ids,) int64, negative ids resolved. Raises IndexError for an id outside of `total`; names `where`."""
     ids = np.asarray(which)
+    # The usual ids need one comparison: as an unsigned number, a negative id is larger than any total.
+    if ids.dtype == _INT64 and ids.ndim == 1 and ids.size and np.maximum.reduce(ids.view(_UINT64)) < total:
+        return ids
     if ids.size == 0:
         return np.empty(0, np.int64)
     if ids.ndim > 1 and ids.dtype.kind in "iu":

@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, overload
 
@@ -85,6 +84,7 @@ class MDSDataset:
     def _prepare(self) -> None:
         # For single ids, bisect on plain ints is much faster than searchsorted; `array` stores 10**6 ids in 8 MB.
         self._ends = np.cumsum(self._index.samples)
+        self._firsts = self._ends - self._index.samples
         self._end_list = array("q", self._ends.astype("=i8").tobytes())
         self._decoders: list[SampleDecoder] = []
         self._blobs: list[BlobDecoder | None] = []
@@ -144,7 +144,7 @@ class MDSDataset:
         return self._sample(number % len(self))
 
     def __getitems__(self, which: Sequence[int] | NDArray[np.integer[Any]]) -> Sequence[Sample]:
-        """Return many samples, in the requested order; each shard is visited once. DataLoader calls this.
+        """Return many samples, in the requested order. DataLoader calls this.
 
         If every sample consists of numbers of fixed shapes, the result is a RecordTable: one shared block of memory,
         which `loader.fast.collate` turns into a batch without touching single samples.
@@ -152,20 +152,15 @@ class MDSDataset:
         ids = checked_ids(which, len(self), self._where)
         if ids.size == 0:
             return []
-        shards = np.searchsorted(self._ends, ids, side="right")
-        within = ids - (self._ends[shards] - self._index.samples[shards])
+        shards = self._ends.searchsorted(ids, "right")
+        within = ids - self._firsts[shards]
         schema = self._schema_of(shards)
         table = None if schema is None else self._tables[schema]
         if table is not None:
             block = np.empty((ids.size, table.record_bytes), np.uint8)
             if self._reader.read_records(shards, within, block):
                 return RecordTable(table.columns_of(block), ids.size, table.plain)
-        visits = np.argsort(shards, kind="stable")
-        found: list[Sample] = [{}] * ids.size
-        samples = self._visit(schema, shards[visits].tolist(), within[visits].tolist())
-        for place, sample in zip(visits.tolist(), samples, strict=True):
-            found[place] = sample
-        return found
+        return self._samples(schema, shards.tolist(), within.tolist())
 
     def _schema_of(self, shards: NDArray[np.int64]) -> int | None:
         """Return the number of the schema of these shards, None if they have different schemas."""
@@ -174,17 +169,22 @@ class MDSDataset:
         schemas = np.unique(self._index.schema_of[shards])
         return int(schemas[0]) if schemas.size == 1 else None
 
-    def _visit(self, schema: int | None, shards: list[int], numbers: list[int]) -> list[Sample]:
-        """Return samples by shard and number within the shard; the samples of a shard are consecutive."""
+    def _samples(self, schema: int | None, shards: list[int], numbers: list[int]) -> list[Sample]:
+        """Return samples by shard and number within the shard."""
         samples = None if schema is None else self._read_blobs(schema, shards, numbers)
         if samples is None:
-            samples = []
-            for shard, visit in groupby(zip(shards, numbers, strict=True), itemgetter(0)):
-                samples += self._read(shard, [number for _, number in visit])
+            samples = [{}] * len(shards)
+            visits = sorted(range(len(shards)), key=shards.__getitem__)
+            for shard, visit in groupby(visits, shards.__getitem__):
+                places = list(visit)
+                for place, sample in zip(
+                    places, self._read(shard, [numbers[place] for place in places]), strict=True
+                ):
+                    samples[place] = sample
         return samples
 
     def _read_blobs(self, schema: int, shards: list[int], numbers: list[int]) -> list[Sample] | None:
-        """Like `_visit`, for schemas with one value of variable size. None: another schema, or `_read` must check."""
+        """Like `_samples`, for schemas with one value of variable size. None: another schema, or `_read` must check."""
         if (blobs := self._blobs[schema]) is None:
             return None
         head, tail, decode = blobs
@@ -193,8 +193,8 @@ class MDSDataset:
             return None
         samples: list[Sample] = []
         try:
-            for value, rest in found:
-                samples.append(decode(value, rest))
+            for sample in decode(found):
+                samples.append(sample)
         except EncodingError as problem:
             raise self._undecodable(shards[len(samples)], numbers[len(samples)], problem) from problem
         return samples
@@ -258,7 +258,7 @@ class MDSDataset:
     def _sample(self, number: int) -> Sample:
         shard = bisect_right(self._end_list, number)
         within = number - (self._end_list[shard - 1] if shard else 0)
-        return self._visit(self._index.schema_number(shard), [shard], [within])[0]
+        return self._samples(self._index.schema_number(shard), [shard], [within])[0]
 
     def _undecodable(self, shard: int, within: int, problem: EncodingError) -> ShardError:
         first = self._end_list[shard - 1] if shard else 0

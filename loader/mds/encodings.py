@@ -11,7 +11,8 @@ import pickle
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, starmap
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ Encoder = Callable[[Any], bytes]
 Buffer = bytes | bytearray
 Decoder = Callable[[Buffer, int, int], Any]
 SampleDecoder = Callable[[Buffer], dict[str, Any]]
-# (bytes before the value, bytes after it, function that makes a sample of (value, all other bytes))
-BlobDecoder = tuple[int, int, Callable[[bytes, bytearray], dict[str, Any]]]
+# (bytes before the value, bytes after it, function that makes the samples of [(value, all other bytes)])
+BlobDecoder = tuple[int, int, Callable[[Iterable[tuple[bytes, bytearray]]], Iterable[dict[str, Any]]]]
 
 SCALARS = (
     *(f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)),
@@ -185,10 +186,11 @@ def sample_decoder(
 def blob_decoder(
     names: Sequence[str], encodings: Sequence[str], sizes: Sequence[int], *, allow_pickle: bool
 ) -> BlobDecoder | None:
-    """Return (bytes before, bytes after, decoder of (value, rest)) for schemas with one value of variable size.
+    """Return (bytes before, bytes after, decoder of [(value, rest)]) for schemas with one value of variable size.
 
-    None for other schemas, and if the value would be a view, because it is copied separately here. The decoder raises
-    EncodingError. This function raises EncodingError as sample_decoder does.
+    None for other schemas, and if the value would be a view, because it is copied separately here. The decoder makes
+    one sample after the other, and raises EncodingError at a damaged one. This function raises EncodingError as
+    sample_decoder does.
     """
     varying = [number for number, size in enumerate(sizes) if not size]
     if len(varying) != 1 or makes_views(encodings[varying[0]]) or column_bytes(encodings[varying[0]]):
@@ -203,7 +205,7 @@ def blob_decoder(
         allow_pickle=False,
     )
     if encodings[place] == "bytes" and not others:
-        return 0, 0, lambda value, rest: {name: value}
+        return 0, 0, lambda found: ({name: value} for value, _ in found)
 
     def decode(value: bytes, rest: bytearray) -> dict[str, Any]:
         try:
@@ -216,7 +218,7 @@ def blob_decoder(
         sample[name] = found
         return {column: sample[column] for column in names}
 
-    return sum(sizes[:place]), sum(sizes[place + 1 :]), decode
+    return sum(sizes[:place]), sum(sizes[place + 1 :]), partial(starmap, decode)
 
 
 def _fixed_sample_decoder(

@@ -49,6 +49,9 @@ class TableSchema:
 
         A single column is a view of the block; several columns are copies.
         """
+        if len(self.columns) == 1:
+            name, _, _, dtype, shape = self.columns[0]
+            return {name: block.view(dtype).reshape(len(block), *shape)}
         return {
             name: np.ascontiguousarray(block[:, start:stop]).view(dtype).reshape(len(block), *shape)
             for name, start, stop, dtype, shape in self.columns

@@ -93,6 +93,9 @@ class RandomPlan(BatchPlan):
 
     def batch(self, epoch: int, start: int, number: int) -> Ids:
         """Return this rank's ids; an incomplete last batch is padded with repeats to the same number on each rank."""
+        held = self._cache.held((epoch, start), number)
+        if held is not None:
+            return held
         length, world = self._partition.length, self._world
         size = self._global // world.ranks
         samples = samples_per_rank(length, world, start)
@@ -134,6 +137,9 @@ class NativePlan(BatchPlan):
         """Return this rank's ids; none occurs twice in an epoch that takes each sample once."""
         # Counted from the epoch's beginning, so that cached ids stay valid after a resume.
         before, first = divmod(start, self._global)
+        held = self._cache.held((epoch, first), number + before)
+        if held is not None:
+            return held
         places = first + _interleaved(self._world, self._global)
         number += before
 
@@ -324,12 +330,18 @@ class _BatchCache:
         self, of: tuple[int, ...], number: int, count: int, size: int, make: Callable[[int, int], Ids]
     ) -> Ids:
         """Return the ids of one batch. of: the sequence that it belongs to. make: ids of batches first up to stop."""
-        if of != self._of or not 0 <= number - self._first < len(self._held):
+        found = self.held(of, number)
+        if found is None:
             stop = min(number + max(AHEAD_SAMPLES // size, 1), count)
             self._of, self._first = of, number
             self._held = make(number, stop).reshape(stop - number, size)
-        found: Ids = self._held[number - self._first].copy()
+            found = self._held[0].copy()
         return found
+
+    def held(self, of: tuple[int, ...], number: int) -> Ids | None:
+        """Return the ids of one batch if they are cached; of: as for `get`."""
+        place = number - self._first
+        return self._held[place].copy() if of == self._of and 0 <= place < len(self._held) else None
 
 
 def stratified_portions(proportions: tuple[float, ...], global_batch_size: int) -> tuple[int, ...]:

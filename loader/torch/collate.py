@@ -67,6 +67,11 @@ class _Block:
         self._arrays: list[tuple[_ColumnSlot, list[NDArray[Any]]]] = []
         self._bytes = 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no array."""
+        return not self._arrays
+
     def reserve(self, arrays: list[NDArray[Any]], shape: tuple[int, ...]) -> _ColumnSlot:
         """Reserve space for the arrays, one after the other, as a single array of this shape."""
         slot = _ColumnSlot(self._bytes, arrays[0].dtype.name, shape)
@@ -95,10 +100,10 @@ def collate(samples: Sequence[dict[str, Any]]) -> Any:
     """
     if not samples:
         return {}
-    block = _Block()
-    layout: dict[str, Any] = {}
     if isinstance(samples, RecordTable) and get_worker_info() is None:
         return {name: torch.from_numpy(column) for name, column in samples.columns.items()}
+    block = _Block()
+    layout: dict[str, Any] = {}
     if isinstance(samples, RecordTable):
         for name, column in samples.columns.items():
             layout[name] = block.reserve([column], column.shape)
@@ -112,6 +117,8 @@ def collate(samples: Sequence[dict[str, Any]]) -> Any:
             )
     for name in names:
         layout[name] = _column([sample[name] for sample in samples], block)
+    if block.is_empty:
+        return layout
     buffer = block.filled()
     return _unpack(buffer, layout) if get_worker_info() is None else _WorkerBatch(buffer, layout)
 

@@ -267,7 +267,7 @@ def decode_alone(data: bytes, encoding: str, *, at_once: bool) -> Any:
     """Decode a sample's only value. at_once: read by itself, as large ones are, where there is a way to."""
     blob = blob_decoder(["it"], [encoding], [0], allow_pickle=True) if at_once else None
     if blob is not None:
-        return blob[2](data, bytearray())
+        return next(iter(blob[2]([(data, bytearray())])))
     decode = sample_decoder(["it"], [encoding], [0], allow_pickle=True)
     return decode(bytearray(struct.pack("<I", len(data)) + data))
 
