@@ -36,7 +36,10 @@ def _cpu(limit: float, samples_per_second: float | None = None) -> Judge:
 
 
 def _times_raw(limit: float) -> Judge:
-    """Return a judge by whom our CPU must be no more than `limit` times that of reading as many bytes."""
+    """Return a judge by whom our CPU must be no more than `limit` times that of reading as many bytes.
+
+    Ours includes torch's DataLoader, which `raw` does without: `raw-dataloader` shows its part.
+    """
 
     def bars(results: Results, case: str, origin: str) -> list[Bar]:
         ours, raw = (results.median(case, name, "cpu_us") for name in (US, "raw"))

@@ -23,7 +23,7 @@ from tests.s3server import boto_client
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import CopySourceTypeDef
 
-LIBRARIES = ("fusecache", "fusecache-loader", "streaming", "litdata", "raw")
+LIBRARIES = ("fusecache", "fusecache-loader", "streaming", "litdata", "raw", "raw-dataloader")
 PEERS = ("webdataset", "datasets", "ray", "energon")
 # A pass of these libraries takes minutes, so one is measured. Of the others three are, and the figure is their median.
 SLOW = ("streaming", "webdataset", "ray", "energon")

@@ -29,6 +29,8 @@ CANONICAL_NODES = 8
 # Samples of a block of the shuffle where the cache is small: 8 blocks at a time are an eighth of the shards. The usual
 # block of 2**18 would be all of so small a dataset, and each batch would read from all shards.
 STEADY_BLOCK = 1024
+# They read as many bytes, and make no samples of them.
+COUNTED_ONLY = ("raw", "raw-dataloader")
 
 
 def write(library: str, kind: str, path: str, samples: int, shard_bytes: int) -> dict[str, Any]:
@@ -56,7 +58,7 @@ def speed(library: str, kind: str, path: str, batch: int, passes: int, samples: 
 
     torch.set_num_threads(1)
     epoch = LIBRARIES[library](kind, path, batch)
-    check_delivery(kind, epoch(0), samples, batch, with_values=library != "raw")
+    check_delivery(kind, epoch(0), samples, batch, with_values=library not in COUNTED_ONLY)
     others = DescendantsWatch(os.getpid()) if len(tree(os.getpid())) > 1 else None
     cpu, rates = [], []
     for number in range(1, passes + 1):
@@ -120,26 +122,49 @@ def _fusecache_loader(kind: str, path: str, batch: int) -> Epoch:
     return epoch
 
 
+class _RawReads:
+    """Nothing but pread, as many bytes as the samples have: what the kernel's copying costs here and now.
+
+    As a dataset for torch's DataLoader, it makes a batch of its reads. batches: the ids of each batch of an epoch.
+    """
+
+    def __init__(self, path: str, batch: int) -> None:
+        dataset, sampler = _ours(path, batch)
+        index = dataset.index
+        self.batches = list(sampler)
+        self._files = [os.open(f"{index.directory(0)}/{name}", os.O_RDONLY) for name in index.raw_names]
+        self._size = int(index.raw_bytes.sum() / index.samples.sum())
+        self._samples, self._ends = index.samples, np.cumsum(index.samples)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitems__(self, ids: list[int]) -> list[bytes]:
+        shards = np.searchsorted(self._ends, ids, side="right")
+        places = (np.asarray(ids) - self._ends[shards] + self._samples[shards]) * self._size
+        files, size = self._files, self._size
+        return [
+            os.pread(files[shard], size, place)
+            for shard, place in zip(shards.tolist(), places.tolist(), strict=True)
+        ]
+
+
 def _raw(kind: str, path: str, batch: int) -> Epoch:
-    """Nothing but pread, as many bytes as the samples have: what the kernel's copying costs here and now."""
-    dataset, sampler = _ours(path, batch)
-    index = dataset.index
-    files = [os.open(f"{index.directory(0)}/{name}", os.O_RDONLY) for name in index.raw_names]
-    size = int(index.raw_bytes.sum() / index.samples.sum())
-    plans = [list(sampler)]
-    ends = np.cumsum(index.samples)
+    reads = _RawReads(path, batch)
+    return lambda number: map(reads.__getitems__, reads.batches)
 
-    def epoch(number: int) -> Iterable[Any]:
-        for ids in plans[0]:
-            shards = np.searchsorted(ends, ids, side="right")
-            places = (np.asarray(ids) - ends[shards] + index.samples[shards]) * size
-            found = [
-                os.pread(files[shard], size, place)
-                for shard, place in zip(shards.tolist(), places.tolist(), strict=True)
-            ]
-            yield found
 
-    return epoch
+def _raw_dataloader(kind: str, path: str, batch: int) -> Epoch:
+    """The same reads in torch's DataLoader: beside `raw`, what torch itself costs."""
+    from torch.utils.data import DataLoader
+
+    reads = _RawReads(path, batch)
+    batches: DataLoader[Any] = DataLoader(
+        reads,  # type: ignore[arg-type]  # a dataset by its methods
+        batch_sampler=reads.batches,
+        collate_fn=lambda found: found,
+    )
+    return lambda number: batches
 
 
 def _streaming(kind: str, path: str, batch: int) -> Epoch:
@@ -169,6 +194,7 @@ LIBRARIES: dict[str, Reader] = {
     "fusecache-loader": _fusecache_loader,
     "streaming": _streaming,
     "raw": _raw,
+    "raw-dataloader": _raw_dataloader,
     **READERS,
 }
 

@@ -101,6 +101,7 @@ ORDER = (
     "s3fs-tuned",
     "crt",
     "raw",
+    "raw-dataloader",
     "first-byte",
     "fio",
     "empty-fs",
