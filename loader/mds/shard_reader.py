@@ -39,9 +39,10 @@ __all__ = ["DECOMPRESSED_CACHE_BYTES", "VERIFY_HINT", "ReadOptions", "ShardReade
 _LARGEST_MALLOC = (32 << 20) - (64 << 10)
 # Up to this many samples, a plain loop is faster than array operations.
 _FEW = 16
-# Up to this many records, one read each is cheaper than preparing one system call for all. CPU a record of 8 KiB, each
-# way: 7.1 against 12.2 µs for 32 records, 5.3 against 7.6 for 64, 4.8 against 5.2 for 128 (2 busy cores, Linux 6.18).
-_FEW_RECORDS = 64
+# Up to this many records, one read each is cheaper than preparing one system call for all. CPU a record of 8 KiB,
+# through a DataLoader, one read each against one call: 7.0 and 7.9 µs for 96 records, 5.9 and 6.4 for 192, 5.5 and 5.4
+# for 256 (2 busy cores, Linux 6.18).
+_FEW_RECORDS = 192
 # This many values are read before the watchdog learns of progress. If they take 30 s, about a second each, it warns.
 _BLOBS_TOGETHER = 32
 # A sample begins with the size of each variable value.

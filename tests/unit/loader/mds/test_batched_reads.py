@@ -79,7 +79,7 @@ def test_a_child_and_other_threads_read_by_their_own(way: str, file: int) -> Non
     assert os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.parametrize("count", [20, 99])  # 20 are few enough for a system call each
+@pytest.mark.parametrize("count", [20, 250])  # 20 are few enough for a system call each
 @pytest.mark.parametrize("compression", [None, "zstd:3"])
 def test_columns_of_fixed_sizes_are_those_that_were_written(
     way: str, tmp_path: Path, compression: str | None, count: int
@@ -108,18 +108,18 @@ def test_columns_of_fixed_sizes_are_those_that_were_written(
     assert [sample["c"] for sample in found[1:3]] == [-int(ids[1]), -int(ids[2])]
 
 
-@pytest.mark.parametrize("count", [20, 99])
+@pytest.mark.parametrize("count", [20, 299])
 def test_a_record_that_is_gone_from_an_open_shard_is_an_error_and_the_others_are_read(
     tmp_path: Path, count: int
 ) -> None:
     with MDSWriter(tmp_path, {"a": "ndarray:int32:4"}) as writer:
-        for number in range(100):
+        for number in range(300):
             writer.write({"a": np.full(4, number, np.int32)})
     dataset = MDSDataset(tmp_path)
     ids = list(range(count - 1, -1, -1))
     expected = collate(dataset.__getitems__(ids))["a"].tolist()
     shard = tmp_path / "shard.00000.mds"
-    os.truncate(shard, shard.stat().st_size - (100 - count) * 16)
+    os.truncate(shard, shard.stat().st_size - (300 - count) * 16)
     assert collate(dataset.__getitems__(ids))["a"].tolist() == expected
     os.truncate(shard, shard.stat().st_size - 16)
     with pytest.raises(ShardError, match="truncated"):
