@@ -59,6 +59,8 @@ class Keeper:
         # Whether the process that runs is that other program's.
         self._is_next = False
         self._child = 0
+        # A signal that was ignored from the start, as by nohup(1), stays so.
+        self._stopping = [each for each in _STOPPING if signal.getsignal(each) != signal.SIG_IGN]
         # The next process and our end of a socket to it.
         self._standby: tuple[int, socket.socket] | None = None
         self._dismissed: list[int] = []
@@ -73,7 +75,7 @@ class Keeper:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         # If it is ignored, children leave no status to wait for.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number in _STOPPING:
+        for number in self._stopping:
             signal.signal(number, self._pass_on)
         try:
             return self._run()
@@ -143,7 +145,9 @@ class Keeper:
             try:
                 for fd in (theirs.fileno(), *held):
                     os.set_inheritable(fd, True)  # noqa: FBT003  # takes no keyword
-                child = os.posix_spawnp(self._command[0], self._command, environment, setsigdef=_STOPPING)
+                child = os.posix_spawnp(
+                    self._command[0], self._command, environment, setsigdef=self._stopping
+                )
             except BaseException:
                 ours.close()
                 raise

@@ -589,6 +589,21 @@ def test_a_signal_to_the_keeper_ends_the_mount_in_good_order(mount: MakeMount, b
     assert bucket.get("file") == b"bytes"
 
 
+def test_a_signal_that_was_ignored_at_the_start_stays_so(mount: MakeMount, bucket: Bucket) -> None:
+    """As `nohup` has it for SIGHUP."""
+    bucket.put("file", b"bytes")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        made = mount("--keep-mounted")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    pids = made.pid, made.keeper()
+    for pid in pids:
+        os.kill(pid, signal.SIGHUP)
+    assert (made.path / "file").read_bytes() == b"bytes"
+    assert (made.status()["pid"], made.keeper()) == pids
+
+
 def test_a_daemon_that_cannot_start_again_ends_the_mount_with_one_line(
     mount: MakeMount, bucket: Bucket, tmp_path: Path
 ) -> None:
@@ -652,4 +667,4 @@ def test_a_container_may_not_name_the_program_of_the_next_daemon(
 def test_a_mount_without_a_keeper_refuses_the_upgrade(mount: MakeMount, bucket: Bucket) -> None:
     done = run(FUSECACHE, "upgrade", mount().path, check=False)
     assert done.returncode
-    assert "--keep-mounted" in done.stderr
+    assert "has no keeper" in done.stderr

@@ -43,7 +43,12 @@ class CloudService:
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("FUSECACHE_", "AWS_"))
         }
-        return {**kept, **self.variables, "S3_ENDPOINT_URL": "http://127.0.0.1:1"}
+        return {
+            "FUSECACHE_KEEP_MOUNTED": "no",
+            **kept,
+            **self.variables,
+            "S3_ENDPOINT_URL": "http://127.0.0.1:1",
+        }
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Ends waits for the bucket whose process is being killed.
 
 While a handler changes names, the kernel holds a lock of their directories. Until the handler answers, the process
-cannot die, and no process that waits for the lock can. FUSE_INTERRUPT does not help: it would end a handler anywhere,
-and the kernel sends none for pages that it writes back.
+cannot die, and no process that waits for the lock can. FUSE_INTERRUPT does not help: it would end a handler anywhere.
 
-Invariant: only waits before the first change end early. They are marked with `ends_with_caller` or `ends_with`.
+Invariant: only waits before the first change end early. They are marked with `ends_with_caller`. A write is none of
+them: its bytes may be of a program that went on long ago, and one with threads that exits looks like a killed one.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -51,19 +51,9 @@ async def ends_with_caller() -> AsyncIterator[None]:
     if caller is None or caller.task is not trio.lowlevel.current_task():
         yield
         return
-    async with ends_with(caller.thread):
-        yield
-
-
-@asynccontextmanager
-async def ends_with(thread: int) -> AsyncIterator[None]:
-    """End the body with Interrupted once a thread's process is being killed. thread: 0 if it is not visible."""
-    if not thread:
-        yield
-        return
     with unwrap_single_error():
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_raise_when_killed, thread, name=f"caller {thread}")
+            nursery.start_soon(_raise_when_killed, caller.thread, name=f"caller {caller.thread}")
             yield
             nursery.cancel_scope.cancel()
 

@@ -10,7 +10,6 @@ import trio
 
 from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.runtime.callers import ends_with, ends_with_caller
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.procfs import thread_group
 from fusecache.engine.write.close import CloseProtocol, is_killed
@@ -23,7 +22,7 @@ from fusecache.engine.write.staging_writer import StagingWriter
 from fusecache.engine.write.version_factory import VersionFactory
 from fusecache.engine.write.version_states import VersionStates
 from fusecache.index.journal import PutAttributes
-from fusecache.model.errors import FusecacheError, Interrupted, NoSpace, Unavailable
+from fusecache.model.errors import FusecacheError, NoSpace
 from fusecache.model.records import PosixAttributes
 from fusecache.model.states import FileState
 
@@ -102,7 +101,7 @@ class FileIO:
             self._tree.release_local(node)
         version = node.version
         if version is None or version.in_flight:
-            pass
+            self._disposal.renew(node)
         elif not self._tree.is_linked(node):
             self._close_protocol.end_replaced(handle, version)
         elif handle.writable and node.writers == 0 and version.is_mutable:
@@ -141,7 +140,7 @@ class FileIO:
         node = handle.node
         stop = offset + len(data)
         try:
-            version = await self._writable_to(handle, stop)
+            version = await self._writable_to(node, stop)
         except NoSpace as exc:
             self._space.enospc_log.record(self._tree.path(node), stop, exc)
             raise
@@ -163,18 +162,21 @@ class FileIO:
         await self._states.mark_changed(version)  # another process may have closed the file during the write
         return len(data)
 
-    async def _writable_to(self, handle: FileHandle, stop: int) -> FileVersion:
+    async def _writable_to(self, node: Node, stop: int) -> FileVersion:
         """Return a version that may be written up to `stop` until the caller's next checkpoint, marked as changed.
 
         A failure here loses the bytes that were to be written, so nothing written after them may be published.
         """
-        node = handle.node
         while True:
             if node.write_error is not None:
                 raise node.write_error
             version = node.version
             if version is None or not version.is_mutable:
-                version = await self._mutable_for(handle)
+                try:
+                    version = await self._versions.make_mutable(node, keep_bytes=None)
+                except FusecacheError as exc:
+                    node.write_error = exc
+                    raise
             try:
                 if version.state is FileState.FAILED and version.error is not None:
                     raise version.error
@@ -191,23 +193,6 @@ class FileIO:
                 return version
             # Else it was closed, or published as a snapshot, in the meantime: these bytes go to a newer version.
 
-    async def _mutable_for(self, handle: FileHandle) -> FileVersion:
-        """Return a version that may be changed. Raises Interrupted if the handle's process is killed."""
-        node = handle.node
-        try:
-            async with ends_with(handle.process):
-                return await self._versions.make_mutable(node, keep_bytes=None)
-        except Interrupted:
-            # Other writers must not hear of EINTR: many would try again for ever.
-            node.write_error = Unavailable(
-                f"{self._tree.path(node)}: bytes are lost, because a process that wrote them was killed while the "
-                "file was fetched; write the file again"
-            )
-            raise
-        except FusecacheError as exc:
-            node.write_error = exc
-            raise
-
     async def truncate(self, node: Node, size: int) -> None:
         """Cut the file, or extend it with zeros. Raises NoSpace before anything is changed, TooLarge."""
         self._space.check_size(node, size)
@@ -217,8 +202,7 @@ class FileIO:
         version = node.version
         is_new_start = size == 0 and version is not None and version.state is FileState.FAILED
         if version is None or not version.is_mutable or is_new_start:
-            async with ends_with_caller():
-                version = await self._versions.make_mutable(node, keep_bytes=size)
+            version = await self._versions.make_mutable(node, keep_bytes=size)
         while True:
             if size > version.reserved:
                 await self._space.reserve(node, version, size)
