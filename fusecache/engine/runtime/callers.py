@@ -48,7 +48,7 @@ def called_by(thread: int) -> Iterator[None]:
 async def ends_with_caller() -> AsyncIterator[None]:
     """End the body with Interrupted once the process of `called_by` is being killed. The body changes nothing."""
     caller = _caller.get()
-    if caller is None or caller.task is not trio.lowlevel.current_task():
+    if caller is None or not caller.thread or caller.task is not trio.lowlevel.current_task():
         yield
         return
     with unwrap_single_error():

@@ -101,7 +101,7 @@ class FileIO:
             self._tree.release_local(node)
         version = node.version
         if version is None or version.in_flight:
-            self._disposal.renew(node)
+            pass
         elif not self._tree.is_linked(node):
             self._close_protocol.end_replaced(handle, version)
         elif handle.writable and node.writers == 0 and version.is_mutable:
