@@ -174,8 +174,10 @@ def shared(able: None, whole_bucket: Bucket, mounts: Mounts) -> Place:
 
 @pytest.fixture
 def whole(shared: Place, data: bytes) -> str:
-    """The name of a file with `data`."""
-    return shared.put(data)
+    """The name of a file with `data`, once the mount shows it: names are up to a second old."""
+    name = shared.put(data)
+    wait_until((shared.mount.path / name).exists, "the file on the mount")
+    return name
 
 
 @pytest.fixture
