@@ -130,9 +130,8 @@ def test_container_mounts_reads_and_writes(podman: Podman, mounted: tuple[str, S
     status = json.loads(podman("exec", name, "fusecache", "status", "/data", "--json").stdout)
     assert status["options"]["memory"] == MEMORY_MIB * MIB // 8
     podman("exec", name, "sh", "-c", f"kill -9 {status['pid']}")
-    assert (
-        podman("exec", name, "cat", "/data/file").stdout == "written"
-    )  # the keeper is the container's process 1
+    # The keeper is the container's process 1.
+    assert podman("exec", name, "cat", "/data/file").stdout == "written"
     podman("exec", name, "sh", "-c", "printf last >/data/last")
     podman("stop", "--time", STOP_SECONDS, name)
     assert server.control.read("last") == b"last"

@@ -5,9 +5,9 @@
 fsx compares each read with what it wrote, by write(2), mmap and truncate, and closes the file every 50 operations.
 The cache is smaller than what it writes, so blocks are evicted. Between its rounds the mount is made again, every
 second time with an empty cache; all earlier files must then have the same bytes on the mount, and in the bucket.
-fsstress runs 4 programs of OPERATIONS / 50 each [100 000 / 50]. The next mount must then show the same, and so must a
-mount with an empty cache, except for owners: those that were set after the upload stay on their node. The exit status
-is 1 at the first difference, and if the daemon's log has a warning.
+fsstress runs 4 programs of OPERATIONS / 50 each [100 000 / 50]. The next mount must then show the same. A mount
+with an empty cache must show the same but for owners: an owner that is set after the upload stays on its node. The exit
+status is 1 at the first difference, and if the daemon's log has a warning.
 """
 
 import hashlib
