@@ -65,11 +65,11 @@ class Node:
         """Start a command of fusecache; it ends with the test at the latest."""
         return self.start_program(FUSECACHE, *words)
 
-    def start_program(self, *words: str | Path) -> "subprocess.Popen[str]":
+    def start_program(self, *words: str | Path, stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[str]":
         """Start a program; it ends with the test at the latest."""
         child = subprocess.Popen(
             words,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -39,6 +40,7 @@ hints = Hints(dataset, sampler)
 while hints.is_sending and hints._planned_to < len(sampler):
     time.sleep(0.01)
 print("planned", flush=True)
+sys.stdin.readline()
 order, content = [], hashlib.sha256()
 for batch in sampler:
     for sample in batch:
@@ -133,10 +135,15 @@ async def test_what_a_pull_fetches_after_the_hints_of_a_loader_comes_in_the_orde
         pull = Pull(folder, store, list_bucket(store, "", Patience()), Patience(), order_last=("index.json",))
         async with followed(pull, folder.own), trio.open_nursery() as nursery:
             nursery.start_soon(pull.run, lambda _: None)
-            trainer = node.start_program(sys.executable, "-c", READ, folder.root / "data")
+            trainer = node.start_program(
+                sys.executable, "-c", READ, folder.root / "data", stdin=subprocess.PIPE
+            )
             assert trainer.stdout is not None
+            assert trainer.stdin is not None
             assert await trio.to_thread.run_sync(trainer.stdout.readline) == "planned\n"
             before = [name for name in begun if name in needed]
+            trainer.stdin.write("\n")  # now it reads, and so asks for shards itself
+            trainer.stdin.flush()
             store.gate.set()
     _, err = trainer.communicate(timeout=60)
     assert (trainer.returncode, err) == (0, "")
