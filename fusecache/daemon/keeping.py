@@ -11,6 +11,7 @@ from fusecache.config.options import MountOptions
 from fusecache.disk.native import forbid_core_dumps
 from fusecache.fuse.kept_mount import KEEPER_VARIABLE, STATUS_CANNOT_RESUME, KeptMount, await_turn
 from fusecache.fuse.kept_table import FormatUnknown
+from fusecache.mount.own_program import own_program
 from fusecache.remote.store import ConditionalWrites
 
 log = logging.getLogger(__name__)
@@ -27,8 +28,8 @@ def become_keeper(options: MountOptions, words: Sequence[str], report: int | Non
         os.set_inheritable(report, True)  # noqa: FBT003  # takes no keyword
     # Without site-packages: the keeper is to be small.
     start = [sys.executable, "-I", "-S", keeper.__file__]
-    # -P: a successor must not look for modules in the working directory, which its own mount may cover.
-    os.execv(sys.executable, [*start, sys.executable, "-P", "-m", "fusecache", *words])
+    # A successor must not look for modules in the working directory, which its own mount may cover.
+    os.execv(sys.executable, [*start, *own_program(), *words])
 
 
 def wait_as_standby() -> None:

@@ -34,6 +34,7 @@ from fusecache.model.errors import FolderError, FusecacheError
 from fusecache.model.format_text import count_text, size_text
 from fusecache.model.names import CONTROL_NAME
 from fusecache.mount.launch import READY, Parent, start_in_background
+from fusecache.mount.own_program import own_program
 from fusecache.mount.progress import StepView
 
 _NAMES_SHOWN = 20
@@ -49,7 +50,7 @@ def pull(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
             def command(ready_fd: int) -> list[str]:
                 hidden = ["--foreground", "--ready-fd", str(ready_fd)]
-                return [sys.executable, "-m", "fusecache", *words, *hidden]
+                return [*own_program(), *words, *hidden]
 
             message = start_in_background(command, arguments.folder / CONTROL_NAME / "pull.log")
             if message:

@@ -31,6 +31,7 @@ from fusecache.mount.control_client import (
 )
 from fusecache.mount.leftover_text import missing_texts
 from fusecache.mount.mount_table import TABLE, check_answers, mounted_types, our_mountpoints, root_of
+from fusecache.mount.own_program import own_program
 from fusecache.mount.progress import pending_text
 
 READY = "ready"
@@ -69,7 +70,7 @@ def start_daemon(cache_dir: Path, words: Sequence[str]) -> str:
 
     def command(ready_fd: int) -> list[str]:
         hidden = ["--foreground", "--ready-fd", str(ready_fd)]
-        return [sys.executable, "-m", "fusecache", "mount", *hidden, *words]
+        return [*own_program(), "mount", *hidden, *words]
 
     try:
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import pytest
 
 from fusecache.daemon.connect import START_SECONDS
 from tests.s3server import Account
+from tests.support import ROOT
 from tests.support.mounts import FUSECACHE, Mount, is_running, mounted_at, pattern, run, wait_until
 from tests.support.s3_buckets import Bucket
 
@@ -649,6 +651,23 @@ def test_an_upgrade_replaces_the_daemon_under_its_users(mount: MakeMount, bucket
         assert made.status()["pid"] != made.pid
         made.pid = made.status()["pid"]
     assert stored(bucket, made, "file") == b"before after"
+
+
+def test_a_checkout_that_is_not_installed_outlives_its_daemon_too(mount: MakeMount, bucket: Bucket) -> None:
+    """`python -m fusecache` in it: only the working directory has the package."""
+    bucket.put("file", b"bytes")
+    made = mount()
+    made.unmount()
+    python = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    requirements = sysconfig.get_path("purelib")  # no site directory there: its .pth files do not count
+    environment = {**made.bucket.service.environment(), "PYTHONPATH": requirements}
+    elsewhere = run(python, "-m", "fusecache", "version", cwd="/", env=environment, check=False)
+    assert "No module named fusecache" in elsewhere.stderr
+    _, *words = made.command("--keep-mounted")
+    run(python, "-m", "fusecache", *words, cwd=ROOT, env=environment)
+    made.pid = made.status()["pid"]
+    kill(made)
+    assert (made.path / "file").read_bytes() == b"bytes"
 
 
 @pytest.mark.parametrize("namespace", [["--mount"], ["--pid", "--fork", "--mount-proc"]])
