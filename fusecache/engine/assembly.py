@@ -177,6 +177,7 @@ def build_names(storage: Storage, options: EngineOptions, targets: EventTargets,
         TreeEvents(targets),
         {name: each.read_only for name, each in options.buckets.items()},
         0 if options.predecessor is None else options.predecessor.start,
+        lambda key: storage.journal_rows.attributes(key, ""),
     )
     queue = WritebackQueue(QueueEvents(targets), prefixes, options.order_last)
 

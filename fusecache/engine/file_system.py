@@ -219,8 +219,13 @@ class FileSystem:
         return self.status.pending()
 
     async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
-        """Return once the bucket has everything that was closed at or below a path before the call."""
-        return await self._services.sync.wait_durable(path, timeout_seconds)
+        """Return once the bucket has everything that was closed at or below a path before the call.
+
+        What only this node keeps, such as a changed mode, is on its disk then. Raises what keeps it from there.
+        """
+        ended = await self._services.sync.wait_durable(path, timeout_seconds)
+        await self.journal.wait_committed()
+        return ended
 
     async def drain(self, timeout_seconds: float | None = None, *, until_empty: bool) -> Durability:
         """Publish everything before the mount ends, as `Drain.run` does."""

@@ -87,7 +87,7 @@ class DropOperation:
 
 @dataclass(frozen=True, slots=True)
 class PutAttributes:
-    """Store mode, owner and times of a version whose object does not hold them."""
+    """Store mode, owner and times of a version whose object does not hold them. etag: "" for a directory."""
 
     key: str
     etag: str

@@ -286,6 +286,12 @@ def test_what_another_user_makes_is_that_users(mount):
     shared: Mount = mount("--allow-other", "--umask", "000")
     open_to_other_users(shared.path)
     assert as_nobody(lambda: make(shared.path)) == [NOBODY, NOBODY]
+    shared.unmount()
+    again: Mount = mount("--allow-other", "--umask", "000", cache=shared.cache)
+    open_to_other_users(again.path)
+    assert (again.path / "run").stat().st_uid == NOBODY
+    as_nobody(lambda: (again.path / "run" / "more.pt").write_bytes(b"1"))
+    shared = again
     (shared.path / "of_root").mkdir()
     assert (shared.path / "of_root").stat().st_uid == shared.path.stat().st_uid
 

@@ -64,7 +64,7 @@ class Reconciler:
             raise NotFound(f"{key}: no such file or directory in the bucket")
         if child is None:
             if row.is_directory:
-                attributes = self._directory_attributes()
+                attributes = self._tree.kept_attributes(key + "/") or self._directory_attributes()
                 child = self._tree.make(
                     parent, name, Kind.DIRECTORY, attributes=attributes, number=row.number
                 )
@@ -118,6 +118,8 @@ class Reconciler:
         own: PosixAttributes | None = None
         if row.is_directory:
             kind, target, own = Kind.DIRECTORY, "", defaults.directory
+            if defaults.has_attributes:
+                own = self._tree.kept_attributes(f"{defaults.prefix}{row.name}/") or own
         else:
             target = symlink_target(row.metadata) if row.metadata else ""
             kind = Kind.SYMLINK if target else Kind.FILE

@@ -10,7 +10,7 @@ Invariants:
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -81,14 +81,17 @@ class Tree:
         listener: TreeListener,
         buckets: Mapping[str, bool] = {"": False},
         starts: int = 0,
+        kept_attributes: Callable[[str], PosixAttributes | None] = lambda _: None,
     ) -> None:
         """buckets: whether each is read-only, by the name of its folder; "" for the only bucket, without a folder.
 
         starts: how many daemons have served the mount before. Their inode numbers are not used again.
+        kept_attributes: mode, owner and time that this node keeps of the directory with a key; None for the defaults.
         """
         self._prefix = prefix
         self._buckets = {name: is_read_only for name, is_read_only in buckets.items() if name}
         self.ownership = ownership
+        self.kept_attributes = kept_attributes
         self.numbers_used = starts * _NUMBERS_OF_START
         self._next = FIRST_FREE + self.numbers_used
         self._tombstones: dict[str, _Tombstone] = {}
@@ -212,10 +215,12 @@ class Tree:
         target: str = "",
         number: int = 0,
     ) -> Node:
-        """Create a child. Without attributes it gets the mount's defaults and the version's time.
+        """Create a child. Without attributes it gets those kept for a directory, or the mount's defaults.
 
         number: its inode number. 0, or a number in use, means a new one.
         """
+        if attributes is None and kind is Kind.DIRECTORY:
+            attributes = self.kept_attributes(self.child_key(parent, name, directory=True))
         if attributes is None:
             attributes = self.default_attributes(
                 kind, version.modified if version is not None else time.time()

@@ -1,14 +1,18 @@
 """Directory markers: the objects with which the bucket shows that a directory exists while it is empty.
 
+A directory's mode and owner, for which the bucket has no place, are kept on this node under the marker's key.
+
 Invariant: nothing here awaits. Rows are appended to `changes`, which the caller journals in one transaction.
 """
 
+from dataclasses import replace
+
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import Node, Operation
+from fusecache.engine.namespace.nodes import Kind, Node, Operation, attributes_of
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.operation_queue import OperationQueue
 from fusecache.engine.writeback.queue import WritebackQueue
-from fusecache.index.journal import Change, DropOperation
+from fusecache.index.journal import Change, DropAttributes, DropOperation, PutAttributes
 from fusecache.model.records import OperationKind
 
 
@@ -25,6 +29,9 @@ class DirectoryMarkers:
         """Queue a directory's marker at `key`."""
         directory.has_marker = True
         self._operations.add(directory, OperationKind.MKDIR, key, changes)
+        own, default = attributes_of(directory), self._tree.default_attributes(Kind.DIRECTORY, 0.0)
+        is_default = own == replace(default, mtime_ns=own.mtime_ns)
+        changes.append(DropAttributes(key, "") if is_default else PutAttributes(key, "", own))
 
     def withdraw(self, node: Node, key: str, changes: list[Change]) -> None:
         """Take the queued operations of a directory's marker at `key` out of the queue, unless they are in flight."""
@@ -40,6 +47,7 @@ class DirectoryMarkers:
         # A directory marker may exist although no LIST showed it. Deleting a missing one succeeds and costs nothing.
         self._operations.add(None, OperationKind.RMDIR, key, changes)
         self._tree.add_tombstone(key)
+        changes.append(DropAttributes(key, ""))
 
     def keep(self, directory: Node, changes: list[Change]) -> None:
         """Give a directory without a directory marker one when its last name goes, so that it goes on to exist."""

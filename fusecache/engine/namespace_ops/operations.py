@@ -106,7 +106,8 @@ class NamespaceOps:
         self._journal.check_writable()
         await self._check_free(parent, name)
         key = self._tree.child_key(parent, name, directory=True)
-        node = self._tree.make(parent, name, Kind.DIRECTORY)
+        default = self._tree.default_attributes(Kind.DIRECTORY, time.time())
+        node = self._tree.make(parent, name, Kind.DIRECTORY, attributes=default)
         node.mode = mode
         self._tree.give_to_maker(node, maker)
         _touch(parent)

@@ -445,7 +445,8 @@ def _replay(record: OperationRecord, tree: Tree, removed: Mapping[ObjectId, Node
     node = readers = None
     match record.kind:
         case OperationKind.MKDIR:
-            node = node_at(tree, record.key, Kind.DIRECTORY, record.attributes)
+            attributes = tree.kept_attributes(record.key) or record.attributes
+            node = node_at(tree, record.key, Kind.DIRECTORY, attributes)
             node.has_marker = True
         case OperationKind.SYMLINK:
             node = node_at(tree, record.key, Kind.SYMLINK, record.attributes)

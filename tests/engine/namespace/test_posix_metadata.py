@@ -121,6 +121,20 @@ async def test_what_was_changed_here_stays(
         assert (names["007"], names["own"], names["008"]) == (mine, mine, TOLD)
 
 
+async def test_what_was_changed_before_a_sync_is_on_the_disk(
+    bucket: Bucket, cache: Path, scripts: list[str], autojump_clock: MockClock
+) -> None:
+    """Nothing waits for an upload, so the sync itself has nothing to wait for."""
+    mine = PosixAttributes(0o500, 3, 4, 5)
+    async with running_node(bucket, cache) as user:
+        node = await user.fs.resolve("bin/007")
+        user.fs.file_io.set_attributes(node, mine)
+        assert node.object is not None
+        assert user.fs._storage.journal_rows.attributes("bin/007", node.object.etag) is None
+        assert (await user.fs.wait_durable("", None)).result == "durable"
+        assert user.fs._storage.journal_rows.attributes("bin/007", node.object.etag) == mine
+
+
 async def test_another_node_sees_what_this_one_published(
     bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
 ) -> None:

@@ -1,0 +1,86 @@
+"""Mode and owner of directories: the bucket has no place for them, so this node keeps them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from trio.testing import MockClock
+
+from fusecache.engine.namespace.nodes import attributes_of
+from tests.engine.namespace.test_listing import read_all
+from tests.support.node import Bucket, User, running_node
+
+
+async def seen(user: User, path: str) -> tuple[int, int, int]:
+    """Return mode and owner as `stat` shows them; `ls -l` must show the same. Both are asked of a new inode."""
+    await forget(user, path)
+    parent, _, name = path.rpartition("/")
+    [entry] = [each for each in await read_all(user, await user.fs.resolve(parent)) if each.name == name]
+    node = await user.fs.resolve(path)
+    assert (entry.mode, entry.uid, entry.gid) == (node.mode, node.uid, node.gid)
+    return node.mode, node.uid, node.gid
+
+
+async def forget(user: User, path: str) -> None:
+    """Drop an inode, as the kernel does when memory is short."""
+    node = await user.fs.resolve(path)
+    node.lookups += 1
+    user.fs.tree.forget(node.number, node.lookups)
+    assert node.number not in user.fs.tree.nodes
+
+
+async def make(user: User, path: str, mode: int, maker: tuple[int, int] = (0, 0)) -> None:
+    parent, _, name = path.rpartition("/")
+    await user.fs.namespace_ops.mkdir(await user.fs.resolve(parent), name, mode, maker)
+
+
+async def change(user: User, path: str, mode: int, uid: int, gid: int) -> None:
+    node = await user.fs.resolve(path)
+    user.fs.file_io.set_attributes(node, replace(attributes_of(node), mode=mode, uid=uid, gid=gid))
+
+
+async def test_they_outlive_the_inode_renames_and_the_daemon(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    bucket.memory.put_bytes("top/inner/file", b"1")
+    async with running_node(bucket, cache) as user:
+        await change(user, "top/inner", 0o700, 7, 8)
+        await make(user, "top/made", 0o750, (9, 10))
+        assert await user.drained() == "durable"
+        assert await seen(user, "top/inner") == (0o700, 7, 8)
+        assert await seen(user, "top/made") == (0o750, 9, 10)
+        await user.rename("top", "moved")
+        assert await user.drained() == "durable"
+        await forget(user, "moved/inner")
+        await user.rename("moved", "again")
+        assert await user.drained() == "durable"
+    async with running_node(bucket, cache) as user:
+        assert await seen(user, "again/inner") == (0o700, 7, 8)
+        assert await seen(user, "again/made") == (0o750, 9, 10)
+
+
+async def test_they_outlive_a_daemon_that_has_not_yet_published_the_directory(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    bucket.takes_nothing = True
+    async with running_node(bucket, cache) as user:
+        await make(user, "made", 0o755)
+        await change(user, "made", 0o700, 7, 8)
+        await make(user, "made/below", 0o755)
+    bucket.come_back()
+    async with running_node(bucket, cache) as user:
+        assert await user.drained() == "durable"
+        assert await seen(user, "made") == (0o700, 7, 8)
+
+
+async def test_a_directory_that_is_made_again_does_not_have_those_of_the_removed_one(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await make(user, "made", 0o755)
+        assert await user.drained() == "durable"
+        default = await seen(user, "made")
+        await change(user, "made", 0o700, 7, 8)
+        await user.rmdir("made")
+        await make(user, "made", 0o755)
+        assert await user.drained() == "durable"
+        assert await seen(user, "made") == default
