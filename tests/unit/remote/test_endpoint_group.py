@@ -440,7 +440,6 @@ def test_a_stand_in_does_not_decide_that_something_is_missing(place: Place) -> N
 
 
 def test_a_silent_primary_is_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_group, "NAMES_SECONDS", 0.05)
     place.put("a")
     released = threading.Event()
     page = place.stores[0].list_page
@@ -451,8 +450,11 @@ def test_a_silent_primary_is_replaced(place: Place, monkeypatch: pytest.MonkeyPa
 
     place.stores[0].list_page = hanging  # type: ignore[method-assign]
     try:
-        with pytest.raises(Unavailable):
-            place.group.list_page("")
+        # The limit of the one that never answers: on a busy machine the other one may need longer.
+        with monkeypatch.context() as patch:
+            patch.setattr(endpoint_group, "NAMES_SECONDS", 0.05)
+            with pytest.raises(Unavailable):
+                place.group.list_page("")
         assert [info.key for info in place.group.list_page("").objects] == ["a"]
     finally:
         released.set()
