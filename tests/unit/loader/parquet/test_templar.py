@@ -6,10 +6,9 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier, BrokenBarrierError, Thread, current_thread
+from threading import Barrier, Event, Thread, current_thread
 from threading import enumerate as enumerate_threads
 from typing import Any
 
@@ -21,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loader import DatasetError, LoaderError, ParquetDataset, ShardError, TemplarDataset
+from loader.base import single_flight
 from loader.errors import ArgumentError
 from loader.mds.decompressed_cache import DecompressedCache
 from loader.parquet.templar import Page
@@ -158,12 +158,22 @@ def test_tokens_are_made_once_and_kept_for_every_process(root: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_two_threads_that_want_a_page_tokenise_it_once(root: Path, tmp_path: Path, *, is_kept: bool) -> None:
-    meeting, letters = Barrier(2), Letters()
+def test_two_threads_that_want_a_page_tokenise_it_once(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
+) -> None:
+    joined, letters = Event(), Letters()
+
+    class Joined(Future[Any]):
+        """What the first thread makes. A thread that asks for it while it is made waits for it."""
+
+        def result(self, timeout: float | None = None) -> Any:
+            joined.set()
+            return super().result(timeout)
+
+    monkeypatch.setattr(single_flight, "Future", Joined)
 
     def tokenizer(texts: list[str]) -> dict[str, list[list[int]]]:
-        with suppress(BrokenBarrierError):
-            meeting.wait(0.2)  # of two that tokenise at a time
+        assert joined.wait(20), "the other thread does not wait for this one"
         return letters(texts)
 
     dataset = TemplarDataset(
