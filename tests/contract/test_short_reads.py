@@ -18,7 +18,7 @@ from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Interruption
 from tests.contract.conftest import ONCE, closed_later, s3_store
 from tests.s3server import Account, Fault, FaultAction, S3Server
-from tests.support.peer import HANG_UP, PAUSE, MakePeer, Peer
+from tests.support.peer import HANG_UP, HELD, PAUSE, MakePeer, Peer
 
 PATIENT = Transport(attempts=1, connect_timeout_seconds=20, read_timeout_seconds=20)
 DATA = bytes(range(256)) * 4096  # 1 MiB
@@ -138,19 +138,17 @@ def test_an_error_answer_is_known_as_soon_as_its_body_has_come(peer: MakePeer, f
 def test_bytes_that_have_come_are_reported_while_the_rest_is_still_awaited(
     peer: MakePeer,
 ) -> None:
-    reported, done = threading.Event(), threading.Event()
-    gets = gets_from(peer([[GOOD.removesuffix(b"12345") + PAUSE + b"123" + PAUSE * 6 + b"45"]]))
+    there = peer([[GOOD.removesuffix(b"12345") + PAUSE + b"123" + HELD + b"45"]])
+    gets = gets_from(there)
     buffer = bytearray(5)
 
     def progress(count: int) -> None:
         if count < 5:
-            assert not done.is_set()
-            reported.set()
+            there.may_go_on.set()
 
     get = GetRequest("GET it", OBJECT, Extent(0, 5), memoryview(buffer), progress, Interruption())
     gets.fill(get, SigningKeys("key", "secret"))
-    done.set()
-    assert reported.is_set()
+    assert there.may_go_on.is_set()
     assert bytes(buffer) == b"12345"
 
 

@@ -18,6 +18,10 @@ Trust = TlsContext | ssl.SSLContext | None
 HANG_UP = b""
 # What follows it is sent a moment later.
 PAUSE = b"<pause>"
+# What follows it is sent once the test has set `Peer.may_go_on`.
+HELD = b"<held>"
+# A test that never sets it is to fail by itself, before its client gives up.
+_HELD_SECONDS = 10.0
 
 
 class Peer:
@@ -33,6 +37,7 @@ class Peer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.requests: list[bytes] = []
+        self.may_go_on = threading.Event()
         self._connection: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve, args=(script,), daemon=True)
         self._thread.start()
@@ -67,10 +72,13 @@ class Peer:
         for answer in answers:
             if answer == HANG_UP or not self._receive(connection):
                 return
-            for late, part in enumerate(answer.split(PAUSE)):
-                if late:
+            for part in re.split(b"(%b|%b)" % (PAUSE, HELD), answer):
+                if part == PAUSE:
                     threading.Event().wait(0.1)
-                connection.sendall(part)
+                elif part == HELD:
+                    self.may_go_on.wait(_HELD_SECONDS)
+                else:
+                    connection.sendall(part)
         self._receive(connection)
 
     def _receive(self, connection: socket.socket) -> bool:
