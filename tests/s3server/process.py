@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -17,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.s3server.control import Control
+from tests.s3server.ports import reserve
 from tests.s3server.server import DEFAULT_ACCESS_KEY, DEFAULT_SECRET_KEY
 from tests.support import ROOT
 
@@ -99,6 +101,8 @@ class ServerProcess:
         self.endpoint_url = ""
         self.ca_path: str | None = None
         self._tls = tls
+        # Closes what holds the port while no child runs.
+        self._release_port: Callable[[], object] | None = None
         self._child: subprocess.Popen[str] | None = None
         self._remote: RemoteControl | None = None
 
@@ -110,7 +114,11 @@ class ServerProcess:
         return self._child.pid
 
     def start(self) -> Self:
-        """Start the child; return when it listens. RuntimeError if it ends before."""
+        """Start the child; return when it listens. RuntimeError if it ends before, OSError if the port is taken."""
+        if self._release_port is None:
+            held = reserve(self.port)
+            self.port = held.getsockname()[1]
+            self._release_port = weakref.finalize(self, held.close)
         command = [sys.executable, "-m", "tests.s3server", "--exit-with-stdin", "--with-control"]
         command += ["--bucket", self.bucket, "--directory", str(self.directory), "--port", str(self.port)]
         command += ["--access-key", self.access_key, "--secret-key", self.secret_key]
@@ -153,6 +161,9 @@ class ServerProcess:
     def close(self) -> None:
         """Stop, and remove a temporary directory."""
         self._end()
+        if self._release_port is not None:
+            self._release_port()
+            self._release_port = None
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 

@@ -4,7 +4,6 @@ Invariant: a request that arrived during an outage never takes effect; its conne
 """
 
 import enum
-import errno
 import random
 import shutil
 import socket
@@ -19,6 +18,7 @@ from tests.s3server.accounts import Account
 from tests.s3server.certificate import make_certificate
 from tests.s3server.control import Control, OutageKind
 from tests.s3server.errors import ConnectionEnded
+from tests.s3server.ports import reserve
 from tests.s3server.rules import Rules, Settings
 from tests.s3server.serving import Surroundings, serve_connection
 from tests.s3server.state import State
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 DEFAULT_ACCESS_KEY = "test-access-key"
 DEFAULT_SECRET_KEY = "test-secret-key"
 BACKLOG = 512
-REBIND_SECONDS = 5.0
 
 
 class Outage(enum.Enum):
@@ -79,6 +78,8 @@ class S3Server:
         self._reachable = threading.Event()
         self._reachable.set()
         self._stopping = threading.Event()
+        # Holds the port in an outage, too.
+        self._reservation: socket.socket | None = None
         self._listener: socket.socket | None = None
         self._acceptor: threading.Thread | None = None
         self._connections: dict[int, tuple[Connection, threading.Thread]] = {}
@@ -87,6 +88,8 @@ class S3Server:
 
     def start(self) -> Self:
         """Listen. OSError if the port is taken."""
+        self._reservation = reserve(self.port)
+        self.port = self._reservation.getsockname()[1]
         self._listen()
         scheme = "http" if self._tls is None else "https"
         self.endpoint_url = f"{scheme}://127.0.0.1:{self.port}"
@@ -99,6 +102,8 @@ class S3Server:
         self._close_listener()
         while self._connections:
             self.drop_connections()
+        if self._reservation is not None:
+            self._reservation.close()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -142,21 +147,14 @@ class S3Server:
             thread.join()
 
     def _listen(self) -> None:
-        deadline = time.monotonic() + REBIND_SECONDS
-        while True:
-            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind(("127.0.0.1", self.port))
-                listener.listen(BACKLOG)
-                break
-            except OSError as exc:
-                listener.close()
-                # After an outage, a client's outgoing connection may sit on our port for a moment.
-                if exc.errno != errno.EADDRINUSE or not self.endpoint_url or time.monotonic() > deadline:
-                    raise
-                self._stopping.wait(0.05)
-        self.port = listener.getsockname()[1]
+            listener.bind(("127.0.0.1", self.port))
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
         self._listener = listener
         self._acceptor = threading.Thread(
             target=self._accept, args=(listener,), name="s3-accept", daemon=True

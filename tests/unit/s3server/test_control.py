@@ -2,6 +2,7 @@
 
 import os
 import select
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -103,6 +104,30 @@ def test_refused_connections_come_back_on_the_same_port(either: S3Server | Serve
     finally:
         client.close()
     assert either.endpoint_url == url
+
+
+def test_nobody_gets_the_port_of_a_server_that_cannot_be_reached(either: S3Server | ServerProcess) -> None:
+    """Servers of other tests start meanwhile, and connections are made: the kernel chooses their ports."""
+    either.control.pause("refuse")
+    try:
+        assert_port_is_held(either.port)
+    finally:
+        either.control.resume()
+
+
+def test_nobody_gets_the_port_of_a_server_that_is_restarted() -> None:
+    with ServerProcess() as server:
+        port = server.port
+        server.kill()
+        assert_port_is_held(port)
+        server.start()
+        assert server.port == port
+        server.control.put("k", b"x")
+
+
+def assert_port_is_held(port: int) -> None:
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
 
 
 def test_what_a_blackhole_swallowed_never_takes_effect(either: S3Server | ServerProcess) -> None:
