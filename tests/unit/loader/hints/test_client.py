@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -200,10 +201,10 @@ def test_a_plan_that_is_refused_takes_none_back_that_was_taken(
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """The environment of every process of one allocation."""
+    """The environment of every process of one allocation, which is no other test's: names are the whole machine's."""
     for name in ("TORCHELASTIC_RUN_ID", "LOCAL_RANK", "SLURM_LOCALID", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_JOB_ID", uuid4().hex)
     return monkeypatch
 
 
