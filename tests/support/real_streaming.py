@@ -6,10 +6,15 @@ Use: `from tests.support.real_streaming import import_streaming; streaming = imp
 too.
 """
 
+import fcntl
 import importlib
+import os
 import sys
 import warnings
 from types import ModuleType
+from typing import Any
+
+SHARED_MEMORY = "/dev/shm"
 
 _DECLARED: list[
     object
@@ -41,4 +46,26 @@ def import_streaming() -> ModuleType:
     mend_torchvision()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return importlib.import_module("streaming")
+        streaming = importlib.import_module("streaming")
+        _choose_names_in_turn(importlib.import_module("streaming.base.dataset"))
+    return streaming
+
+
+def _choose_names_in_turn(module: Any) -> None:
+    """Let one process at a time choose the names of a dataset's shared memory, which are the whole machine's.
+
+    The library looks which number is free, and then takes it: of two tests that run at once, one failed.
+    """
+    choose = module.get_shm_prefix
+    if choose.__module__ == __name__:
+        return
+
+    def choose_in_turn(*arguments: Any, **options: Any) -> Any:
+        folder = os.open(SHARED_MEMORY, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            return choose(*arguments, **options)
+        finally:
+            os.close(folder)
+
+    module.get_shm_prefix = choose_in_turn
