@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.s3server import Fault, FaultAction
 from tests.support.mounts import Mount, run, wait_until
 
 pytestmark = pytest.mark.s3server_only
@@ -53,9 +54,11 @@ def test_a_bucket_that_does_not_answer_degrades(mount, bucket):
 
 def test_a_conflict_asks_for_action(mount, bucket, expect_log):
     expect_log("conflict")
-    made: Mount = mount("--settle-seconds", "2")
+    made: Mount = mount()
+    bucket.control.faults(Fault(FaultAction.HOLD, operation="PutObject"))
     (made.path / "file").write_bytes(b"ours")
     bucket.put("file", b"theirs")
+    bucket.control.clear_faults()
     wait_until(lambda: made.status()["conflict_files"], "the conflict")
     status, line = health(made.path)
     assert status == 2
