@@ -73,7 +73,7 @@ def test_a_file_larger_than_the_cache_takes_is_told_after_its_writer_was(mount, 
 
 def test_a_checkpoint_that_is_renamed_while_it_uploads_is_counted_under_its_new_name(mount, bucket: Bucket):
     one: Mount = mount()
-    bucket.control.set(upload_bandwidth=MIB // 4)
+    bucket.control.set(upload_bandwidth=MIB // 32)  # minutes: longer than the commands below take to start
     try:
         (one.path / "a").mkdir()
         for name in ("one", "two"):
