@@ -89,12 +89,17 @@ def open_to_other_users(path: Path) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process is there and has not ended."""
+    """Return whether a process is there and has not ended: its first thread may, and others still hold its files."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        threads = os.listdir(f"/proc/{pid}/task")
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return stat[stat.rindex(")") + 2] not in "ZX"
+    for thread in threads:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
+            if stat[stat.rindex(")") + 2] not in "ZX":
+                return True
+    return False
 
 
 def _private(path: str, flags: int) -> int:
