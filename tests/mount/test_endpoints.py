@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.mount.conftest import ExpectedLog
-from tests.s3server import Account, ServerProcess, boto_client, synthetic_bytes
+from tests.s3server import Account, Fault, FaultAction, ServerProcess, boto_client, synthetic_bytes
 from tests.support.mounts import FUSECACHE, Mount, pattern, run, wait_until
 from tests.support.s3_buckets import Bucket, Service
 
@@ -147,7 +147,10 @@ def test_an_endpoint_that_ends_mid_read_costs_no_error(
     """The server that serves the file stops answering, or dies, in the middle of it: `cmp` finds no difference."""
     for server in data_set.servers:
         server.control.add_synthetic("big", BIG, 7)
-        server.control.set(bandwidth=8e6)
+        # A few pieces come; the others wait until one server has ended, however long that takes.
+        server.control.faults(
+            *(Fault(FaultAction.HOLD, operation="GetObject", nth=number) for number in range(4, 20))
+        )
     expected = tmp_path / "expected"
     expected.write_bytes(synthetic_bytes(7, 0, BIG))
     made = data_set.mounted(*flags)
@@ -155,6 +158,7 @@ def test_an_endpoint_that_ends_mid_read_costs_no_error(
         wait_until(lambda: max(data_set.gets()) > 4, "GETs")
         index = 0 if data_set.gets()[0] else 1
         end(data_set.servers[index])
+        data_set.servers[1 - index].control.clear_faults()
         try:
             assert reader.wait(50) == 0
         finally:
