@@ -100,7 +100,7 @@ def test_prices_are_those_of_r2_on_r2(mount, bucket: Bucket):
 
 def test_uploading(mount, bucket: Bucket):
     one: Mount = mount()
-    bucket.control.set(upload_bandwidth=MIB // 4)
+    bucket.control.set(upload_bandwidth=MIB // 32)  # minutes: longer than the processes below take to start
     try:
         (one.path / "model").write_bytes(bytes(6 * MIB))
         with written(one.path / "log.tmp"):
