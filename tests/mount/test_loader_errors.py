@@ -214,7 +214,7 @@ def test_a_mount_whose_daemon_is_gone_is_no_damaged_shard(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_shard_that_is_replaced_while_it_is_open_is_an_error_not_a_mixture(
-    place: Place, large: dict[str, bytes], workers: int
+    place: Place, large: dict[str, bytes], tmp_path: Path, workers: int
 ) -> None:
     upload(place.bucket, large)
     name = "shard.00000.mds"
@@ -225,13 +225,20 @@ def test_a_shard_that_is_replaced_while_it_is_open_is_an_error_not_a_mixture(
 
         def __iter__(self) -> Iterator[list[int]]:
             yield from ([0] for _ in range(first))
+            # torch asks for the next batch when the first one is there: another worker may be at its own still.
+            wait_until(lambda: len(list(tmp_path.iterdir())) == first, "the first sample of each worker")
             place.bucket.put(f"data/{name}", large[name][::-1])
             yield from ([LARGE_SAMPLES - 1] for _ in range(first))
+
+    def told(samples: list[Any]) -> list[Any]:
+        """Tell by a file that this process has read its samples."""
+        (tmp_path / str(os.getpid())).touch()
+        return samples
 
     dataset = MDSDataset(place.path / "data")
     options: dict[str, Any] = {"num_workers": workers, "prefetch_factor": 1} if workers else {}
     began = time.monotonic()
-    seen, said = read(DataLoader(dataset, batch_sampler=Batches(), **options))  # type: ignore[arg-type]
+    seen, said = read(DataLoader(dataset, batch_sampler=Batches(), collate_fn=told, **options))  # type: ignore[arg-type]
     assert time.monotonic() - began < SECONDS
     assert len(seen) == first
     assert re.search(rf"{name} \(shard 0\): bytes 1\d+ to \d+, sample {LARGE_SAMPLES - 1}: ", said), said
