@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mounts import FUSECACHE, Mount, run, run_python
+from tests.support.mounts import FUSECACHE, Mount, run, run_python, wait_until
 
 NAME = "\x1b[2J\rx\nWARNING \x9b31m\u202eforged"
 SHOWN = r"\x1b[2J\rx\nWARNING \x9b31m\u202eforged"
@@ -19,13 +19,14 @@ def said(*words: str | Path) -> str:
     return "".join((done.stdout + done.stderr).split("\n"))
 
 
-def leave_open(path: Path) -> None:
-    """Write a file and end without closing it, as a killed program does."""
+def leave_open(one: Mount, name: str) -> None:
+    """Write a file and end without closing it, as a killed program does; return when its bytes lie aside."""
     run_python(
         "import os, sys; f = open(sys.argv[1], 'wb', 0); f.write(b'half'); os.kill(os.getpid(), 9)",
-        path,
+        one.path / name,
         check=False,
     )
+    wait_until(lambda: one.status()["orphans"] == 1, "the orphan")
 
 
 # Ceph answers 500 to a LIST with such a prefix.
@@ -37,7 +38,7 @@ def test_commands_and_log_escape_control_characters(
     one = mount("--settle-seconds", "3600", "--log-level", "debug")
     (one.path / "dir").mkdir()
     (one.path / "dir" / NAME).write_bytes(b"1")
-    leave_open(one.path / NAME)
+    leave_open(one, NAME)
     texts = [
         said("status", one.path / "dir" / NAME),
         said("status", one.path),
@@ -59,7 +60,7 @@ def test_recovered_copies_are_private(
     """A copy of a 0600 file may be readable by this user alone, even with umask 0."""
     expect_log("quarantined unfinished file")
     one = mount()
-    leave_open(one.path / "file")
+    leave_open(one, "file")
     run(FUSECACHE, "recover", one.path, "--restore", "all", "--to", tmp_path, umask=0)
     (copy,) = (path for path in tmp_path.iterdir() if path.is_file())
     assert stat.S_IMODE(os.stat(copy).st_mode) == 0o600
