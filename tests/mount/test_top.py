@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,15 +72,38 @@ def terminal(*command: str | Path) -> Iterator[Terminal]:
         os.close(made.inside)
 
 
+@contextmanager
+def read_again_and_again(path: Path) -> Iterator[None]:
+    """Read a file from the daemon all the time: what is read is shown for some seconds only."""
+    ended = threading.Event()
+
+    def read() -> None:
+        while not ended.wait(0.2):
+            with open(path, "rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                file.read()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def test_a_terminal_shows_every_mount_with_its_files_until_q(mount, bucket: Bucket):
     bucket.put("data", bytes(MIB))
     first: Mount = mount()
     second: Mount = mount()
     assert (second.path / "data").read_bytes() == bytes(MIB)
-    bucket.control.set(upload_bandwidth=MIB // 4)
+    bucket.control.set(upload_bandwidth=MIB // 32)  # minutes: longer than the command takes to start
     try:
         (first.path / "model").write_bytes(bytes(6 * MIB))
-        with terminal(FUSECACHE, "top", first.path, second.path, "-d", "0.2") as shown:
+        with (
+            read_again_and_again(second.path / "data"),
+            terminal(FUSECACHE, "top", first.path, second.path, "-d", "0.2") as shown,
+        ):
             frame = shown.wait_for(lambda text: "data" in text and "of 6.0 MiB" in text, "both files")
             assert len(frame) <= ROWS
             assert all(len(line) <= COLUMNS for line in frame)
