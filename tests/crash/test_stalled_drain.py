@@ -34,7 +34,9 @@ def test_a_stop_without_a_bucket_ends(
     server: ServerProcess, make_daemon: Callable[..., Daemon], outage: str
 ) -> None:
     daemon = make_daemon("--drain-timeout", "3")
-    daemon.mount()
+    daemon.mount(
+        "--settle-seconds", "3600"
+    )  # nothing is sent before the outage, however long it takes to begin
     (daemon.path / "file").write_bytes(b"kept")
     server.control.pause(outage)
     try:
