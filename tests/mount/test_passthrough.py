@@ -158,9 +158,10 @@ class Place:
     bucket: Bucket
 
     def put(self, data: bytes) -> str:
-        """Store an object under a new name; return that."""
+        """Store an object under a new name; return that, once the mount shows it: names are up to a second old."""
         name = uuid.uuid4().hex
         self.bucket.put(name, data)
+        wait_until((self.mount.path / name).exists, "the file on the mount")
         return name
 
 
@@ -174,10 +175,8 @@ def shared(able: None, whole_bucket: Bucket, mounts: Mounts) -> Place:
 
 @pytest.fixture
 def whole(shared: Place, data: bytes) -> str:
-    """The name of a file with `data`, once the mount shows it: names are up to a second old."""
-    name = shared.put(data)
-    wait_until((shared.mount.path / name).exists, "the file on the mount")
-    return name
+    """The name of a file with `data`."""
+    return shared.put(data)
 
 
 @pytest.fixture
