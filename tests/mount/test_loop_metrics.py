@@ -76,7 +76,7 @@ def test_bytes_that_exist_only_here_and_a_checkpoint_that_the_bucket_lacks(
     with metrics.checkpoint(one.path / "none/never.pt"):
         pass  # a path that was never written
     assert latest(metrics, "checkpoint/failed") == 1
-    assert "never.pt" in caplog.text
+    wait_until(lambda: "never.pt" in caplog.text, "the warning, which comes behind the number")
     metrics.close()
 
 
