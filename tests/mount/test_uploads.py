@@ -1,6 +1,7 @@
 """`fusecache uploads`: what unfinished multipart uploads a lost node left, and how they are aborted."""
 
 import json
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,8 @@ MIB = 1 << 20
 
 @pytest.fixture
 def other() -> Iterator[Bucket]:
-    """A bucket of another name, and a clock of its own: no mount of other tests is on it."""
-    with ServerProcess(bucket="left-over") as server:
+    """A bucket of a new name, and a clock of its own: mounts on one of its name are asked, also those of other runs."""
+    with ServerProcess(bucket=f"left-over-{uuid.uuid4().hex}") as server:
         service = Service(
             server.endpoint_url, server.access_key, server.secret_key, server.bucket, server.control
         )
