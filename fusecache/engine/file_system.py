@@ -223,9 +223,15 @@ class FileSystem:
 
         What only this node keeps, such as a changed mode, is on its disk then. Raises what keeps it from there.
         """
+        began = trio.current_time()
         ended = await self._services.sync.wait_durable(path, timeout_seconds)
-        await self.journal.wait_committed()
-        return ended
+        if ended.result != "durable":
+            return ended
+        left = float("inf") if timeout_seconds is None else began + timeout_seconds - trio.current_time()
+        with trio.move_on_after(max(0.0, left)):
+            await self.journal.wait_committed()
+            return ended
+        return Durability("timeout", "the disk of the cache directory has not taken the last changes")
 
     async def drain(self, timeout_seconds: float | None = None, *, until_empty: bool) -> Durability:
         """Publish everything before the mount ends, as `Drain.run` does."""

@@ -211,7 +211,8 @@ class Operations(NameOperations):
 
     @guarded
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
-        """Do nothing: name changes are journaled before their call returns."""
+        """Return when its mode and owner are on the disk; name changes are there before their call returns."""
+        await self._fs.journal.wait_committed()
 
     # ---- files
 

@@ -17,7 +17,7 @@ from fusecache.engine.cache.block_cache import ReadHandle
 from fusecache.engine.namespace.file_use import FileUse
 from fusecache.engine.namespace.listing_state import ListingState
 from fusecache.engine.namespace.upload_state import UploadState
-from fusecache.index.journal import PutFile
+from fusecache.index.journal import DropAttributes, PutAttributes, PutFile
 from fusecache.model.errors import FusecacheError
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.predecessor import ReadPlace
@@ -393,6 +393,15 @@ class DirectoryHandle:
 def attributes_of(node: Node) -> PosixAttributes:
     """Return the node's attributes as one value."""
     return PosixAttributes(node.mode, node.uid, node.gid, node.mtime_ns)
+
+
+def directory_row(
+    key: str, attributes: PosixAttributes, default: PosixAttributes
+) -> PutAttributes | DropAttributes:
+    """Return the row that keeps a directory's mode and owner on this node; where both are the default, none is."""
+    if attributes == replace(default, mtime_ns=attributes.mtime_ns):
+        return DropAttributes(key, "")
+    return PutAttributes(key, "", attributes)
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class Reconciler:
             raise NotFound(f"{key}: no such file or directory in the bucket")
         if child is None:
             if row.is_directory:
-                attributes = self._tree.kept_attributes(key + "/") or self._directory_attributes()
+                attributes = self._tree.directory_attributes(key + "/", self._directory_time)
                 child = self._tree.make(
                     parent, name, Kind.DIRECTORY, attributes=attributes, number=row.number
                 )
@@ -109,7 +109,7 @@ class Reconciler:
         return DirectoryDefaults(
             self._tree.key(directory),
             self._tree.default_attributes(Kind.FILE, 0.0),
-            self._directory_attributes(),
+            self._tree.default_attributes(Kind.DIRECTORY, self._directory_time),
             has_attributes=self._journal.has_attributes,
         )
 
@@ -119,7 +119,7 @@ class Reconciler:
         if row.is_directory:
             kind, target, own = Kind.DIRECTORY, "", defaults.directory
             if defaults.has_attributes:
-                own = self._tree.kept_attributes(f"{defaults.prefix}{row.name}/") or own
+                own = self._tree.directory_attributes(f"{defaults.prefix}{row.name}/", self._directory_time)
         else:
             target = symlink_target(row.metadata) if row.metadata else ""
             kind = Kind.SYMLINK if target else Kind.FILE
@@ -136,9 +136,10 @@ class Reconciler:
             row.number, kind, row.name, own.mode, own.uid, own.gid, mtime_ns, size, target, seen
         )
 
-    def _directory_attributes(self) -> PosixAttributes:
+    @property
+    def _directory_time(self) -> float:
         # The bucket has no time for a directory. Any constant will do.
-        return self._tree.default_attributes(Kind.DIRECTORY, self._tree.root.mtime_ns / 1e9)
+        return self._tree.root.mtime_ns / 1e9
 
     # ---- nodes that exist only as rows
 

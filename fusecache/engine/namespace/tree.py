@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -86,7 +86,7 @@ class Tree:
         """buckets: whether each is read-only, by the name of its folder; "" for the only bucket, without a folder.
 
         starts: how many daemons have served the mount before. Their inode numbers are not used again.
-        kept_attributes: mode, owner and time that this node keeps of the directory with a key; None for the defaults.
+        kept_attributes: mode and owner that this node keeps of the directory with a key; None for the defaults.
         """
         self._prefix = prefix
         self._buckets = {name: is_read_only for name, is_read_only in buckets.items() if name}
@@ -220,7 +220,7 @@ class Tree:
         number: its inode number. 0, or a number in use, means a new one.
         """
         if attributes is None and kind is Kind.DIRECTORY:
-            attributes = self.kept_attributes(self.child_key(parent, name, directory=True))
+            attributes = self.directory_attributes(self.child_key(parent, name, directory=True), time.time())
         if attributes is None:
             attributes = self.default_attributes(
                 kind, version.modified if version is not None else time.time()
@@ -258,6 +258,19 @@ class Tree:
         bits = 0o666 if kind is Kind.FILE else 0o777
         owner = self.ownership
         return PosixAttributes(bits & ~owner.umask, owner.uid, owner.gid, int(modified * 1e9))
+
+    def directory_attributes(self, key: str, modified: float) -> PosixAttributes:
+        """Return mode and owner of the directory with a key, as this node keeps them, else the defaults.
+
+        modified: its time, of which nothing is kept: seconds since 1970.
+        """
+        default = self.default_attributes(Kind.DIRECTORY, modified)
+        kept = self.kept_attributes(key)
+        if kept is None:
+            return default
+        if self.ownership.is_fixed:
+            return replace(default, mode=kept.mode)
+        return replace(kept, mtime_ns=default.mtime_ns)
 
     def give_to_maker(self, node: Node, maker: User) -> None:
         """Let a new file or directory belong to the user who made it, who could not write into it otherwise.

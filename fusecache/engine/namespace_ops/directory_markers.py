@@ -5,14 +5,12 @@ A directory's mode and owner, for which the bucket has no place, are kept on thi
 Invariant: nothing here awaits. Rows are appended to `changes`, which the caller journals in one transaction.
 """
 
-from dataclasses import replace
-
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import Kind, Node, Operation, attributes_of
+from fusecache.engine.namespace.nodes import Kind, Node, Operation, attributes_of, directory_row
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.operation_queue import OperationQueue
 from fusecache.engine.writeback.queue import WritebackQueue
-from fusecache.index.journal import Change, DropAttributes, DropOperation, PutAttributes
+from fusecache.index.journal import Change, DropAttributes, DropOperation
 from fusecache.model.records import OperationKind
 
 
@@ -29,9 +27,8 @@ class DirectoryMarkers:
         """Queue a directory's marker at `key`."""
         directory.has_marker = True
         self._operations.add(directory, OperationKind.MKDIR, key, changes)
-        own, default = attributes_of(directory), self._tree.default_attributes(Kind.DIRECTORY, 0.0)
-        is_default = own == replace(default, mtime_ns=own.mtime_ns)
-        changes.append(DropAttributes(key, "") if is_default else PutAttributes(key, "", own))
+        default = self._tree.default_attributes(Kind.DIRECTORY, 0.0)
+        changes.append(directory_row(key, attributes_of(directory), default))
 
     def withdraw(self, node: Node, key: str, changes: list[Change]) -> None:
         """Take the queued operations of a directory's marker at `key` out of the queue, unless they are in flight."""

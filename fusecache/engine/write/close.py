@@ -63,6 +63,7 @@ class CloseProtocol:
         version = handle.node.version
         _raise_failure(handle.node)
         if version is None:
+            await self._journal.wait_committed()  # its mode and times, which only this node has
             return
         if version.is_mutable:
             version.record = replace(version.record, size=version.size, attributes=attributes_of(handle.node))

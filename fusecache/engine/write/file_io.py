@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Kind, Node
+from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Kind, Node, directory_row
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.procfs import thread_group
@@ -219,7 +219,10 @@ class FileIO:
             self._states.seal_closed(node, version)
 
     def set_attributes(self, node: Node, attributes: PosixAttributes) -> None:
-        """Change mode, owner and times. A file's are published with its next content; else this node keeps them."""
+        """Change mode, owner and times. They are published with the next content; until then this node keeps them.
+
+        Of a directory it keeps mode and owner.
+        """
         node.mode, node.uid, node.gid = attributes.mode, attributes.uid, attributes.gid
         node.mtime_ns = attributes.mtime_ns
         version = node.version
@@ -228,4 +231,5 @@ class FileIO:
         elif node.object is not None:
             self._journal.submit(PutAttributes(node.object.key, node.object.etag, attributes))
         elif node.kind is Kind.DIRECTORY and not self._tree.is_top(node) and self._tree.is_linked(node):
-            self._journal.submit(PutAttributes(self._tree.key(node), "", attributes))
+            default = self._tree.default_attributes(Kind.DIRECTORY, 0.0)
+            self._journal.submit(directory_row(self._tree.key(node), attributes, default))

@@ -6,6 +6,7 @@ from pathlib import Path
 from trio.testing import MockClock
 
 from fusecache.engine.namespace.nodes import attributes_of
+from fusecache.engine.namespace.tree import Ownership
 from tests.engine.namespace.test_listing import read_all
 from tests.support.node import Bucket, User, running_node
 
@@ -84,3 +85,44 @@ async def test_a_directory_that_is_made_again_does_not_have_those_of_the_removed
         await make(user, "made", 0o755)
         assert await user.drained() == "durable"
         assert await seen(user, "made") == default
+
+
+async def test_the_time_of_a_directory_is_not_kept_and_keeps_nothing(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """Else a program that knows the names of an older time would look for no newer ones."""
+    bucket.memory.put_bytes("top/file", b"1")
+    async with running_node(bucket, cache) as user:
+        before = attributes_of(await user.fs.resolve("top"))
+        user.fs.file_io.set_attributes(await user.fs.resolve("top"), replace(before, mtime_ns=5))
+        await forget(user, "top")
+        assert attributes_of(await user.fs.resolve("top")) == before
+    async with running_node(bucket, cache, ownership=Ownership(7, 8, 0o077)) as user:
+        assert await seen(user, "top") == (0o700, 7, 8)
+
+
+async def test_a_fixed_owner_holds_for_directories_that_had_another(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    bucket.memory.put_bytes("top/file", b"1")
+    async with running_node(bucket, cache) as user:
+        await change(user, "top", 0o750, 3, 4)
+    async with running_node(bucket, cache, ownership=Ownership(7, 8, 0o022, is_fixed=True)) as user:
+        assert await seen(user, "top") == (0o750, 7, 8)
+
+
+async def test_a_changed_mode_is_on_the_disk_when_fsync_returns(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    bucket.memory.put_bytes("top/file", b"1")
+    async with running_node(bucket, cache) as user:
+        rows = user.fs._storage.journal_rows
+        handle = user.fs.file_io.open(await user.fs.resolve("top/file"), writable=False, pid=0)
+        assert handle.node.object is not None
+        await change(user, "top/file", 0o700, 7, 8)
+        assert rows.attributes("top/file", handle.node.object.etag) is None
+        await user.fs.fsync(handle)
+        kept = rows.attributes("top/file", handle.node.object.etag)
+        assert kept is not None
+        assert kept.mode == 0o700
+        await user.fs.file_io.release(handle)
