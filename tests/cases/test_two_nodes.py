@@ -98,7 +98,7 @@ def test_different_bytes_of_two_nodes_both_survive(
     assert len(copies) == 1
     assert sorted(bucket.names()) == ["file", *copies]
     assert {bucket.get("file"), bucket.get(copies[0])} == set(written)
-    wait_until(lambda: bucket.uploads() == [], "the end of uploads that nobody needs")
+    wait_until(lambda: bucket.uploads() == [], "the abort of the unfinished uploads")
     told = [each for node in (first, second) for each in node.status()["conflicts"]]
     assert [(each["path"], each["kept_as"]) for each in told] == [("file", copies[0])]
 
@@ -117,4 +117,4 @@ def test_the_same_bytes_of_two_nodes_are_success_on_both(
         assert node.status()["conflicts"] == []
     assert bucket.sizes() == {"file": size}
     assert bucket.get("file") == data
-    wait_until(lambda: bucket.uploads() == [], "the end of uploads that nobody needs")
+    wait_until(lambda: bucket.uploads() == [], "the abort of the unfinished uploads")

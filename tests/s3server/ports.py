@@ -6,8 +6,8 @@ import socket
 def reserve(port: int = 0) -> socket.socket:
     """Bind a port of loopback [any free one], and do not listen: connections are refused.
 
-    The kernel gives it to nobody who asks for any port, as servers of other tests and every connection do. Who names
-    it, and allows reuse, may listen there. OSError if somebody listens already.
+    The kernel does not give this port to a socket that asks for any free port. A socket that names the port and sets
+    SO_REUSEADDR can listen on it. Raises OSError if another socket listens there.
     """
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
