@@ -2,6 +2,7 @@
 
 Leader and followers: one task, the leader, waits for requests and answers them one after the other. Most handlers never
 wait, and cost no switch of tasks. When one does, another task takes the lead, and the first answers its request later.
+While a program makes one call after the other, the leader looks for the next one for a moment, instead of sleeping.
 
 Invariants:
 1. A request is answered exactly once; with ENOTCONN if `serve` is cancelled while its handler runs. After the first
@@ -19,6 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from types import coroutine
 from typing import Any
 
@@ -46,8 +48,12 @@ from fusecache.fuse.values import FUSEError, MountPlan, MountRefused
 
 log = logging.getLogger(__name__)
 
-# Requests that the leader answers before other tasks of the loop get their turn.
-_AT_ONCE = 64
+# How long the leader answers requests before other tasks of the loop get their turn.
+_TURN_SECONDS = 0.001
+# A processor that sleeps takes 0.1 ms to wake in a virtual machine, longer than the request itself. So after some
+# requests that came within this time of the last answer, the leader looks that long for the next one.
+_SOON_SECONDS = 0.0002
+_SOON_IN_A_ROW = 8
 # Idle tasks and buffers that are kept for the next burst.
 _IDLE_TASKS = 64
 _IDLE_BUFFERS = 8
@@ -106,6 +112,9 @@ class OwnSession:
         self._tasks = 0
         self._max_tasks = 0
         self._expects_large = False
+        self._answered_at = 0.0
+        # Requests that came soon after the answer to the one before.
+        self._soon_in_a_row = 0
         self._nursery: trio.Nursery | None = None
 
     def _tested(self, mountpoint: str) -> list[tuple[RequestBuffer, int]]:
@@ -251,30 +260,41 @@ class OwnSession:
 
     async def _lead(self, scope: trio.CancelScope) -> None:
         """Answer requests until a handler waited, or the mount is gone."""
-        device = self._device
-        answered = 0
+        turn_began = perf_counter()
         while not self._has_ended:
             if self._early:
                 buffer, count = self._early.pop(0)
             else:
                 buffer = self._buffers.pop() if self._buffers else self._new_buffer()
-                count = device.receive(buffer, release=self._expects_large)
+                count = self._receive(buffer)
             if count <= 0:
                 self._buffers.append(buffer)
                 if count < 0:
                     self._end()
                     return
                 self._expects_large = False
-                answered = 0
-                await trio.lowlevel.wait_readable(device.fd)
+                await trio.lowlevel.wait_readable(self._device.fd)
+                turn_began = perf_counter()
                 continue
             self._expects_large = count >= RELEASE_BYTES
             if await self._serve_one(buffer, count, scope):
                 return
-            answered += 1
-            if answered >= _AT_ONCE:
-                answered = 0
+            self._answered_at = perf_counter()
+            if self._answered_at - turn_began >= _TURN_SECONDS:
                 await trio.lowlevel.checkpoint()
+                turn_began = perf_counter()
+
+    def _receive(self, buffer: RequestBuffer) -> int:
+        """Read the next request as `Device.receive` does; if more come soon after each other, wait a moment for it."""
+        count = self._device.receive(buffer, release=self._expects_large)
+        if not count and self._soon_in_a_row >= _SOON_IN_A_ROW:
+            end = self._answered_at + _SOON_SECONDS
+            while not count and perf_counter() < end:
+                count = self._device.receive(buffer, release=self._expects_large)
+        if count:
+            is_soon = perf_counter() - self._answered_at < _SOON_SECONDS
+            self._soon_in_a_row = self._soon_in_a_row + 1 if is_soon else 0
+        return count
 
     # ---- one request
 

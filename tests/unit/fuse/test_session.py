@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import struct
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -46,6 +47,7 @@ from fusecache.fuse.values import (
     ReaddirToken,
     RequestContext,
     SetattrFields,
+    StatvfsData,
 )
 from tests.unit.fuse.kernel import EVERYTHING, PlayedKernel, served
 
@@ -289,6 +291,25 @@ async def test_handlers_that_wait_block_no_other(operations: Recorded) -> None:
         assert (await kernel.ask(Opcode.GETATTR, bytes(16)))[0] == 0
         operations.gate.set()
         assert {(await kernel.any_reply())[0] for _ in slow} == set(slow)
+
+
+async def test_other_tasks_get_their_turn_between_requests_that_are_all_there(operations: Recorded) -> None:
+    operations.statfs = at_work  # type: ignore[method-assign]
+    async with served(operations) as kernel:
+        for _ in range(100):
+            kernel.send(Opcode.STATFS)
+        await kernel.any_reply()
+        answered = 1
+        while kernel.has_reply():
+            await kernel.any_reply()
+            answered += 1
+        assert answered < 10
+
+
+async def at_work(ctx: RequestContext) -> StatvfsData:
+    """Takes two milliseconds of the loop."""
+    time.sleep(0.002)  # noqa: ASYNC251  # work, not a wait
+    return StatvfsData()
 
 
 # ---- wrong lengths
