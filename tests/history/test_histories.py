@@ -10,7 +10,7 @@ from tests.history.programs import Program, Step, every_moment
 from tests.history.runs import Findings, raise_failed, run_histories, run_one, run_program, seeds_from
 
 # Of random programs; `make fuzz` is for more.
-HISTORIES = int(os.environ.get("FUSECACHE_TEST_HISTORIES", "320"))
+HISTORIES = int(os.environ.get("FUSECACHE_TEST_HISTORIES", "200"))
 CHUNKS = 4
 LARGE = 150_000  # sent in three parts here
 
