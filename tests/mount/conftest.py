@@ -12,12 +12,14 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.s3server import ServerProcess
+from tests.s3server.ports import reserve
 from tests.support.mounts import Mount, wait_until
 from tests.support.s3_buckets import Bucket, Service
 
@@ -32,6 +34,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.fuse)
+
+
+@pytest.fixture
+def free_port() -> Iterator[Callable[[], int]]:
+    """Returns ports of loopback that no other test gets, and that only a program which names one can listen on."""
+    with ExitStack() as held:
+        yield lambda: int(held.enter_context(reserve()).getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -29,13 +29,6 @@ def samples(families, **labels: str) -> Samples:
     }
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def test_command_prints_what_the_mount_did(mount: Callable[..., Mount], bucket: Bucket) -> None:
     made = mount("--settle-seconds", "600")
     (made.path / "waits").write_bytes(bytes(1000))
@@ -72,7 +65,7 @@ def test_buckets_of_a_histogram_are_fixed(mount: Callable[..., Mount], bucket: B
     assert reads[float("inf")] >= 1
 
 
-def test_port_answers_until_the_end(mount: Callable[..., Mount]) -> None:
+def test_port_answers_until_the_end(mount: Callable[..., Mount], free_port: Callable[[], int]) -> None:
     port = free_port()
     made = mount("--metrics-port", str(port))
 
@@ -131,7 +124,7 @@ def test_log_of_a_mount_is_json(mount: Callable[..., Mount]) -> None:
     assert any(row["message"].startswith("mounted source=") for row in rows)
 
 
-def test_silent_connections_are_bounded(mount: Callable[..., Mount]) -> None:
+def test_silent_connections_are_bounded(mount: Callable[..., Mount], free_port: Callable[[], int]) -> None:
     port = free_port()
     mount("--metrics-port", str(port))
     with contextlib.ExitStack() as stack:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.mount.test_metrics import free_port
 from tests.support import ROOT
 from tests.support.mounts import Mount, run, wait_until
 
@@ -28,7 +27,9 @@ def test_promtool_accepts_the_examples() -> None:
     run("promtool", "check", "config", EXAMPLES / "prometheus.yml")
 
 
-def test_prometheus_scrapes_a_mount(mount: Callable[..., Mount], tmp_path: Path) -> None:
+def test_prometheus_scrapes_a_mount(
+    mount: Callable[..., Mount], free_port: Callable[[], int], tmp_path: Path
+) -> None:
     made = mount("--metrics-port", str(port := free_port()))
     (made.path / "file").write_bytes(bytes(1000))
     made.sync()

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Self
 
+from tests.s3server.ports import reserve
 from tests.support import ROOT
 
 PROGRAM = ROOT / "build/azurite/node_modules/.bin/azurite-blob"
@@ -17,12 +18,6 @@ PROGRAM = ROOT / "build/azurite/node_modules/.bin/azurite-blob"
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 _START_SECONDS = 60.0
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class Azurite:
@@ -35,7 +30,8 @@ class Azurite:
             if certificate
             else ()
         )
-        self._port = free_port()
+        self._held = reserve()
+        self._port: int = self._held.getsockname()[1]
         self._directory = tempfile.TemporaryDirectory(prefix="azurite-")
         self.endpoint_url = f"{'https' if certificate else 'http'}://127.0.0.1:{self._port}"
         self.account, self.key = ACCOUNT, KEY
@@ -66,4 +62,5 @@ class Azurite:
         self._process.terminate()
         self._process.wait(30)
         self._log.close()
+        self._held.close()
         self._directory.cleanup()
