@@ -20,7 +20,7 @@ import pytest
 
 from fusecache.daemon.connect import START_SECONDS
 from tests.s3server import Account
-from tests.support import ROOT
+from tests.support import BASE_PYTHON, ROOT
 from tests.support.mounts import FUSECACHE, Mount, is_running, mounted_at, pattern, run, wait_until
 from tests.support.s3_buckets import Bucket
 
@@ -658,13 +658,12 @@ def test_a_checkout_that_is_not_installed_outlives_its_daemon_too(mount: MakeMou
     bucket.put("file", b"bytes")
     made = mount()
     made.unmount()
-    python = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     requirements = sysconfig.get_path("purelib")  # no site directory there: its .pth files do not count
     environment = {**made.bucket.service.environment(), "PYTHONPATH": requirements}
-    elsewhere = run(python, "-m", "fusecache", "version", cwd="/", env=environment, check=False)
+    elsewhere = run(BASE_PYTHON, "-m", "fusecache", "version", cwd="/", env=environment, check=False)
     assert "No module named fusecache" in elsewhere.stderr
     _, *words = made.command("--keep-mounted")
-    run(python, "-m", "fusecache", *words, cwd=ROOT, env=environment)
+    run(BASE_PYTHON, "-m", "fusecache", *words, cwd=ROOT, env=environment)
     made.pid = made.status()["pid"]
     kill(made)
     assert (made.path / "file").read_bytes() == b"bytes"
