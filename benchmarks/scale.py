@@ -1,8 +1,8 @@
 """What a huge data set costs one node, at a hundredth of its size: `python -m benchmarks.scale`, or `make bench-scale`.
 
 An index of 100 000 shards, read through a mount by one of 1 024 nodes with 8 ranks each; and 10 000 directories that
-`find` walks. Prints memory, CPU seconds and requests, as JSON. Which of them grow with the size:
-docs/how-to/scale.md.
+`find` walks. Prints memory, CPU seconds and requests as JSON, beside what `loader simulate` foretells of the index.
+Which of them grow with the size: docs/how-to/scale.md.
 """
 
 import argparse
@@ -10,11 +10,13 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.loader_index import write_index
 from benchmarks.processes import BenchmarkError
+from loader.tools.costs import index_costs
 from tests.s3server import ServerProcess
 from tests.support.mounts import Mount
 from tests.support.s3_buckets import Bucket, Service
@@ -65,6 +67,7 @@ def main() -> None:
             result = {
                 "shards": options.shards,
                 "index_bytes": nbytes,
+                "foretold": asdict(index_costs(nbytes, options.shards)),
                 "read": _requests(server, _read_index, mount),
                 "directories": options.directories,
                 "find": _requests(server, _find, mount, options.directories),

@@ -1,13 +1,15 @@
-"""Estimates what a run will request from the bucket: shards in use, bytes a step, first batch, downloads by policy.
+"""Estimates what a run will request from the bucket: its index, shards in use, first batch, downloads, dollars.
 
     python -m loader simulate DATASET --global-batch-size 512 --cache-bytes 500GB [--png FILE]
 
-It uses only the index and the order, and opens no shard. At each step that reads a sample of an uncached shard, the
-whole shard counts as downloaded. With a known order, a shard stays cached while it is in use. If the cache has no
-room for it, its samples come as exact byte ranges, which sum up to the whole shard.
+It uses only the index and the order, and opens no shard. Figures are those of the first node, if not of all nodes.
+At each step that reads a sample of an uncached shard, the whole shard counts as downloaded. With a known order, a shard
+stays cached while it is in use. If the cache has no room for it, its samples come as exact byte ranges, which sum up to
+the whole shard.
 """
 
 import argparse
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -21,10 +23,12 @@ from loader.base.optional_imports import optional_module
 from loader.errors import LoaderError
 from loader.hints.planned_reads import Ids, shard_reads
 from loader.mds.dataset import MDSDataset
+from loader.mds.index import INDEX_NAME, Index
 from loader.order import DEFAULT_SEED
 from loader.sampling.sampler import ElasticBatchSampler
 from loader.sampling.step_plan import StepPlan
 from loader.tools.commands import progress_bar, say
+from loader.tools.costs import dollars_of, gets_of, index_costs
 from loader.tools.simulated_caches import FirstCome, LeastRecent, shard_uses_by_step
 from loader.world import World
 
@@ -35,7 +39,7 @@ BYTES_A_SECOND = 80e6
 CONNECTIONS = 32
 EPOCHS = 3
 
-Figure = int | float | list[int]
+Figure = int | float | list[int] | list[float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,9 +170,9 @@ def in_use(intervals: UseIntervals, sizes: Ids, steps: int) -> tuple[Ids, Ids]:
 
 
 def report(
-    dataset: MDSDataset, sampler: ElasticBatchSampler, cache_bytes: int, epochs: int
+    dataset: MDSDataset, sampler: ElasticBatchSampler, cache_bytes: int, epochs: int, nodes: int = 1
 ) -> tuple[dict[str, Figure], Ids]:
-    """Return all figures of a run on one machine, and (steps,) the shards in use in its first epoch."""
+    """Return all figures of a run on one of `nodes` machines, and (steps,) the shards in use in its first epoch."""
     step_plan, index = sampler.step_plan, dataset.index
     ends: Ids = np.cumsum(index.samples)
     sizes = np.where(index.zip_bytes > 0, index.zip_bytes, index.raw_bytes)
@@ -177,7 +181,15 @@ def report(
     first = intervals.shard[intervals.first == 0]
     per_sample = float(index.raw_bytes.sum()) / max(1, int(index.samples.sum()))
     rounds = -(-first.size // CONNECTIONS)
+    opening = index_costs(_index_bytes(index), index.samples.size)
+    downloaded = downloads(step_plan, ends, sizes, cache_bytes, epochs)
+    gets = [gets_of(nbytes, sizes) for nbytes in downloaded[POLICIES[-1]]]
     figures: dict[str, Figure] = {
+        "index, bytes": opening.nbytes,
+        "index, GETs": opening.gets,
+        "index, memory of a process": opening.memory_bytes,
+        "index, CPU seconds of a process": opening.cpu_seconds,
+        "index, dollars of all nodes": nodes * dollars_of(opening.gets),
         "steps an epoch": step_plan.steps,
         "bytes a step": round(per_sample * step_plan.samples),
         "dataset bytes": int(sizes.sum()),
@@ -189,12 +201,15 @@ def report(
         * (LATENCY_SECONDS + float(sizes[first].max(initial=0)) / BYTES_A_SECOND),
         "first batch, seconds by exact bytes": -(-step_plan.samples // CONNECTIONS)
         * (LATENCY_SECONDS + per_sample / BYTES_A_SECOND),
-        **{
-            f"bytes an epoch, {policy}": each
-            for policy, each in downloads(step_plan, ends, sizes, cache_bytes, epochs).items()
-        },
+        **{f"bytes an epoch, {policy}": each for policy, each in downloaded.items()},
+        f"GETs an epoch, {POLICIES[-1]}": gets,
+        f"dollars an epoch of all nodes, {POLICIES[-1]}": [nodes * dollars_of(each) for each in gets],
     }
     return figures, counts
+
+
+def _index_bytes(index: Index) -> int:
+    return sum(os.stat(f"{directory}/{INDEX_NAME}").st_size for directory in index.directories)
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
@@ -234,7 +249,7 @@ def run_simulate(options: Any) -> int:
         block_size=options.block_size,
         world=World(0, options.nodes * options.ranks_per_node, options.ranks_per_node),
     )
-    figures, counts = report(dataset, sampler, cache_bytes, options.epochs)
+    figures, counts = report(dataset, sampler, cache_bytes, options.epochs, options.nodes)
     width = max(map(len, figures))
     for name, value in figures.items():
         say(f"{name:<{width}}  {_figure_text(value)}")
@@ -256,7 +271,9 @@ def run_simulate(options: Any) -> int:
 def _figure_text(value: Figure) -> str:
     if isinstance(value, list):
         return "  ".join(map(_figure_text, value))
-    return f"{value:,.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else f"{value:,}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.3f}".rstrip("0").rstrip(".") if value >= 1 else f"{value:.3g}"
 
 
 def draw(counts: Ids, figures: Mapping[str, Figure], path: Path) -> None:

@@ -211,6 +211,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "loader.sampling",
         "loader.order",
         "loader.base",
+        "fusecache.model.prices",
     ),
 }
 

@@ -13,6 +13,7 @@ from loader.__main__ import main
 from loader.hints.planned_reads import Ids
 from loader.mds.dataset import MDSDataset
 from loader.sampling.sampler import ElasticBatchSampler
+from loader.tools.costs import gets_of, index_costs
 from loader.tools.simulate import (
     POLICIES,
     UseIntervals,
@@ -111,6 +112,49 @@ def test_shards_in_use_that_exceed_the_cache_come_again_and_again() -> None:
     assert found[POLICIES[2]][1] <= sizes.sum()
     enough = downloads(sampler.step_plan, ends, sizes, int(nbytes.max()), 2)
     assert all(each[0] == sizes.sum() for each in enough.values())
+
+
+def told_as(value: float) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.3f}".rstrip("0").rstrip(".") if value >= 1 else f"{value:.3g}"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "shards", "gets"), [(30_400_000, 100_000, 16), (122_000_000, 400_000, 30)]
+)
+def test_an_index_costs_what_was_measured_on_a_mount_or_a_little_less(
+    nbytes: int, shards: int, gets: int
+) -> None:
+    """The measured figures stand in docs/how-to/scale.md."""
+    foretold = index_costs(nbytes, shards)
+    assert gets <= foretold.gets <= gets + 3
+    assert (foretold.memory_bytes, foretold.cpu_seconds) == (165 * shards, pytest.approx(3e-6 * shards))
+    assert index_costs(2000, 7).gets == 1
+
+
+def test_shards_cost_a_get_for_each_part_that_a_mount_fetches() -> None:
+    sizes = np.array([3 << 20, 20 << 20, 1])
+    assert gets_of(int(sizes.sum()), sizes) == 1 + 3 + 1
+    assert gets_of(0, sizes) == 0
+    assert gets_of(2 * int(sizes.sum()), sizes) == 10
+
+
+def test_requests_and_dollars_are_those_of_the_downloads_and_of_all_nodes(tmp_path: Path) -> None:
+    with MDSWriter(tmp_path, {"number": "int"}, size_limit=1024) as writer:
+        for number in range(4000):
+            writer.write({"number": number})
+    dataset = MDSDataset(tmp_path)
+    sampler = ElasticBatchSampler(dataset, global_batch_size=40, world=World())
+    figures, _ = report(dataset, sampler, 1 << 20, 2, nodes=1000)
+    shards = dataset.index.shards
+    assert figures["index, bytes"] == (tmp_path / "index.json").stat().st_size
+    assert figures["GETs an epoch, known order"] == [shards, 0]
+    assert figures["dollars an epoch of all nodes, known order"] == [
+        pytest.approx(1000 * shards * 0.36e-6),
+        0,
+    ]
+    assert figures["index, dollars of all nodes"] == pytest.approx(1000 * 0.36e-6)
 
 
 def fewest_downloads(intervals: UseIntervals, room: int) -> int:
@@ -232,9 +276,8 @@ def test_the_tool_shows_the_run_of_the_samplers_settings(
         world=World(0, 6, 2),
     )
     found = shown(*pinned)
-    for name, value in report(dataset, sampler, 12_000, 3)[0].items():
-        told = "  ".join(f"{one:,}" for one in value) if isinstance(value, list) else f"{value:,.3f}"
-        told = told.rstrip("0").rstrip(".") if "." in told else told
+    for name, value in report(dataset, sampler, 12_000, 3, nodes=3)[0].items():
+        told = "  ".join(map(told_as, value)) if isinstance(value, list) else told_as(value)
         assert re.search(rf"^{name} +{re.escape(told)}$", found, re.MULTILINE), name
     without = [shown(*pinned[:number], *pinned[number + 1 :]) for number in range(len(pinned))]
     assert len({found, *without}) == 1 + len(pinned)  # none of them is without effect
