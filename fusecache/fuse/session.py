@@ -51,7 +51,8 @@ log = logging.getLogger(__name__)
 # How long the leader answers requests before other tasks of the loop get their turn.
 _TURN_SECONDS = 0.001
 # A processor that sleeps takes 0.1 ms to wake in a virtual machine, longer than the request itself. So after some
-# requests that came within this time of the last answer, the leader looks that long for the next one.
+# requests that came within this time of the last answer, the leader looks that long for the next one. Not if a handler
+# waits, as the loop would learn late that it may go on; nor if there is no other processor for the program.
 _SOON_SECONDS = 0.0002
 _SOON_IN_A_ROW = 8
 # Idle tasks and buffers that are kept for the next burst.
@@ -115,6 +116,7 @@ class OwnSession:
         self._answered_at = 0.0
         # Requests that came soon after the answer to the one before.
         self._soon_in_a_row = 0
+        self._has_processors = len(os.sched_getaffinity(0)) > 1
         self._nursery: trio.Nursery | None = None
 
     def _tested(self, mountpoint: str) -> list[tuple[RequestBuffer, int]]:
@@ -287,7 +289,7 @@ class OwnSession:
     def _receive(self, buffer: RequestBuffer) -> int:
         """Read the next request as `Device.receive` does; if more come soon after each other, wait a moment for it."""
         count = self._device.receive(buffer, release=self._expects_large)
-        if not count and self._soon_in_a_row >= _SOON_IN_A_ROW:
+        if not count and self._soon_in_a_row >= _SOON_IN_A_ROW and self._may_look():
             end = self._answered_at + _SOON_SECONDS
             while not count and perf_counter() < end:
                 count = self._device.receive(buffer, release=self._expects_large)
@@ -295,6 +297,9 @@ class OwnSession:
             is_soon = perf_counter() - self._answered_at < _SOON_SECONDS
             self._soon_in_a_row = self._soon_in_a_row + 1 if is_soon else 0
         return count
+
+    def _may_look(self) -> bool:
+        return self._tasks == len(self._followers) + 1 and self._has_processors
 
     # ---- one request
 
