@@ -155,3 +155,20 @@ def test_a_later_signal_ends_a_wait_that_a_handled_one_did_not(silent: Mount) ->
     process.kill()
     process.communicate(timeout=DEAD_SECONDS)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_ctrl_c_ends_a_remote_fsync_and_the_file_is_published_later(
+    mount: Callable[..., Mount], bucket: Bucket
+) -> None:
+    made = mount("--fuse-library", "own", "--fsync", "remote", "--attribute-seconds", "600")
+    assert not list(made.path.iterdir())
+    assert bucket.service.control is not None
+    bucket.service.control.pause("blackhole")
+    before = "file = open(path + '/new', 'wb'); file.write(b'bytes'); file.flush()"
+    process = begun(made, "os.fsync(file.fileno())", before=before)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=DEAD_SECONDS)
+    assert said.splitlines()[-1] == "KeyboardInterrupt"
+    bucket.service.control.resume()
+    made.sync()
+    assert bucket.get("new") == b"bytes"
