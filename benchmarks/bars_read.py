@@ -23,7 +23,7 @@ def _cold(results: Results, case: str, origin: str) -> list[Bar]:
     share = RAW_SHARE[origin]
     ours, theirs = results.median(case, US, "cpu_per_gib"), results.median(case, "rclone", "cpu_per_gib")
     return [
-        against(results, case, "rate", MOUNTED_PEERS, 2.0, "speed / best mounted peer"),
+        against(results, case, "rate", MOUNTED_PEERS, 3.0, "speed / best mounted peer"),
         against(results, case, "rate", ("crt",), 1.0, "speed / CRT client"),
         against(results, case, "rate", ("raw",), share, "speed / raw boto3"),
         Bar(case, "CPU of the daemon a GiB; rclone's", ours, theirs, at_least=False, unit="s"),
@@ -48,7 +48,7 @@ def _requests64(results: Results, case: str, origin: str) -> list[Bar]:
 def _disk(results: Results, case: str, origin: str) -> list[Bar]:
     return [
         against(results, case, "rate", RCLONES, 3.0, "speed / better rclone"),
-        against(results, case, "rate", ("fio",), 0.7, "speed / fio O_DIRECT"),
+        against(results, case, "rate", ("fio",), 0.9, "speed / fio O_DIRECT"),
     ]
 
 

@@ -60,7 +60,7 @@ def test_a_bar_without_its_peer_is_not_met() -> None:
 
 
 def test_a_failed_peer_leaves_the_comparison_with_the_others() -> None:
-    measured = results(("cold A", "fusecache", {"rate": 5.0}), ("cold A", "rclone", {"rate": 2.0}))
+    measured = results(("cold A", "fusecache", {"rate": 6.0}), ("cold A", "rclone", {"rate": 2.0}))
     measured.add(Row(1, "cold A", "s3fs", error="did not mount"))
     assert bar(measured, "cold A", "best mounted peer").verdict == "met"
     assert "failed" in table(measured, read_bars(measured))

@@ -64,6 +64,14 @@ def test_our_cpu_is_compared_with_that_of_others_in_the_same_run(
         assert bar(measured, what).verdict == verdict
 
 
+def test_a_sample_on_a_mount_costs_hardly_more_cpu_than_on_a_local_disk() -> None:
+    for mounted, verdict in ((2.2, "met"), (2.3, "missed")):
+        measured = results(
+            ("tokens A", "fusecache", {"cpu_us": mounted}), ("tokens-local A", "fusecache", {"cpu_us": 2.0})
+        )
+        assert bar(measured, "on a local disk").verdict == verdict
+
+
 def test_the_bars_are_those_of_the_plain_dataloader() -> None:
     measured = results(
         ("tokens-32 A", "fusecache-loader", {"cpu_us": 1.0}), ("tokens-32 A", "raw", {"cpu_us": 1.0})
