@@ -112,6 +112,14 @@ class MDSDataset:
         self.__dict__.update(state)
         self._prepare()
 
+    def reopen_files(self) -> None:
+        """Open each shard's file again when it is read next.
+
+        On a read-only mount the kernel reads a file by itself if it was whole in the cache when it was opened. `Loader`
+        calls this at the beginning of each epoch.
+        """
+        self._reader.reopen_files()
+
     def __len__(self) -> int:
         return self._end_list[-1] if self._end_list else 0
 

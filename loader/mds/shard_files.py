@@ -152,6 +152,10 @@ class ShardFiles:
                 self._files.popitem(last=False)
         return file
 
+    def reopen(self) -> None:
+        """Open each file again when it is read next. Reads in progress keep theirs."""
+        self._files.clear()
+
     def _open(self, shard: int, path: str, expected: int) -> OpenShardFile:
         samples = range(int(self._index.samples[shard]))
         try:

@@ -85,6 +85,10 @@ class ShardReader:
         self._index, self._options = state["_index"], state["_options"]
         self._reset()
 
+    def reopen_files(self) -> None:
+        """Open each shard's file again when it is read next."""
+        self._files.reopen()
+
     def read_many(self, shard: int, samples: list[int]) -> list[Buffer]:
         """Return the bytes of several samples of a shard, in the requested order, each in its own buffer.
 

@@ -32,6 +32,7 @@ import torch
 
 from loader.errors import ArgumentError, LoaderError
 from loader.hints.client import Hints, Plannable
+from loader.mds.dataset import MDSDataset
 from loader.mds.record_table import RecordTable
 from loader.sampling.sampler import ElasticBatchSampler
 from loader.torch.collate import Ragged, collate
@@ -143,6 +144,8 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Begin an iteration; one in progress ends."""
         self._stop()
+        if isinstance(self.dataset, MDSDataset):
+            self.dataset.reopen_files()
         ids = iter(self.batch_sampler)
         self._workers = workers = _WorkerThreads(self._threads)
         self._delivered, self._is_under_way = 0, True

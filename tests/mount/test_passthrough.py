@@ -8,6 +8,7 @@ import stat
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from fusecache.disk.cache_files import CacheFiles
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.session import OwnSession
 from fusecache.fuse.values import EntryAttributes, MountPlan, MountRefused, RequestContext, StatvfsData
+from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
+from loader.fast import Loader
 from tests.mount.conftest import Mounts
 from tests.support.mounts import FUSECACHE, Mount, run, wait_until
 from tests.support.s3_buckets import Bucket
@@ -251,6 +254,30 @@ def test_a_file_that_becomes_whole_while_open_passes_at_its_next_open(
             assert passed(one) == 0
         assert first.read() == data[5:]
     os.close(passed_descriptor(one, whole))
+
+
+def test_a_loader_opens_its_shards_again_in_each_epoch(one: Mount, shared: Place, tmp_path: Path) -> None:
+    with MDSWriter(tmp_path / "data", {"bytes": "bytes"}, size_limit=4 * MIB) as writer:
+        for number in range(24):
+            writer.write({"bytes": number.to_bytes(4, "big") * (MIB // 8)})
+    folder = uuid.uuid4().hex
+    for path in (tmp_path / "data").iterdir():
+        shared.bucket.put(f"{folder}/{path.name}", path.read_bytes())
+    wait_until((one.path / folder).exists, "the data set on the mount")
+    dataset = MDSDataset(one.path / folder)
+    with closing(Loader(dataset, ElasticBatchSampler(dataset, global_batch_size=1, world=World()))) as loader:
+        assert sum(len(batch["bytes"]) for batch in loader) == 24
+        run(FUSECACHE, "warm", "--wait", one.path / folder)
+        wait_until(
+            lambda: passed_after_an_epoch(one, loader) == dataset.index.shards, "all shards passed through"
+        )
+
+
+def passed_after_an_epoch(one: Mount, loader: Loader) -> int:
+    """Return how many files are open and passed through after an epoch."""
+    loader.set_epoch(loader.epoch + 1)
+    assert sum(len(batch["bytes"]) for batch in loader) == 24
+    return passed(one)
 
 
 def test_files_that_are_not_whole_or_small_are_read_by_the_daemon(one: Mount, shared: Place) -> None:
