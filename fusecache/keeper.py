@@ -263,8 +263,11 @@ class Keeper:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"keeper: {text}\n")
-    sys.stderr.flush()
+    if sys.stderr is None:
+        return
+    # The log may lie on a full disk. Not through sys.stderr: it would keep the line, and fail again at the exit.
+    with suppress(OSError, ValueError):
+        os.write(sys.stderr.fileno(), f"keeper: {text}\n".encode(errors="replace"))
 
 
 if __name__ == "__main__":

@@ -315,11 +315,15 @@ def serving(log: Path) -> int:
 
 
 def keep(
-    log: Path, *words: str, program: str = DAEMON, by: Sequence[str] = (keeper.__file__,)
+    log: Path,
+    *words: str,
+    program: str = DAEMON,
+    by: Sequence[str] = (keeper.__file__,),
+    stderr: int = subprocess.PIPE,
 ) -> "subprocess.Popen[str]":
     """Start a keeper; by: what Python runs as the keeper."""
     command = [sys.executable, "-I", "-S", *by, sys.executable, "-c", program, str(log), *words]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stderr=stderr, text=True)
 
 
 def keep_with_standby(log: Path, *words: str, before: str = STANDBY) -> "subprocess.Popen[str]":
@@ -335,6 +339,16 @@ def test_the_keeper_starts_a_successor_and_ends_with_the_status_of_the_last_one(
     assert said.count("it is started again") == 2
     resumed = [line.split()[2] for line in (tmp_path / "log").read_text().splitlines()]
     assert resumed == ["resumed=False", "resumed=True", "resumed=True"]
+
+
+def test_a_full_disk_under_its_log_does_not_end_the_mount(tmp_path: Path) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        process = keep(tmp_path / "log", "die", "end", stderr=full)
+    finally:
+        os.close(full)
+    assert process.wait(timeout=60) == 3
+    assert (tmp_path / "log").read_text().count("start") == 2
 
 
 def test_a_standby_has_started_before_it_is_needed_and_ends_with_the_keeper(tmp_path: Path) -> None:
