@@ -267,9 +267,10 @@ class _Daemon:
             access=self._access,
             endings=Endings(self._abandon, self._resume, self._hand_over),
         )
-        hint_files = HintFiles(hints, ownership.uid, ownership.gid)
+        start = self._kept_files.start
+        hint_files = HintFiles(hints, ownership.uid, ownership.gid, start)
         control = ControlDirectory(
-            lambda: control_socket.path, server.status, hint_files, ownership.uid, ownership.gid
+            lambda: control_socket.path, server.status, hint_files, ownership.uid, ownership.gid, start
         )
         record = self._supervisor.record
         return server, Operations(filesystem, control, record, self._kept_files, read_only=options.read_only)

@@ -13,6 +13,7 @@ from typing import Any
 
 from fusecache.fs.hint_files import DIRECTORY as HINTS
 from fusecache.fs.hint_files import HintFiles
+from fusecache.fs.kept_files import HANDLES_OF_START
 from fusecache.fuse.values import EntryAttributes, FileInfo
 from fusecache.model.hints import FOLDER
 from fusecache.model.names import CONTROL_NAME
@@ -35,14 +36,16 @@ class ControlDirectory:
         hints: HintFiles,
         uid: int,
         gid: int,
+        start: int,
     ) -> None:
-        """socket_path: returns where the socket is now."""
+        """socket_path: returns where the socket is now. start: how many daemons have served the mount before."""
         self.hints = hints
         self._socket_path = socket_path
         self._statistics = statistics
         self._uid, self._gid = uid, gid
         self._open: dict[int, bytes] = {}
-        self._next_handle = FIRST_HANDLE
+        # A handle of an earlier daemon, which a program may still close, is not used again.
+        self._next_handle = FIRST_HANDLE + start * HANDLES_OF_START
         self._since = time.time_ns()
 
     def owns(self, inode: int) -> bool:

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from fusecache.engine.prefetch.hint_service import job_of
+from fusecache.fs.kept_files import HANDLES_OF_START
 from fusecache.fs.owned_hints import OwnedHints
 from fusecache.fuse.values import EntryAttributes, FileInfo, FUSEError
 from fusecache.model.errors import NotPermitted
@@ -49,16 +50,17 @@ class _Open:
 class HintFiles:
     """Answers the kernel's requests about the hints directory and its files."""
 
-    def __init__(self, hints: OwnedHints, uid: int, gid: int) -> None:
+    def __init__(self, hints: OwnedHints, uid: int, gid: int, start: int) -> None:
+        """start: how many daemons have served the mount before: their inodes and handles are not used again."""
         self._hints = hints
         self._hint_service = hints.service
         self._uid, self._gid = uid, gid
         # Inode number of each name looked up, least recently used first.
         self._numbers: OrderedDict[str, int] = OrderedDict()
         self._names: dict[int, str] = {}
-        self._next_number = FIRST_INODE
+        self._next_number = FIRST_INODE + start * HANDLES_OF_START
         self._open: dict[int, _Open] = {}
-        self._next_handle = FIRST_HANDLE
+        self._next_handle = FIRST_HANDLE + start * HANDLES_OF_START
         self._written_bytes = 0
         self._since = time.time_ns()
 

@@ -30,7 +30,7 @@ from fusecache.model.objects import ObjectInfo
 from fusecache.model.predecessor import KeptHandle, KeptNode, KeptReading, Predecessor, ReadPlace
 from fusecache.model.records import PosixAttributes
 
-# Handles of one daemon; the next one begins with another multiple.
+# Handles of one daemon, and inodes of its hint files; the next one begins with another multiple.
 HANDLES_OF_START = 1 << 32
 # Names in a reply of a page at most. Later kernels (6.16) ask for no more than a program's buffer takes, and take all.
 _SMALL_REPLY = 32

@@ -1,6 +1,8 @@
 """A mount that outlives its daemon (`--keep-mounted`): programs wait while the next daemon starts, and see no error."""
 
 import ctypes
+import errno
+import json
 import mmap
 import os
 import re
@@ -19,9 +21,10 @@ from pathlib import Path
 import pytest
 
 from fusecache.daemon.connect import START_SECONDS
+from fusecache.model.hints import TO_THE_END, encode_plan
 from tests.s3server import Account
 from tests.support import BASE_PYTHON, ROOT
-from tests.support.mounts import FUSECACHE, Mount, is_running, mounted_at, pattern, run, wait_until
+from tests.support.mounts import FUSECACHE, Mount, is_running, mounted_at, pattern, refusal, run, wait_until
 from tests.support.s3_buckets import Bucket
 
 MakeMount = Callable[..., Mount]
@@ -503,6 +506,31 @@ def test_no_name_is_made_or_moved_twice_and_none_is_lost(mount: MakeMount, bucke
     assert sorted(key for key in bucket.names() if key.endswith("y")) == sorted(
         f"m{number}/y" for number in kept
     )
+
+
+def test_open_control_files_of_two_daemons_are_not_mixed_up(mount: MakeMount, bucket: Bucket) -> None:
+    made = mount("--keep-mounted")
+    control = made.path / ".fusecache"
+    hint = encode_plan(
+        window=0, step=0, paths=["file"], path=[0], start=[0], length=[TO_THE_END], first=[0], span=[0]
+    )
+    with (
+        open(control / "stats.json", "rb", buffering=0) as old_counters,
+        open(control / "hints/old.plan", "wb", buffering=0) as old_hint,
+    ):
+        old_hint.write(b"half")
+        kill(made)
+        with (
+            open(control / "stats.json", "rb", buffering=0) as counters,
+            open(control / "hints/new.plan", "wb", buffering=0) as new_hint,
+        ):
+            new_hint.write(hint)
+            # The message is lost with the daemon that had it in memory.
+            assert refusal(lambda: old_hint.write(b"the other half")) == errno.ESTALE
+            old_hint.close()
+            old_counters.close()
+            assert json.loads(counters.read())["pid"] == made.pid
+    assert [each["job"] for each in made.status()["hints"]["jobs"]] == ["new"]
 
 
 # ---- the bucket
