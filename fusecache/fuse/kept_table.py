@@ -49,7 +49,7 @@ class KeptTable:
         if is_new:
             _HEADER.pack_into(self._memory, 0, _MAGIC, FORMAT)
             for place in _REGIONS:
-                _REGION.pack_into(self._memory, place, _FIRST, _FIRST)
+                self._store(place, _REGION.pack(_FIRST, _FIRST))
         elif _HEADER.unpack_from(self._memory, 0) != (_MAGIC, FORMAT):
             raise FormatUnknown(f"shared memory of another version of the program ({size} bytes)")
         self._region = _REGIONS[_NUMBER.unpack_from(self._memory, _ACTIVE)[0]]
@@ -102,7 +102,7 @@ class KeptTable:
         self._memory[self._end : self._end + len(row)] = row
         self._end += len(row)
         # The row counts from this store on.
-        _NUMBER.pack_into(self._memory, self._region + _NUMBER.size, self._end)
+        self._store(self._region + _NUMBER.size, _NUMBER.pack(self._end))
 
     def _rewrite(self) -> None:
         """Write all rows into a new log, where they fit: before the log, else behind it."""
@@ -111,9 +111,13 @@ class KeptTable:
         self._grow(start + len(log))
         self._memory[start : start + len(log)] = log
         other = _REGIONS[self._region == _REGIONS[0]]
-        _REGION.pack_into(self._memory, other, start, start + len(log))
-        _NUMBER.pack_into(self._memory, _ACTIVE, _REGIONS.index(other))
+        self._store(other, _REGION.pack(start, start + len(log)))
+        self._store(_ACTIVE, _NUMBER.pack(_REGIONS.index(other)))
         self._region, self._start, self._end = other, start, start + len(log)
+
+    def _store(self, at: int, number: bytes) -> None:
+        # Not `pack_into`: that writes zeros first, then one byte after the other, and may be killed in between.
+        self._memory[at : at + len(number)] = number
 
     def _grow(self, size: int) -> None:
         if size > len(self._memory):

@@ -1,9 +1,11 @@
 """What outlives the process that serves a mount: rows, requests, and who answers them."""
 
+import mmap
 import os
 import random
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -64,6 +66,32 @@ def test_a_successor_reads_the_rows_that_were_put_and_not_removed(memory: Callab
     successor = KeptTable(fd)
     assert {f"k/{rest}": value for rest, value in successor.items("k/")} == model
     assert os.fstat(fd).st_size < 16 * 1024 * 1024, "the log is rewritten when most of it is old"
+
+
+PUTS = """
+import sys
+from fusecache.fuse.kept_table import KeptTable
+rows = KeptTable(int(sys.argv[1]))
+for number in range(100_000):
+    rows.put("key", number)
+"""
+
+
+def test_whenever_a_process_is_killed_its_table_has_an_end(memory: Callable[[], int]) -> None:
+    """Looks at it while another process puts rows: each of these moments may be its last."""
+    fd = memory()
+    KeptTable(fd)
+    with (
+        mmap.mmap(fd, 4096) as header,
+        subprocess.Popen([sys.executable, "-c", PUTS, str(fd)], pass_fds=[fd]) as process,
+    ):
+        regions, absent = struct.Struct("<8xQ8xQ"), 0
+        while process.poll() is None:
+            for _ in range(10_000):
+                absent += 0 in regions.unpack(header[24:56])
+    assert process.returncode == 0
+    assert absent == 0
+    assert KeptTable(fd).get("key") == 99_999
 
 
 def test_memory_of_another_version_is_refused(memory: Callable[[], int]) -> None:
