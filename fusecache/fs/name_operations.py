@@ -158,7 +158,15 @@ class NameOperations(RequestHandlers):
         bits = mode & ~ctx.umask & _PERMISSIONS
         if not stat.S_ISREG(mode):
             bits = special_mode(stat.S_IFMT(mode) | bits, rdev)
-        node = await self._new_file(parent_inode, name, bits, ctx)
+        try:
+            node = await self._new_file(parent_inode, name, bits, ctx)
+        except AlreadyExists:
+            if not ctx.is_redone:
+                raise
+            node = await self._fs.lookup.lookup(self._directory(parent_inode), decode_name(name))
+            if not _is_empty_of_type(node, bits):
+                raise
+            return self._new(node)
         handle = self._fs.file_io.open(node, writable=True, pid=ctx.pid)
         try:
             await self._fs.close_protocol.flush(handle)
@@ -210,6 +218,12 @@ class NameOperations(RequestHandlers):
         node.lookups += 1
         self._kept.on_shown(node, node.parent, made_by)
         return self._entries.of_node(node)
+
+
+def _is_empty_of_type(node: Node, mode: int) -> bool:
+    """Return whether a node is an empty file, or a special file, of the type and device number in a mode."""
+    is_same = node.mode & ~_PERMISSIONS == mode & ~_PERMISSIONS
+    return node.kind is Kind.FILE and not node.size and is_same
 
 
 @contextmanager

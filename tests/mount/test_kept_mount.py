@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -506,6 +507,40 @@ def test_no_name_is_made_or_moved_twice_and_none_is_lost(mount: MakeMount, bucke
     assert sorted(key for key in bucket.names() if key.endswith("y")) == sorted(
         f"m{number}/y" for number in kept
     )
+
+
+def test_no_pipe_is_made_twice(mount: MakeMount, bucket: Bucket) -> None:
+    """Each program makes one after the other, so that a kill comes while the journal has some of them."""
+    made = mount("--keep-mounted")
+    stop, wrong, counts = threading.Event(), [], Counter()
+
+    def work(name: str) -> None:
+        folder = made.path / name
+        while not stop.is_set():
+            try:
+                os.mkfifo(folder / f"{counts[name]}")
+            except Exception as exc:  # noqa: BLE001  # each is one too many
+                wrong.append(exc)
+            counts[name] += 1
+
+    threads = [threading.Thread(target=work, args=(f"d{number}",)) for number in range(8)]
+    for number, thread in enumerate(threads):
+        (made.path / f"d{number}").mkdir()
+        thread.start()
+    try:
+        for _ in range(3):
+            seen = counts.total()
+            wait_until(lambda seen=seen: counts.total() > seen + 100, "some pipes", seconds=60)
+            kill(made)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    for name, count in counts.items():
+        assert {path.name for path in (made.path / name).iterdir() if path.is_fifo()} == set(
+            map(str, range(count))
+        )
 
 
 def test_open_control_files_of_two_daemons_are_not_mixed_up(mount: MakeMount, bucket: Bucket) -> None:
