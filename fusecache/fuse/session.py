@@ -327,7 +327,7 @@ class OwnSession:
             nonlocal has_waited, is_held
             has_waited = True
             if request.changes_nothing():
-                self._waiting[request.unique] = _Waiting(request, scope)
+                self._let_signals_end(request, scope)
             is_held = needs_buffer or not self._move_out(request, buffer, count)
             if not is_held:
                 self._give_back(buffer)
@@ -418,6 +418,11 @@ class OwnSession:
 
     # ---- interrupts
 
+    def _let_signals_end(self, request: KernelRequest, scope: trio.CancelScope) -> None:
+        waiting = self._waiting[request.unique] = _Waiting(request, scope)
+        if request.is_redone:  # the kernel may have told the predecessor of a signal
+            self._watch(waiting)
+
     def _error_of_cancelled(self, request: KernelRequest) -> int:
         """Return the error of a request whose handler was cancelled: by a signal, or as `serve` ends."""
         waiting = self._waiting.get(request.unique)
@@ -434,12 +439,16 @@ class OwnSession:
         except Malformed:
             return
         waiting = self._waiting.get(unique)
-        if waiting is None or self._ends(waiting) or self._nursery is None:
-            return
-        self._nursery.start_soon(self._look_again, unique, waiting, name="fuse-signals")
+        if waiting is not None and not self._ends(waiting):
+            self._watch(waiting)
 
-    async def _look_again(self, unique: int, waiting: _Waiting) -> None:
-        """End a request whose process got a harmless signal, when another signal ends the process."""
+    def _watch(self, waiting: _Waiting) -> None:
+        """End a request when a signal ends its process, of which the kernel does not tell any more."""
+        if self._nursery is not None:
+            self._nursery.start_soon(self._look_again, waiting, name="fuse-signals")
+
+    async def _look_again(self, waiting: _Waiting) -> None:
+        unique = waiting.request.unique
         while True:
             await trio.sleep(_LOOK_SECONDS)
             if self._has_ended or self._waiting.get(unique) is not waiting or self._ends(waiting):

@@ -1,5 +1,6 @@
 """What outlives the process that serves a mount: rows, requests, and who answers them."""
 
+import errno
 import mmap
 import os
 import random
@@ -18,12 +19,13 @@ import trio
 from fusecache import keeper
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.fs.kept_files import KeptFiles
+from fusecache.fuse import session as session_module
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.kept_mount import STATUS_CANNOT_RESUME, STATUS_HAND_OVER, KeptMount
 from fusecache.fuse.kept_requests import KeptRequests, make_memory
 from fusecache.fuse.kept_table import FORMAT, FormatUnknown, KeptTable
 from fusecache.fuse.negotiation import Negotiated
-from fusecache.fuse.protocol import IN_HEADER, WRITE_IN, WRITE_OUT, Opcode
+from fusecache.fuse.protocol import IN_HEADER, INTERRUPT_IN, WRITE_IN, WRITE_OUT, Opcode
 from fusecache.fuse.session import OwnSession
 from fusecache.fuse.values import EntryAttributes, RequestContext
 from tests.support.mounts import is_running, wait_until
@@ -175,6 +177,10 @@ class Counting(RequestHandlers):
         entry.st_ino = 7
         return entry
 
+    async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        await self.gate.wait()
+        return EntryAttributes()
+
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         data = bytes(buf)
         await self.gate.wait()
@@ -187,6 +193,7 @@ def mkdir(name: bytes) -> bytes:
     return bytes(8) + name + b"\0"
 
 
+# Serves with the descriptors that its arguments name: the kernel's end, the table, the requests.
 FIRST_PROCESS = """
 import sys, trio
 from fusecache.fuse.kept_mount import KeptMount
@@ -238,6 +245,35 @@ async def test_a_successor_answers_what_was_begun_and_does_nothing_twice(
     assert second.made == [("slow", True), ("fresh", False)]
     assert second.written == [body]
     assert KeptMount(table, requests, fd).unanswered == []
+
+
+async def test_a_signal_ends_a_wait_also_if_the_kernel_told_the_predecessor_of_it(
+    memory: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tells of the first signal alone: after a harmless one it would not tell the successor of SIGKILL."""
+    kernel, table, requests = PlayedKernel(), memory(), memory()
+    fd = kernel.theirs.detach()
+    kernel.send_init()
+    words = [sys.executable, "-c", FIRST_PROCESS, *map(str, (fd, table, requests))]
+    with subprocess.Popen(words, pass_fds=(fd, table, requests)) as first:  # noqa: ASYNC220  # at once
+        assert (await kernel.any_reply())[1] == 0
+        lookup = kernel.send(Opcode.LOOKUP, b"name\0")
+        kernel.send(Opcode.INTERRUPT, INTERRUPT_IN.pack(lookup))
+        done = kernel.send(Opcode.MKDIR, mkdir(b"done"))
+        assert (await kernel.reply(done))[0] == 0
+        first.kill()
+
+    monkeypatch.setattr(session_module, "is_ending", lambda thread, *, by_hand=False: True)
+    session = OwnSession(Counting(), fd, kept=KeptMount(table, requests, fd))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(session.serve)
+        reply = await kernel.any_reply()
+        # The one before may come twice, if its place was not cleared yet.
+        if reply[0] == done:
+            reply = await kernel.any_reply()
+        assert reply == (lookup, errno.EINTR, b"")
+        kernel.close()
+    session.close()
 
 
 async def test_a_reply_that_was_kept_is_sent_and_not_worked_out_again(memory: Callable[[], int]) -> None:
