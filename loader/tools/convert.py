@@ -19,6 +19,7 @@ from loader.tools.tokens import TokenOptions, TokenSource, load_tokenizer
 from loader.writing.parallel_writer import OneFileSource, numbered, write_named, write_parallel
 from loader.writing.recompress import recompress
 from loader.writing.shard_packer import DEFAULT_SIZE_LIMIT, PackOptions
+from loader.writing.shuffle import shuffle
 from loader.writing.writer import MDSWriter
 
 
@@ -46,7 +47,16 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     again = kinds.add_parser(
         "recompress", help="copy a dataset with another compression; samples and shards stay the same"
     )
-    again.add_argument("source", type=Path, help="directory that contains index.json")
+    mixed = kinds.add_parser("shuffle", help="copy a dataset with all its samples in a random order")
+    mixed.add_argument("--seed", type=int, default=0, help="another seed is another order (default: 0)")
+    mixed.add_argument(
+        "--scratch", type=Path, help="folder with space for all samples (default: that for temporary files)"
+    )
+    mixed.add_argument(
+        "--size-limit", default=DEFAULT_SIZE_LIMIT, help="raw bytes of a shard (default: 64mb)"
+    )
+    for command in (again, mixed):
+        command.add_argument("source", type=Path, help="directory that contains index.json")
     for command in (text, rows, parquet):
         command.add_argument("inputs", nargs="+", help="files, in the order of the samples")
         command.add_argument(
@@ -67,7 +77,7 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
         command.add_argument(
             "--size-limit", default=DEFAULT_SIZE_LIMIT, help="raw bytes of a shard (default: 64mb)"
         )
-    for command in (text, rows, parquet, again):
+    for command in (text, rows, parquet, again, mixed):
         command.add_argument(
             "out", help="directory of the new dataset; a URL that mounts show, for a cluster"
         )
@@ -83,6 +93,8 @@ def run_convert(options: Any) -> int:
     if options.kind == "recompress":
         check_is_local(options.out)
         return _recompress(options)
+    if options.kind == "shuffle":
+        return _shuffle(options)
     if options.engine == "local":
         check_is_local(options.out)
     tokens = None
@@ -235,6 +247,17 @@ def _recompress(options: Any) -> int:
             options.source, Path(options.out), how, progress=lambda finished: bar.update(finished - bar.n)
         )
     say(f"{options.out}: {count_text(shards, 'shard')}")
+    return 0
+
+
+def _shuffle(options: Any) -> int:
+    how = PackOptions(options.compression, _hashes(options), options.size_limit, options.align)
+    total = int(read_index(options.source).samples.sum())
+    with closing(progress_bar(2 * total, "sample")) as bar:
+        samples = shuffle(
+            options.source, options.out, how, seed=options.seed, scratch=options.scratch, progress=bar.update
+        )
+    say(f"{options.out}: {count_text(samples, 'sample')}")
     return 0
 
 

@@ -115,13 +115,16 @@ class MDSWriter:
         Raises EncodingError, naming the column, for a value that does not fit; the sample is then not written. Raises
         WriterError if offsets would exceed 2**32, or the writer is closed.
         """
-        if self._closed:
-            raise WriterError("this writer is closed")
         if not hasattr(sample, "keys"):
             raise ValueTypeError(
                 f"a sample maps its columns to values; {reprlib.repr(sample)} ({type(sample).__name__}) does not"
             )
-        data = self._encode(sample)
+        self.write_encoded(self._encode(sample))
+
+    def write_encoded(self, data: bytes) -> None:
+        """Add one sample that is encoded already, as a shard with these columns holds it; else as `write`."""
+        if self._closed:
+            raise WriterError("this writer is closed")
         limit = self._packer.size_limit
         if self._packer.empty_bytes + 4 + len(data) >= OFFSET_LIMIT:
             raise WriterError(f"a sample of {len(data)} bytes does not fit: offsets in a shard have 32 bits")

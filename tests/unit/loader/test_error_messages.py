@@ -35,6 +35,7 @@ from loader.mds.encodings import encoder
 from loader.writing.parallel_writer import write_parallel
 from loader.writing.recompress import recompress
 from loader.writing.shard_packer import PackOptions
+from loader.writing.shuffle import shuffle
 
 COLUMNS = {"id": "int", "text": "str"}
 
@@ -67,6 +68,8 @@ TAKERS: dict[str, Callable[[Any], object]] = {
     "merge": merge,
     "recompress": lambda path: recompress(".", path, PackOptions()),
     "recompress's source": lambda path: recompress(path, "out", PackOptions()),
+    "shuffle": lambda path: shuffle(".", path, PackOptions(), seed=0),
+    "shuffle's source": lambda path: shuffle(path, "out", PackOptions(), seed=0),
     "MDSDataset": MDSDataset,
     "a split": lambda path: MDSDataset(path, split="train"),
     "ParquetDataset": ParquetDataset,
