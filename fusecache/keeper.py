@@ -11,7 +11,7 @@ needed. So the pause has no start of Python in it. For an upgrade the command na
 one's process waits.
 
 If the command dies again and again as soon as it serves, or before, the mount ends: the descriptors are closed, so that
-system calls fail and do not wait.
+system calls fail and do not wait. If it serves for a while and crashes often, the pauses before its starts get longer.
 """
 
 import ctypes
@@ -45,6 +45,10 @@ _STANDBY_SECONDS = 1.0
 _UPGRADE_SECONDS = 60.0
 # The wait before each further start.
 _PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
+# So many crashes within the window cost no pause. The next one costs a second, and each further one twice as much.
+_CRASHES = 5
+_WINDOW_SECONDS = 600.0
+_LONGEST_PAUSE_SECONDS = 60.0
 
 
 class Keeper:
@@ -67,6 +71,8 @@ class Keeper:
         self._can_stand_by = False
         self._is_stopping = False
         self._deaths = 0
+        # When the latest crashes happened.
+        self._crashes: list[float] = []
         self._served_since = float("inf")
 
     def run(self) -> int:
@@ -94,13 +100,37 @@ class Keeper:
             if status == _CANNOT_RESUME:
                 return self._give_up("the daemon cannot go on with the mount of its predecessor", status)
             if status != _HAND_OVER:
-                if time.monotonic() - self._served_since >= _SECONDS:
-                    self._deaths = 0
-                self._deaths += 1
+                self._count_death(status)
                 if self._deaths >= _DEATHS:
                     return self._give_up(f"the daemon died {_DEATHS} times in a row", status)
-                _say(f"the daemon died (status {status}); it is started again, the mount waits for it")
-                time.sleep(_PAUSES[self._deaths - 1])
+                self._pause(status)
+
+    def _count_death(self, status: int) -> None:
+        now = time.monotonic()
+        if now - self._served_since >= _SECONDS:
+            self._deaths = 0
+        self._deaths += 1
+        self._crashes = [each for each in self._crashes if now - each < _WINDOW_SECONDS]
+        if _is_crash(status):
+            self._crashes.append(now)
+
+    def _pause(self, status: int) -> None:
+        """Say what happens after a death, and wait before the next start. A signal that asks to stop ends the wait."""
+        seconds, count = _PAUSES[self._deaths - 1], len(self._crashes)
+        if _is_crash(status) and count > _CRASHES:
+            seconds = max(seconds, min(2.0 ** (count - _CRASHES - 1), _LONGEST_PAUSE_SECONDS))
+            _say(
+                f"the daemon died (status {status}) and has crashed {count} times in {_WINDOW_SECONDS / 60:g} minutes; "
+                f"it is started again in {seconds:g} s, the mount waits for it. The cause is in the lines above; "
+                f"`kill {os.getpid()}` ends the mount {self._mountpoint} instead"
+            )
+        else:
+            _say(f"the daemon died (status {status}); it is started again, the mount waits for it")
+        # Not time.sleep: it goes on after a signal.
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._stopping)
+        if not self._is_stopping and signal.sigtimedwait(self._stopping, seconds):
+            self._is_stopping = True
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._stopping)
 
     def _fall_back(self, status: int) -> bool:
         """Go on with the program that served last; return whether the other one was tried."""
@@ -260,6 +290,11 @@ class Keeper:
         if self._child:
             with suppress(ProcessLookupError):
                 os.kill(self._child, number)
+
+
+def _is_crash(status: int) -> bool:
+    # SIGKILL comes from a person, or from a kernel without memory, which is free now: a pause would not help.
+    return status != -signal.SIGKILL
 
 
 def _say(text: str) -> None:

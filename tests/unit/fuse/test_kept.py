@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -454,23 +455,58 @@ def test_a_standby_that_dies_before_it_has_heard_of_its_turn_is_one_more_death(t
     assert said.count("the daemon died (status -9)") == 2
 
 
-# It takes also those deaths for a loop that a busy machine brings a minute late.
-PATIENT_KEEPER = f"""
-import sys
-sys.path.insert(0, {os.path.dirname(keeper.__file__)!r})
-import keeper
-keeper._SECONDS = 60.0
-sys.exit(keeper.Keeper(sys.argv[1:]).run())
-"""
+def keeper_with(**constants: float) -> tuple[str, str]:
+    """Return what Python runs as a keeper with other constants."""
+    changes = "\n".join(f"keeper.{name} = {value}" for name, value in constants.items())
+    place = os.path.dirname(keeper.__file__)
+    return "-c", (
+        f"import sys\nsys.path.insert(0, {place!r})\nimport keeper\n{changes}\n"
+        "sys.exit(keeper.Keeper(sys.argv[1:]).run())"
+    )
 
 
 def test_a_loop_of_deaths_ends_the_mount_with_one_line(tmp_path: Path) -> None:
-    process = keep(tmp_path / "log", "die", by=("-c", PATIENT_KEEPER))
+    # It takes also those deaths for a loop that a busy machine brings a minute late.
+    process = keep(tmp_path / "log", "die", by=keeper_with(_SECONDS=60.0))
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert said.count("start") - said.count("started again") == 0
     assert "died 5 times in a row: the mount /nowhere ends" in said.splitlines()[-1]
     assert (tmp_path / "log").read_text().count("start") == 5
+
+
+def test_a_daemon_that_serves_a_while_and_crashes_often_is_started_after_longer_and_longer_pauses(
+    tmp_path: Path,
+) -> None:
+    began = time.monotonic()
+    # Each service is long enough.
+    process = keep(tmp_path / "log", *["1"] * 7, "end", by=keeper_with(_SECONDS=0.0))
+    _, said = process.communicate(timeout=60)
+    assert time.monotonic() - began > 1 + 2
+    assert process.returncode == 3, "the mount goes on"
+    lines = said.splitlines()
+    assert len(lines) == 7
+    assert [line for line in lines if "crashed" in line] == lines[5:]
+    assert "(status 1) and has crashed 6 times in 10 minutes; it is started again in 1 s" in lines[5]
+    assert f"`kill {process.pid}` ends the mount /nowhere instead" in lines[5]
+    assert "crashed 7 times in 10 minutes; it is started again in 2 s" in lines[6]
+
+
+def test_a_daemon_that_is_killed_often_is_started_at_once(tmp_path: Path) -> None:
+    process = keep(tmp_path / "log", *["die"] * 20, "end", by=keeper_with(_SECONDS=0.0))
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert said.count("it is started again, the mount waits for it") == 20
+
+
+def test_a_signal_to_stop_ends_the_pause_before_a_start(tmp_path: Path) -> None:
+    with keep(tmp_path / "log", "1", by=keeper_with(_SECONDS=0.0, _CRASHES=-9)) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.terminate()
+        process.communicate(timeout=30)
+    assert "started again in 60 s" in line
+    assert process.returncode == 1
 
 
 @pytest.mark.parametrize(("status", "starts"), [(STATUS_HAND_OVER, 3), (STATUS_CANNOT_RESUME, 1), (1, 3)])
