@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from fusecache.fuse.handlers import RequestHandlers
+from fusecache.fuse.kept_mount import KeptMount
 from fusecache.fuse.protocol import IN_HEADER, INIT_IN, INIT_OUT, OUT_HEADER, Opcode
 from fusecache.fuse.session import OwnSession
 
@@ -78,11 +79,13 @@ class PlayedKernel:
 
 
 @asynccontextmanager
-async def served(operations: RequestHandlers, *, flags: int = EVERYTHING) -> AsyncIterator[PlayedKernel]:
-    """Serve a file system to a played kernel, until the kernel goes away."""
+async def served(
+    operations: RequestHandlers, *, flags: int = EVERYTHING, kept: KeptMount | None = None
+) -> AsyncIterator[PlayedKernel]:
+    """Serve a file system to a played kernel, until the kernel goes away. kept: memory for the requests."""
     kernel = PlayedKernel()
     kernel.send_init(flags=flags)
-    session = OwnSession(operations, kernel.theirs.detach())
+    session = OwnSession(operations, kernel.theirs.detach(), kept=kept)
     kernel.read_init()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(session.serve)

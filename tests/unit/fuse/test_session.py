@@ -6,7 +6,7 @@ import random
 import signal
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import trio
@@ -14,6 +14,8 @@ import trio.lowlevel
 
 from fusecache.fuse import session as session_module
 from fusecache.fuse.handlers import RequestHandlers
+from fusecache.fuse.kept_mount import KeptMount
+from fusecache.fuse.kept_requests import make_memory
 from fusecache.fuse.protocol import (
     ATTR_OUT,
     BATCH_FORGET_IN,
@@ -347,12 +349,26 @@ async def test_a_header_that_lies_about_the_length(operations: Recorded) -> None
         assert (await kernel.ask(Opcode.GETATTR, bytes(16)))[0] == 0
 
 
-async def test_random_requests_never_end_the_session(operations: Recorded) -> None:
+@pytest.fixture(params=[False, True], ids=["own memory", "kept memory"])
+def kept_memory(request: pytest.FixtureRequest) -> Iterator[tuple[int, int] | None]:
+    """Descriptors of memory for the table and the requests, or None."""
+    if not request.param:
+        yield None
+        return
+    table, requests = make_memory("table"), make_memory("requests")
+    yield table, requests
+    os.close(table)
+    os.close(requests)
+
+
+async def test_random_requests_never_end_the_session(
+    operations: Recorded, kept_memory: tuple[int, int] | None
+) -> None:
     """The seed changes with every run; a failure shows it."""
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     operations.gate.set()
-    async with served(operations) as kernel:
+    async with served(operations, kept=kept_memory and KeptMount(*kept_memory)) as kernel:
         for _ in range(1500):
             body = chance.randbytes(chance.choice([0, 1, 8, 16, 40, 88, 100, chance.randrange(5000)]))
             if chance.random() < 0.5:
@@ -369,6 +385,7 @@ async def test_random_requests_never_end_the_session(operations: Recorded) -> No
         unique = kernel.send(Opcode.LOOKUP, b"last\0")
         while (await kernel.any_reply(f"seed {seed}"))[0] != unique:
             pass
+    assert kept_memory is None or KeptMount(*kept_memory, device_fd=0).take_left() == [], f"seed {seed}"
 
 
 # ---- interrupts
