@@ -159,11 +159,13 @@ def _sources(
         if tokens is not None and os.path.exists(tokens.tokenizer):
             tokens = replace(tokens, tokenizer=os.path.abspath(tokens.tokenizer))
     if kind == "jsonl":
+        detected = not columns
         columns = columns or json_columns(inputs)
-        return columns, [JsonLines(path, columns) for path in inputs]
+        return columns, [JsonLines(path, columns, detected) for path in inputs]
     if kind == "parquet":
+        detected = not columns
         columns = columns or parquet_columns(inputs)
-        return columns, [ParquetRows(path, columns) for path in inputs]
+        return columns, [ParquetRows(path, columns, detected) for path in inputs]
     if kind != "text" or tokens is None:
         raise ArgumentError(f"kind {kind!r}: it is jsonl, parquet, or text with tokens=TokenOptions(…)")
     if tokens.length < 0:

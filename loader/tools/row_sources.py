@@ -6,49 +6,55 @@ The encoding of a column comes from the file (Parquet), from its first rows (JSO
 import gzip
 import io
 import json
-import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from loader.base.optional_imports import optional_module
 from loader.errors import EncodingError, LoaderError, cause_text
 from loader.mds.encodings import DTYPE_CODES
+from loader.tools.row_values import Convert, value_converter
 
 ROWS_LOOKED_AT = 1000  # rows that determine the columns of JSON lines
 BATCH_ROWS = 1024  # rows of Parquet in memory at a time
 PACKED_BYTES = 64 << 10  # bytes of zstd decompressed at a time
 
-Convert = Callable[[Any], Any]
-
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """The rows of one JSON lines file: plain, `.gz` or `.zst`. columns: name -> encoding."""
+    """The rows of one JSON lines file: plain, `.gz` or `.zst`.
+
+    columns: name -> encoding. all_names: a row with another name is an error; else its value is left out.
+    """
 
     path: str
     columns: Mapping[str, str]
+    all_names: bool = False
 
     def __call__(self) -> Iterator[dict[str, Any]]:
         """Yield the samples. Raises LoaderError, naming file and line, for a line that does not fit the columns."""
         converts = {name: value_converter(encoding) for name, encoding in self.columns.items()}
         nullable = _nullable(self.columns)
         for number, row in enumerate(json_rows(self.path), start=1):
-            yield _converted(row, converts, nullable, f"{self.path}, line {number}")
+            where = f"{self.path}, line {number}"
+            if self.all_names and not row.keys() <= converts.keys():
+                raise _no_column(row.keys() - converts.keys(), where)
+            yield _converted(row, converts, nullable, where)
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetRows:
-    """The rows of one Parquet file. columns: name -> encoding; only these are read."""
+    """The rows of one Parquet file.
+
+    columns: name -> encoding; only these are read. all_names: a file with another column is an error.
+    """
 
     path: str
     columns: Mapping[str, str]
+    all_names: bool = False
 
     def __call__(self) -> Iterator[dict[str, Any]]:
         """Yield the samples. Raises LoaderError, naming file and row, for a row that does not fit the columns."""
@@ -57,6 +63,9 @@ class ParquetRows:
         missing = sorted(set(self.columns) - set(file.schema_arrow.names))
         if missing:
             raise LoaderError(f"{self.path} has no column {', '.join(missing)}")
+        more = set(file.schema_arrow.names) - set(self.columns)
+        if self.all_names and more:
+            raise _no_column(more, self.path)
         nullable = _nullable(self.columns)
         number = 0
         for rows in self._batches(file):
@@ -187,12 +196,12 @@ def json_rows(path: str) -> Iterator[dict[str, Any]]:
 
 
 def json_columns(paths: Sequence[str]) -> dict[str, str]:
-    """Return the columns by the first rows of the first file. Raises LoaderError if rows differ in their columns."""
+    """Return the columns by the first rows of the first file. Raises LoaderError if they differ in their names."""
     rows = list(islice(json_rows(paths[0]), ROWS_LOOKED_AT))
     if not rows:
         raise LoaderError(f"{paths[0]} has no row to determine the columns from: name them with --columns")
     columns: dict[str, str] = {}
-    for name in rows[0]:
+    for name in dict.fromkeys(chain.from_iterable(rows)):
         if not all(name in row for row in rows):
             raise LoaderError(
                 f"{paths[0]}: {name} is missing in some rows: name the columns that all rows have with --columns"
@@ -223,42 +232,11 @@ def parquet_columns(paths: Sequence[str]) -> dict[str, str]:
     return {field.name: _arrow_encoding(field, paths[0]) for field in schema}
 
 
-def value_converter(encoding: str) -> Convert:
-    """Return the function that converts a JSON or Parquet value for a writer of this encoding."""
-    name, _, rest = encoding.partition(":")
-    if name == "ndarray":
-        dtype = rest.partition(":")[0]
-        dimensions = [int(axis) for axis in rest.partition(":")[2].split(",") if axis]
-        return lambda value: _array(value, dtype or None, dimensions)
-    if encoding in ("jpeg", "png", "bytes"):
-        # Image datasets in Parquet have {"bytes": ..., "path": ...}.
-        return lambda value: value["bytes"] if isinstance(value, dict) and "bytes" in value else value
-    if encoding == "str_decimal":
-        return lambda value: Decimal(str(value))
-    if encoding.startswith("float"):
-        return float
-    return _as_it_is
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-def _array(value: Any, dtype: str | None, dimensions: list[int]) -> Any:
-    found = np.asarray(value)
-    if dtype is not None and found.dtype.name != dtype:
-        exact = found.astype(dtype)
-        if found.dtype.kind in "iu" and not np.array_equal(exact, found):
-            raise EncodingError(f"numbers from {found.min()} to {found.max()} do not fit {dtype}")
-        found = exact
-    if not dimensions:
-        return found
-    if found.size != math.prod(dimensions):
-        raise EncodingError(
-            f"{found.size} numbers do not fill the shape {','.join(map(str, dimensions))}: name the shape that all "
-            f"rows have, or none if they differ (ndarray:{found.dtype.name})"
-        )
-    return found.reshape(dimensions)
+def _no_column(names: Collection[str], where: str) -> LoaderError:
+    return LoaderError(
+        f"{where}: {', '.join(sorted(names))} is no column by the first rows of the first file: name the columns that "
+        f"all rows have with --columns, and other values are left out"
+    )
 
 
 def _nullable(columns: Mapping[str, str]) -> frozenset[str]:
@@ -283,7 +261,10 @@ def _converted(
         try:
             sample[name] = convert(value)
         except (EncodingError, TypeError, ValueError, ArithmeticError) as problem:
-            raise LoaderError(f"{where}: {name}: {problem}") from None
+            raise LoaderError(
+                f"{where}: {name}: {problem}; mend it, choose another encoding, or keep it with --columns {name}:json, "
+                f"with the other columns, if any"
+            ) from None
     return sample
 
 
