@@ -22,17 +22,17 @@ from loader.errors import LoaderError, NoSampleError, NotEmptyError, WriterError
 from loader.mds.index import INDEX_NAME, read_index
 from loader.waiting import wait_for
 from loader.writing.merge import merge
-from loader.writing.parallel_writer import OneFileSource
+from loader.writing.parallel_writer import OneFileSource, files_of
 from loader.writing.resume_scan import make_directory
 from loader.writing.shard_packer import PackOptions, ShardPacker, schema_of
 
 RECORD_NAME = "_conversion.json"
 SUCCESS_NAME = "_SUCCESS"
-ATTEMPT = re.compile(r"\d{5,}-[0-9a-f]{8}-[0-9a-f]{12}")  # part, key of the conversion, attempt
+ATTEMPT = re.compile(r"\d{5,}-[0-9a-f]{8}-[0-9a-f]{12}")  # part, its key, attempt
 # A mount without `fsync = "remote"` may still upload what another node wrote; it gives up after 300 s of standstill.
 SHOWN_SECONDS = 300.0
 
-ENGINES: Mapping[str, Callable[[], Run]] = {"ray": ray_engine, "spark": spark_engine}
+ENGINES: dict[str, Callable[[], Run]] = {"ray": ray_engine, "spark": spark_engine}
 
 
 def convert_on_cluster(
@@ -54,19 +54,20 @@ def convert_on_cluster(
     out = out if is_url(out) else os.path.abspath(out)
     root = local_folder(out)
     settings = {
-        "files": [each.path for each in sources],
-        "kind": f"{type(sources[0]).__name__} {getattr(sources[0], 'options', '')}",
+        **described(sources),
         "columns": dict(columns),
         "options": dict(options),
     }
-    sizes = [os.path.getsize(each.path) for each in sources]
+    sizes = [_size(each) for each in sources]
     limit = ShardPacker(
         schema_of(columns), PackOptions(**options)
     ).size_limit  # also checks columns and options
-    counts, key = _begin(root, settings, sizes, _file_counts(sizes, limit or 0), resume=resume)
-    done = _complete(root, key)
+    counts, keys = _begin(root, settings, sizes, _file_counts(sizes, limit or 0), resume=resume)
+    done = _complete(root, keys)
     tasks = [
-        PartTask(number, f"{number:05}-{key}", out, columns, tuple(sources[end - count : end]), options)
+        PartTask(
+            number, f"{number:05}-{keys[number]}", out, columns, tuple(sources[end - count : end]), options
+        )
         for number, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True))
         if number not in done
     ]
@@ -92,6 +93,14 @@ def convert_on_cluster(
     return samples
 
 
+def described(sources: Sequence[OneFileSource]) -> dict[str, Any]:
+    """Return what a conversion reads, as JSON: `files`, in their order, and `kind` with its options."""
+    return {
+        "files": [path for each in sources for path in files_of(each)],
+        "kind": f"{type(sources[0]).__name__} {getattr(sources[0], 'options', '')}",
+    }
+
+
 def check_no_conversion(root: Path) -> None:
     """Raise WriterError for the output of a cluster, which only a cluster can continue."""
     if (root / RECORD_NAME).exists():
@@ -103,18 +112,17 @@ def check_no_conversion(root: Path) -> None:
 
 def _begin(
     root: Path, settings: dict[str, Any], sizes: list[int], counts: list[int], *, resume: bool
-) -> tuple[list[int], str]:
-    """Write down what is converted; return the number of files in each part, and the key of this conversion.
+) -> tuple[list[int], list[str]]:
+    """Write down what is converted; return the number of sources in each part, and the key of each part.
 
     Raises WriterError if the folder holds anything else.
     """
     make_directory(root)
     path = root / RECORD_NAME
     settings = json.loads(json.dumps(settings))
-    key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     if path.exists():
         before = json.loads(path.read_bytes())
-        done = _complete(root, before["key"])
+        done = _complete(root, _keys(before["settings"], before["sizes"], before["counts"]))
         differ = [name for name, value in settings.items() if before["settings"][name] != value]
         if differ and done:
             raise WriterError(
@@ -135,9 +143,27 @@ def _begin(
     elif any(root.iterdir()):
         raise NotEmptyError(f"{root} is not empty: choose another directory, or remove it")
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"key": key, "settings": settings, "sizes": sizes, "counts": counts}))
+    temporary.write_text(json.dumps({"settings": settings, "sizes": sizes, "counts": counts}))
     os.replace(temporary, path)
-    return counts, key
+    return counts, _keys(settings, sizes, counts)
+
+
+def _keys(settings: Mapping[str, Any], sizes: Sequence[int], counts: Sequence[int]) -> list[str]:
+    """Return the key of each part. A worker of an earlier run may still end its part, which had other files then."""
+    whole = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+    return [
+        hashlib.sha256(json.dumps([whole, end, sizes[end - count : end]]).encode()).hexdigest()[:8]
+        for count, end in zip(counts, accumulate(counts), strict=True)
+    ]
+
+
+def _size(source: OneFileSource) -> int:
+    try:
+        return sum(os.path.getsize(path) for path in files_of(source))
+    except OSError as problem:
+        raise LoaderError(
+            f"{problem.filename} cannot be read: {problem.strerror}: correct its name; all nodes need it at this path"
+        ) from None
 
 
 def _file_counts(sizes: Sequence[int], limit: int) -> list[int]:
@@ -153,11 +179,15 @@ def _file_counts(sizes: Sequence[int], limit: int) -> list[int]:
     return counts
 
 
-def _complete(root: Path, key: str) -> dict[int, str]:
+def _complete(root: Path, keys: Sequence[str]) -> dict[int, str]:
     """Return part -> folder of its complete attempt: the first one by name, if there are several."""
     found: dict[int, str] = {}
-    for path in sorted(root.glob(f"*-{key}-*/{INDEX_NAME}")):
-        found.setdefault(int(path.parent.name.partition("-")[0]), path.parent.name)
+    for path in sorted(root.glob(f"*-*-*/{INDEX_NAME}")):
+        name = path.parent.name
+        if ATTEMPT.fullmatch(name):
+            number, key, _ = name.split("-")
+            if int(number) < len(keys) and key == keys[int(number)]:
+                found.setdefault(int(number), name)
     return found
 
 

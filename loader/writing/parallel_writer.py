@@ -19,12 +19,18 @@ Source = Callable[[], Iterable[Mapping[str, Any]]]
 
 
 class OneFileSource(Protocol):
-    """A source that reads one file."""
+    """A source that reads one file, `path`. A source of many small files also has `files`, all their paths."""
 
     @property
     def path(self) -> str: ...
 
     def __call__(self) -> Iterable[Mapping[str, Any]]: ...
+
+
+def files_of(source: OneFileSource) -> Sequence[str]:
+    """Return the paths of the files that a source reads."""
+    files: Sequence[str] | None = getattr(source, "files", None)
+    return [source.path] if files is None else files
 
 
 def write_parallel(

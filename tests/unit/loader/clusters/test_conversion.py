@@ -1,6 +1,7 @@
 """Conversions on a cluster, as far as they go without one: refusals, the files of a part, one attempt."""
 
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 
 from loader import LoaderError, MDSDataset, convert
 from loader.__main__ import main
-from loader.clusters.conversion import RECORD_NAME, _file_counts
-from loader.clusters.parts import PartTask, write_attempt
+from loader.clusters.conversion import ENGINES, RECORD_NAME, _file_counts
+from loader.clusters.parts import Attempt, PartTask, write_attempt
 from loader.tools.row_sources import JsonLines
 
 MODULES = {"ray": "ray.data", "spark": "pyspark.sql"}
@@ -102,3 +103,109 @@ def test_an_attempt_has_a_folder_of_its_own_and_returns_what_is_wrong_with_the_i
 def test_a_url_that_no_mount_shows_is_named(source: Path) -> None:
     task = PartTask(0, "00000-key", "s3://nobody/out", COLUMNS, (JsonLines(str(source), COLUMNS),), {})
     assert "s3://nobody/out: no mount of the node" in write_attempt(task).problem
+
+
+class Here:
+    """An engine that writes the parts in this process, one after the other, up to `stops_before` (all if None)."""
+
+    def __init__(self) -> None:
+        self.stops_before: int | None = None
+        self.tasks: list[PartTask] = []
+
+    def __call__(self, tasks: Sequence[PartTask]) -> Iterator[Attempt]:
+        self.tasks = list(tasks)
+        for task in tasks:
+            if task.number == self.stops_before:
+                raise KeyboardInterrupt
+            yield write_attempt(task)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Here:
+    engine = Here()
+    monkeypatch.setitem(ENGINES, "here", lambda: engine)
+    return engine
+
+
+@pytest.mark.usefixtures("here")
+def test_an_input_that_is_missing_is_named_before_anything_is_written(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        LoaderError, match=r"none\.jsonl cannot be read: No such file or directory: .*all nodes"
+    ):
+        convert("jsonl", [source, tmp_path / "none.jsonl"], tmp_path / "out", columns=COLUMNS, engine="here")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_late_worker_of_an_earlier_run_gives_no_part_of_files_that_were_mended(
+    here: Here, tmp_path: Path
+) -> None:
+    files = [tmp_path / f"{number}.jsonl" for number in range(2)]
+    for number, file in enumerate(files):
+        file.write_text(f'{{"id": {number}}}\n')
+
+    def run(*, resume: bool) -> int:
+        return convert(
+            "jsonl", files, tmp_path / "out", columns=COLUMNS, engine="here", resume=resume, size_limit=100
+        )
+
+    for file in files:  # each is a part
+        file.write_text(file.read_text() * 20)
+    here.stops_before = 0
+    with pytest.raises(KeyboardInterrupt):
+        run(resume=False)
+    late = here.tasks[1]
+    assert late.number == 1
+    before = files[1].read_text()
+    files[1].write_text('{"id": 5}\n' * 30)
+    with pytest.raises(KeyboardInterrupt):
+        run(resume=True)
+    mended = files[1].read_text()
+    files[1].write_text(before)  # what the late worker read
+    assert write_attempt(late).samples == 20
+    files[1].write_text(mended)
+
+    here.stops_before = None
+    assert run(resume=True) == 50
+    assert [sample["id"] for sample in MDSDataset(tmp_path / "out")] == [0] * 20 + [5] * 30
+
+
+def test_a_late_worker_gives_no_part_of_other_files_of_the_same_number(here: Here, tmp_path: Path) -> None:
+    """Its files were dealt otherwise, as one of them had another size."""
+    files = [tmp_path / f"{number}.jsonl" for number in range(3)]
+    for number, file in enumerate(files):
+        file.write_text(f'{{"id": {number}}}\n' * (1 if number else 20))
+    how = {"columns": COLUMNS, "engine": "here", "size_limit": 100}
+    here.stops_before = 0
+    with pytest.raises(KeyboardInterrupt):
+        convert("jsonl", files, tmp_path / "out", **how)
+    late = here.tasks[1]
+    assert len(late.sources) == 2
+    files[1].write_text('{"id": 1}\n' * 20)
+    with pytest.raises(KeyboardInterrupt):
+        convert("jsonl", files, tmp_path / "out", resume=True, **how)
+    files[1].write_text('{"id": 1}\n')
+    assert write_attempt(late).samples == 2
+    files[1].write_text('{"id": 1}\n' * 20)
+    here.stops_before = None
+    assert convert("jsonl", files, tmp_path / "out", resume=True, **how) == 41
+    assert [sample["id"] for sample in MDSDataset(tmp_path / "out")] == [0] * 20 + [1] * 20 + [2]
+
+
+def test_complete_parts_stay_if_a_file_of_another_part_is_mended_and_are_refused_if_theirs_changed(
+    here: Here, tmp_path: Path
+) -> None:
+    files = [tmp_path / f"{number}.jsonl" for number in range(2)]
+    files[0].write_text('{"id": 0}\n' * 20)
+    files[1].write_text('{"id": 1}\n' * 20 + "{")
+    how = {"columns": COLUMNS, "engine": "here", "size_limit": 100}
+    with pytest.raises(LoaderError, match="line 21 is not JSON"):
+        convert("jsonl", files, tmp_path / "out", **how)
+    (kept,) = (tmp_path / "out").glob("00000-*")
+    files[1].write_text('{"id": 1}\n' * 20)
+    files[0].write_text('{"id": 0}\n' * 21)
+    with pytest.raises(LoaderError, match=f"{kept}: its files changed: remove it"):
+        convert("jsonl", files, tmp_path / "out", resume=True, **how)
+    files[0].write_text('{"id": 0}\n' * 20)
+    assert convert("jsonl", files, tmp_path / "out", resume=True, **how) == 40
+    assert [path.name for path in (tmp_path / "out").glob("00000-*")] == [kept.name]
+    assert [task.number for task in here.tasks] == [1]
