@@ -12,8 +12,9 @@ from typing import Any
 from loader.base.paths import check_is_local
 from loader.clusters.conversion import ENGINES, check_no_conversion, convert_on_cluster
 from loader.errors import ArgumentError, LoaderError, NoSampleError, WriterError
-from loader.mds.index import read_index
+from loader.mds.index import INDEX_NAME, read_index
 from loader.tools.commands import count_text, progress_bar, say
+from loader.tools.input_record import check_inputs, forget_inputs, is_begun, record_inputs
 from loader.tools.row_sources import JsonLines, ParquetRows, json_columns, parquet_columns
 from loader.tools.tokens import TokenOptions, TokenSource, load_tokenizer
 from loader.writing.parallel_writer import OneFileSource, numbered, write_named, write_parallel
@@ -210,29 +211,7 @@ def _write(
             return convert_on_cluster(engine, str(out), columns, sources, resume=resume, options=how)
         check_is_local(out)
         check_no_conversion(Path(out))
-        if processes > 1:
-            with closing(progress_bar(len(sources), "file")) as bar:
-                return write_parallel(
-                    out,
-                    columns,
-                    sources,
-                    processes=processes,
-                    resume=resume,
-                    progress=lambda finished, _: bar.update(finished - bar.n),
-                    options=how,
-                )
-        with (
-            closing(progress_bar(None, "sample")) as bar,
-            MDSWriter(out, columns, resume=resume, **how) as writer,
-        ):
-            bar.update(writer.samples)
-            rest = chain.from_iterable(numbered(source) for source in sources)
-            for where, sample in islice(rest, writer.samples, None):
-                write_named(writer, sample, where)
-                bar.update()
-            if not writer.samples:
-                raise NoSampleError(f"the files contain no samples: there is nothing to write to {out}")
-            return writer.samples
+        return _write_here(Path(out), columns, sources, processes=processes, resume=resume, how=how)
     except NoSampleError as problem:
         length = getattr(getattr(sources[0], "options", None), "length", 0)
         if not length:
@@ -240,6 +219,51 @@ def _write(
         raise NoSampleError(
             f"{problem}; no file has the {length} tokens of a sample: lower --length (0: each document is a sample)"
         ) from None
+
+
+def _write_here(
+    out: Path,
+    columns: Mapping[str, str],
+    sources: Sequence[OneFileSource],
+    *,
+    processes: int,
+    resume: bool,
+    how: Mapping[str, Any],
+) -> int:
+    if processes > 1:
+        begun = is_begun(out)
+        if begun and resume:
+            check_inputs(out, sources)
+        if not begun or (resume and not (out / INDEX_NAME).exists()):
+            record_inputs(out, sources)
+        with closing(progress_bar(len(sources), "file")) as bar:
+            samples = write_parallel(
+                out,
+                columns,
+                sources,
+                processes=processes,
+                resume=resume or not begun,
+                progress=lambda finished, _: bar.update(finished - bar.n),
+                options=how,
+            )
+    else:
+        with (
+            closing(progress_bar(None, "sample")) as bar,
+            MDSWriter(out, columns, resume=resume, **how) as writer,
+        ):
+            if writer.samples:
+                check_inputs(out, sources)
+            record_inputs(out, sources)
+            bar.update(writer.samples)
+            rest = chain.from_iterable(numbered(source) for source in sources)
+            for where, sample in islice(rest, writer.samples, None):
+                write_named(writer, sample, where)
+                bar.update()
+            samples = writer.samples
+            if not samples:
+                raise NoSampleError(f"the files contain no samples: there is nothing to write to {out}")
+    forget_inputs(out)
+    return samples
 
 
 def _recompress(options: Any) -> int:
