@@ -29,6 +29,11 @@ from loader.writing.shard_packer import PackOptions, ShardPacker, schema_of
 RECORD_NAME = "_conversion.json"
 SUCCESS_NAME = "_SUCCESS"
 ATTEMPT = re.compile(r"\d{5,}-[0-9a-f]{8}-[0-9a-f]{12}")  # part, its key, attempt
+# The last line of a traceback. Java's names begin with a domain.
+PYTHON_ERROR = re.compile(
+    r"(?!(?:java|javax|jdk|org|com|io|scala|py4j)\.)(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?"
+)
+MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named ")
 # A mount without `fsync = "remote"` may still upload what another node wrote; it gives up after 300 s of standstill.
 SHOWN_SECONDS = 300.0
 
@@ -76,7 +81,7 @@ def convert_on_cluster(
         return int(read_index(root).samples.sum())
     success.unlink(missing_ok=True)
     if tasks:
-        done |= _run_all(run, tasks)
+        done |= _run_all(engine, run, tasks)
     folders = [done[number] for number in range(len(counts))]
     for folder in folders:
         wait_for(root / folder / INDEX_NAME, timeout=SHOWN_SECONDS)
@@ -191,7 +196,7 @@ def _complete(root: Path, keys: Sequence[str]) -> dict[int, str]:
     return found
 
 
-def _run_all(run: Run, tasks: Sequence[PartTask]) -> dict[int, str]:
+def _run_all(engine: str, run: Run, tasks: Sequence[PartTask]) -> dict[int, str]:
     found: dict[int, str] = {}
     try:
         for attempt in run(tasks):
@@ -201,9 +206,21 @@ def _run_all(run: Run, tasks: Sequence[PartTask]) -> dict[int, str]:
     except LoaderError:
         raise
     except Exception as problem:  # each engine has its own, with the worker's traceback as text
-        lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
         raise LoaderError(
-            f"a worker failed: {cause_text(problem)}: {lines[-1] if lines else ''}; the complete parts stay, "
-            f"continue with --resume"
+            f"a worker failed: {_failure(problem, engine)}; the complete parts stay, continue with --resume"
         ) from problem
     return found
+
+
+def _failure(problem: Exception, engine: str) -> str:
+    """Return what an engine's error says of the worker: its error of Python, which may stand amid Java's stack."""
+    lines = [line.strip() for line in str(problem).splitlines()]
+    missing = [line for line in lines if MISSING_MODULE.match(line)]
+    if missing:
+        return f"{missing[-1]}: run `pip install 'fusecache[{engine}]'` on all nodes, for the Python of the workers"
+    errors = [line for line in lines if PYTHON_ERROR.fullmatch(line)]
+    if errors:
+        return errors[-1]
+    # Java's stack: "at …", "... 1 more".
+    told = [line.lstrip(": ") for line in lines if line and not line.startswith(("at ", "..."))]
+    return " ".join(told[:2]) or cause_text(problem)

@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from loader import MDSDataset
 from loader.__main__ import main
-from tests.clusters.engines import Cluster, Driver, HeldInput, convert
+from tests.clusters.engines import VENV, Cluster, Driver, HeldInput, convert
 from tests.support.mounts import Mount, is_running, wait_until
 from tests.support.s3_buckets import Bucket
 
@@ -133,6 +135,20 @@ def test_a_bad_line_is_named_and_can_be_mended(cluster: Cluster, inputs: list[Pa
     inputs[4].write_bytes(lines(4))
     assert convert(cluster, "jsonl", *WORDS, *inputs, out, "--resume")[0] == 0
     check(out, FILES)
+
+
+def test_a_package_that_the_workers_lack_is_named_with_what_installs_it(
+    cluster: Cluster, inputs: list[Path], tmp_path: Path
+) -> None:
+    if cluster.engine == "ray":
+        pytest.skip("Ray's workers run the Python of their node")
+    subprocess.run([VENV / "bin" / "python", "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    python = {"PYSPARK_PYTHON": str(tmp_path / "bare" / "bin" / "python")}
+    bare = replace(cluster, environment={**cluster.environment, **python})
+    status, said = convert(bare, "jsonl", *WORDS, *inputs, tmp_path / "out")
+    assert status == 1
+    assert said.splitlines()[-1].startswith("a worker failed: ModuleNotFoundError: No module named ")
+    assert "pip install 'fusecache[spark]'" in said.splitlines()[-1]
 
 
 def test_parquet_and_text_too(cluster: Cluster, tmp_path: Path) -> None:
