@@ -67,7 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     merged.add_argument("parts", nargs="*", type=Path, help="folders, in order (default: all, 2 before 10)")
     merged.add_argument("--replace", action="store_true", help="overwrite an existing index.json")
     add_convert(
-        commands.add_parser("convert", help="convert text, JSON lines, Parquet or another dataset to MDS")
+        commands.add_parser(
+            "convert", help="convert text, JSON lines, Parquet, tar files, images or another dataset to MDS"
+        )
     )
     add_simulate(
         commands.add_parser(

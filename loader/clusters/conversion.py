@@ -101,9 +101,18 @@ def convert_on_cluster(
 def described(sources: Sequence[OneFileSource]) -> dict[str, Any]:
     """Return what a conversion reads, as JSON: `files`, in their order, and `kind` with its options."""
     return {
-        "files": [path for each in sources for path in files_of(each)],
+        "files": [_named(each) for each in sources],
         "kind": f"{type(sources[0]).__name__} {getattr(sources[0], 'options', '')}",
     }
+
+
+def _named(source: OneFileSource) -> str:
+    """Return a source's absolute path; with many files also a digest of them, since they may be millions."""
+    path = os.path.abspath(source.path)
+    files = files_of(source)
+    if files == [source.path]:
+        return path
+    return f"{path}: {len(files)} files, {hashlib.sha256(json.dumps(list(files)).encode()).hexdigest()}"
 
 
 def check_no_conversion(root: Path) -> None:

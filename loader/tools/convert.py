@@ -1,8 +1,8 @@
-"""Implements `python -m loader convert`: makes a dataset of text, JSON lines, Parquet files or another dataset."""
+"""Implements `python -m loader convert`: makes a dataset of text, rows, tar files, images or another dataset."""
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain, islice
@@ -14,14 +14,25 @@ from loader.clusters.conversion import ENGINES, check_no_conversion, convert_on_
 from loader.errors import ArgumentError, LoaderError, NoSampleError, WriterError
 from loader.mds.index import INDEX_NAME, read_index
 from loader.tools.commands import count_text, progress_bar, say
+from loader.tools.image_folder import COLUMNS as IMAGE_COLUMNS
+from loader.tools.image_folder import image_sources
 from loader.tools.input_record import check_inputs, forget_inputs, is_begun, record_inputs
 from loader.tools.row_sources import JsonLines, ParquetRows, json_columns, parquet_columns
+from loader.tools.tar_rows import TarRows, tar_columns
 from loader.tools.tokens import TokenOptions, TokenSource, load_tokenizer
 from loader.writing.parallel_writer import OneFileSource, numbered, write_named, write_parallel
 from loader.writing.recompress import recompress
 from loader.writing.shard_packer import DEFAULT_SIZE_LIMIT, PackOptions
 from loader.writing.shuffle import shuffle
 from loader.writing.writer import MDSWriter
+
+# Kind -> (source of one file, function that detects the columns from the files).
+ROW_KINDS: Mapping[str, tuple[Callable[..., OneFileSource], Callable[[Sequence[str]], dict[str, str]]]] = {
+    "jsonl": (JsonLines, json_columns),
+    "parquet": (ParquetRows, parquet_columns),
+    "tar": (TarRows, tar_columns),
+    "webdataset": (TarRows, tar_columns),
+}
 
 
 def add_convert(parser: argparse.ArgumentParser) -> None:
@@ -41,10 +52,21 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     text.add_argument("--lines", action="store_true", help="each line is a document, instead of each file")
     rows = kinds.add_parser("jsonl", help="JSON lines (also .gz, .zst), a sample a line")
     parquet = kinds.add_parser("parquet", help="Parquet files, a sample a row")
-    for command in (rows, parquet):
+    tars = [
+        kinds.add_parser(
+            kind, help="tar files (also .gz, .zst), a column for each extension of a sample's members"
+        )
+        for kind in ("tar", "webdataset")
+    ]
+    images = kinds.add_parser("imagefolder", help="a folder of class folders, a sample an image")
+    for command in (rows, parquet, *tars):
         command.add_argument(
             "--columns", help="name:encoding,... (default: all, detected from the first file)"
         )
+    images.add_argument(
+        "--columns",
+        help=f"name:encoding,... (default: {','.join(f'{n}:{e}' for n, e in IMAGE_COLUMNS.items())})",
+    )
     again = kinds.add_parser(
         "recompress", help="copy a dataset with another compression; samples and shards stay the same"
     )
@@ -58,8 +80,10 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     )
     for command in (again, mixed):
         command.add_argument("source", type=Path, help="directory that contains index.json")
-    for command in (text, rows, parquet):
-        command.add_argument("inputs", nargs="+", help="files, in the order of the samples")
+    for command in (text, rows, parquet, *tars, images):
+        command.add_argument(
+            "inputs", nargs="+", help="files, in the order of the samples; one folder of images"
+        )
         command.add_argument(
             "--engine",
             default="local",
@@ -78,7 +102,7 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
         command.add_argument(
             "--size-limit", default=DEFAULT_SIZE_LIMIT, help="raw bytes of a shard (default: 64mb)"
         )
-    for command in (text, rows, parquet, again, mixed):
+    for command in (text, rows, parquet, *tars, images, again, mixed):
         command.add_argument(
             "out", help="directory of the new dataset; a URL that mounts show, for a cluster"
         )
@@ -141,7 +165,8 @@ def convert(
 ) -> int:
     """Convert files to a dataset, as the command `convert` does; return its sample count.
 
-    kind: text, jsonl or parquet. columns: name -> encoding; None: detected from the first file. tokens: for text.
+    kind: text, jsonl, parquet, tar, webdataset or imagefolder. columns: name -> encoding; None: detected from the
+    first file, or all of an image folder. tokens: for text.
     engine: local, ray or spark. processes: of the engine local. options: of MDSWriter. Raises LoaderError.
     """
     columns, sources = _sources(kind, [str(path) for path in inputs], dict(columns or {}), tokens, engine)
@@ -159,16 +184,19 @@ def _sources(
         inputs = [os.path.abspath(path) for path in inputs]
         if tokens is not None and os.path.exists(tokens.tokenizer):
             tokens = replace(tokens, tokenizer=os.path.abspath(tokens.tokenizer))
-    if kind == "jsonl":
-        detected = not columns
-        columns = columns or json_columns(inputs)
-        return columns, [JsonLines(path, columns, detected) for path in inputs]
-    if kind == "parquet":
-        detected = not columns
-        columns = columns or parquet_columns(inputs)
-        return columns, [ParquetRows(path, columns, detected) for path in inputs]
+    if kind in ROW_KINDS:
+        source, detect = ROW_KINDS[kind]
+        found = columns or detect(inputs)
+        return found, [source(path, found, not columns) for path in inputs]
+    if kind == "imagefolder":
+        if len(inputs) > 1:
+            raise WriterError(f"{', '.join(inputs)}: give one folder, whose folders are the classes")
+        columns = columns or dict(IMAGE_COLUMNS)
+        return columns, [*image_sources(inputs[0], columns)]
     if kind != "text" or tokens is None:
-        raise ArgumentError(f"kind {kind!r}: it is jsonl, parquet, or text with tokens=TokenOptions(…)")
+        raise ArgumentError(
+            f"kind {kind!r}: it is {', '.join(ROW_KINDS)}, imagefolder, or text with tokens=TokenOptions(…)"
+        )
     if tokens.length < 0:
         raise LoaderError(f"--length {tokens.length} is negative")
     load_tokenizer(tokens)  # report its problems once, before anything is written

@@ -28,7 +28,7 @@ def check_inputs(root: Path, sources: Sequence[OneFileSource]) -> None:
         return
     except ValueError:
         raise WriterError(f"{record} is damaged: remove it if {root} began with these files") from None
-    if before != _inputs(sources):
+    if before != described(sources):
         raise WriterError(
             f"{root} holds a conversion of other files or options, or in another order: name its files in their order, "
             f"or choose another directory. If the same files only moved, remove {record}"
@@ -39,7 +39,7 @@ def record_inputs(root: Path, sources: Sequence[OneFileSource]) -> None:
     """Write the record of a conversion that begins or goes on."""
     root.mkdir(parents=True, exist_ok=True)
     temporary = root / f"{RECORD_NAME}.tmp"
-    temporary.write_text(json.dumps(_inputs(sources)))
+    temporary.write_text(json.dumps(described(sources)))
     os.replace(temporary, root / RECORD_NAME)
 
 
@@ -51,8 +51,3 @@ def forget_inputs(root: Path) -> None:
 def is_begun(root: Path) -> bool:
     """Return whether a directory has anything but a record."""
     return root.is_dir() and any(path.name != RECORD_NAME for path in root.iterdir())
-
-
-def _inputs(sources: Sequence[OneFileSource]) -> dict[str, object]:
-    found = described(sources)
-    return {**found, "files": [os.path.abspath(path) for path in found["files"]]}

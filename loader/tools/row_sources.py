@@ -111,14 +111,16 @@ def text_lines(path: str) -> Iterator[str]:
 
 def _open_text(path: str) -> io.TextIOWrapper:
     # Bytes that are not UTF-8 become surrogates, so that the error can name the line: decoding covers larger pieces.
-    file: Any
-    if path.endswith(".gz"):
-        file = gzip.open(path)  # noqa: SIM115 -- closed with the text wrapper
-    elif path.endswith((".zst", ".zstd")):
-        file = io.BufferedReader(_ZstdFile(path), PACKED_BYTES)
-    else:
-        file = open(path, "rb")  # noqa: SIM115
-    return io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape")
+    return io.TextIOWrapper(open_unpacked(path), encoding="utf-8", errors="surrogateescape")
+
+
+def open_unpacked(path: str) -> Any:
+    """Open a file for reading bytes; `.gz`, `.tgz` and `.zst` are decompressed."""
+    if path.endswith((".gz", ".tgz")):
+        return gzip.open(path)
+    if path.endswith((".zst", ".zstd")):
+        return io.BufferedReader(_ZstdFile(path), PACKED_BYTES)
+    return open(path, "rb")
 
 
 def _check_utf8(line: str, where: str) -> None:

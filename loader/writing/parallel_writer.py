@@ -19,7 +19,7 @@ Source = Callable[[], Iterable[Mapping[str, Any]]]
 
 
 class OneFileSource(Protocol):
-    """A source that reads one file, `path`. A source of many small files also has `files`, all their paths."""
+    """A source that reads one file, `path`. A source with a file for each sample has `files` too."""
 
     @property
     def path(self) -> str: ...
@@ -141,8 +141,9 @@ def write_named(writer: MDSWriter, sample: Mapping[str, Any], where: tuple[Sourc
         writer.write(sample)
     except EncodingError as problem:
         source, number = where
+        files = getattr(source, "files", None)
         file = f"{source.path}, " if hasattr(source, "path") else ""
+        place = files[number] if files else f"{file}sample {number}"
         raise EncodingError(
-            f"{file}sample {number}: {problem}; leave the sample out, or choose another "
-            f"encoding for its column"
+            f"{place}: {problem}; leave the sample out, or choose another encoding for its column"
         ) from problem
