@@ -29,6 +29,9 @@ _QUIET_SECONDS = 5.0
 # A job that sends no cursor is astray once this many bytes were prefetched for it, and this many bytes of other files
 # were read since the last read of its own: it does not read in the planned order. Some seconds of a distant bucket.
 ASTRAY_BYTES = 256 << 20
+# The same before the first read of its own. A program may load a checkpoint first: 14 GB are 7 * 10**9 weights of 16
+# bits. An order that never happens costs so many bytes, or fewer if its plans have fewer.
+UNBEGUN_BYTES = 16 << 30
 
 
 @dataclass(eq=False, slots=True)
@@ -39,7 +42,8 @@ class Job:
     were last read. last_cursor_at: when its last cursor came.
     bytes_per_second: the rate at which it consumes prefetched bytes. late: fetches that ended after their step began.
     skipped: files that do not exist or cannot be fetched; skipped_path: the first of a plan, logged; "" while none is.
-    other_bytes: read of files that it does not name, since one was read that it names.
+    has_begun: whether any of its files was read since it sent its first plan, or began again with a first plan.
+    other_bytes: read of files that it does not name, since then, or since one was read that it names.
     ended_at: when its process ended.
     """
 
@@ -60,6 +64,7 @@ class Job:
     late: int = 0
     skipped: int = 0
     skipped_path: str = ""
+    has_begun: bool = False
     other_bytes: int = 0
     ended_at: float = math.inf
 
@@ -71,7 +76,9 @@ class Job:
     @property
     def is_astray(self) -> bool:
         """Whether its order does not happen: all is read but what it names. It gets no prefetch until that is read."""
-        return min(self.other_bytes, self.fetched_bytes) >= ASTRAY_BYTES
+        return min(self.other_bytes, self.fetched_bytes) >= (
+            ASTRAY_BYTES if self.has_begun else UNBEGUN_BYTES
+        )
 
     @property
     def extents(self) -> int:
@@ -171,6 +178,8 @@ class Timeline:
             job = self.jobs[name] = Job(name, now, step_rate=StepRate(step=plan.plan.step, since=now))
             job.step = plan.plan.step
         job.last_message_at, job.ended_at = now, math.inf
+        if not kept:
+            job.has_begun, job.other_bytes = False, 0
         job.plans = [*kept, plan]
         job.skipped_path = ""
         job.move(plan.plan.step, now)
@@ -271,7 +280,7 @@ class Timeline:
                     job.other_bytes += nbytes
                 continue
             has_moved |= job.is_astray
-            job.other_bytes = 0
+            job.has_begun, job.other_bytes = True, 0
             # Not for a job that has sent cursors: other readers of its files would keep it alive after a kill.
             if job.last_cursor_at == -math.inf:
                 job.last_message_at = now

@@ -448,6 +448,7 @@ def test_an_order_that_never_happens_is_astray_until_one_of_its_files_is_read() 
     timeline.move("exact", 0, 0.0)
     wrong, exact = timeline.jobs["wrong"], timeline.jobs["exact"]
     wrong.fetched_bytes = exact.fetched_bytes = module.ASTRAY_BYTES
+    timeline.on_read("train/shard.0000000.mds", 5, 1, 0.5, has_waited=True)
     for _ in range(2):
         assert not wrong.is_astray
         for _ in range(2):
@@ -458,3 +459,32 @@ def test_an_order_that_never_happens_is_astray_until_one_of_its_files_is_read() 
     wrong.fetched_bytes -= 1
     timeline.on_read("elsewhere", 0, module.ASTRAY_BYTES, 3.0, has_waited=True)
     assert not wrong.is_astray  # it has cost too little
+
+
+def test_a_program_may_load_a_checkpoint_before_it_reads_what_it_planned() -> None:
+    timeline = Timeline()
+    take(timeline, "job", whole(100), 0.0)
+    job = timeline.jobs["job"]
+    for _ in range(2):
+        job.fetched_bytes = 20 << 30
+        timeline.on_read("checkpoint", 0, 7 << 30, 1.0, has_waited=True)
+        assert not job.is_astray
+        assert timeline.on_read("train/shard.0000000.mds", 5, 1, 2.0, has_waited=True) is job.is_astray
+        timeline.on_read("elsewhere", 0, module.ASTRAY_BYTES, 3.0, has_waited=True)
+        assert job.is_astray
+        take(timeline, "job", whole(100), 4.0)  # another pass, or the run is started again
+
+
+def test_an_order_of_which_nothing_is_ever_read_stops_to_cost() -> None:
+    timeline = Timeline()
+    take(timeline, "job", whole(100), 0.0)
+    job = timeline.jobs["job"]
+    job.fetched_bytes = module.UNBEGUN_BYTES
+    timeline.on_read("elsewhere", 0, module.UNBEGUN_BYTES - 1, 1.0, has_waited=True)
+    assert not job.is_astray
+    timeline.on_read("elsewhere", 0, 1, 1.0, has_waited=True)
+    assert job.is_astray
+    take(timeline, "job", whole(100, window=1), 2.0)  # more of the same order
+    assert job.is_astray
+    assert timeline.on_read("train/shard.0000000.mds", 5, 1, 3.0, has_waited=True)  # fetching goes on
+    assert not job.is_astray
