@@ -16,26 +16,37 @@ import json
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fusecache.model.hints import CURSOR, FOLDER, PLAN, TO_THE_END, HintError, encode_cursor, encode_plan
+from fusecache.model.hints import (
+    CURSOR,
+    FOLDER,
+    LONGEST_MESSAGE_BYTES,
+    PLAN,
+    TO_THE_END,
+    HintError,
+    encode_cursor,
+    encode_plan,
+)
 from loader.errors import ArgumentError
+from loader.hints.file_places import FilePlaces
 from loader.hints.job_name import hold_name, release_name
-from loader.hints.mount_endpoint import MountEndpoint, find_endpoint
-from loader.hints.plan_messages import path_on_mount
+from loader.hints.mount_endpoint import MountEndpoint
+from loader.hints.plan_messages import EXTENT_BYTES, HEADER_BYTES
 
 log = logging.getLogger(__name__)
 
-# Items looked at ahead of the job: for files of 100 KB, 6 GB. All jobs of a mount may name a million files at a time.
-AHEAD_ITEMS = 1 << 16
+# Samples looked at ahead of the job: of 100 KB each, 6 GB. All jobs of a mount may name a million files at a time.
+AHEAD_SAMPLES = 1 << 16
 # A plan has at most so many files, or parts of files: a message of some MiB.
 PLAN_EXTENTS = 1 << 14
-# The first plan of a pass has few items, so that the daemon begins at once: 65 536 items take half a second of CPU.
-FIRST_ITEMS = 512
-# How often the daemon is asked whether it still knows the job; also the pause after a failure.
+# The first plan of a pass has few samples, so that the daemon begins at once: 65 536 take half a second of CPU.
+FIRST_SAMPLES = 512
+# How often the daemon is asked whether it still knows the job, however fast items come; also the pause after a failure.
 CHECK_SECONDS = 10.0
 # The daemon forgets a job after ten minutes without a message.
 KEEPALIVE_SECONDS = 60.0
@@ -53,11 +64,12 @@ class FileHints:
     files: what an item stands for: a sequence or mapping that has the item as an index or key, or a function of it. The
     result is a path, or a (path, offset, length) in bytes, or a list of those; None: no file. A function is called on
     a thread. order: the items: a sampler, a batch sampler (a list stands for all its items), or any iterable, which may
-    be endless; default: all of `files`, in their order. ahead: how many items are drawn from it in advance.
-    job: a name in `fusecache status`; default: derived from the run.
+    be endless; default: all of `files`, in their order. ahead: how many samples are drawn from it in advance, and at
+    least one item; a list counts as many as it has. job: a name in `fusecache status`; default: derived from the run.
 
     A sequence as order is sent at once, so that files come before the first iteration, or without any. Each iteration
-    begins a new pass over the order. Pickles, and works in forked and spawned workers, which send for themselves.
+    begins a new pass over the order. Several threads may iterate at a time: each gets all its items, and the hints are
+    those of the pass that began last. Pickles, and works in forked and spawned workers, which send for themselves.
     Raises ArgumentError for arguments of the wrong kind.
     """
 
@@ -66,7 +78,7 @@ class FileHints:
         files: Files,
         order: Iterable[Any] | None = None,
         *,
-        ahead: int = AHEAD_ITEMS,
+        ahead: int = AHEAD_SAMPLES,
         job: str | None = None,
     ) -> None:
         is_table = isinstance(files, (Sequence, Mapping)) or hasattr(files, "dtype")
@@ -83,11 +95,12 @@ class FileHints:
                 "and the saved position would be wrong. Give the rest of its order as a list"
             )
         if ahead < 1:
-            raise ArgumentError(f"ahead is {ahead}: at least 1 item is looked at in advance")
+            raise ArgumentError(f"ahead is {ahead}: at least 1 sample is looked at in advance")
         self._files, self._order, self._ahead, self._job = files, order, ahead, job
-        self._sender: _Sender | None = None
+        # By process: a forked child has none yet.
+        self._senders: dict[int, _Sender] = {}
         if order is not None and hasattr(order, "__getitem__") and hasattr(order, "__len__"):
-            self._sender = _Sender(files, job, islice(iter(order), ahead))
+            self._senders[os.getpid()] = _Sender(files, job, ahead, _draw(iter(order), ahead))
 
     def __iter__(self) -> Iterator[Any]:
         if self._order is None:
@@ -110,27 +123,39 @@ class FileHints:
         return self._pass_on(items, is_order=False)
 
     def _pass_on(self, items: Iterable[Any], *, is_order: bool) -> Iterator[Any]:
-        sender = self._sender
-        if sender is None or sender.process != os.getpid():  # a forked child has none yet
-            sender = self._sender = _Sender(self._files, self._job)
+        sender = self._own_sender()
         is_known = is_order and sender.takes_first_pass()  # the constructor has sent it
         turn = 0 if is_known else sender.begin()
-        source, drawn = iter(items), deque[Any]()
+        source, drawn, samples = iter(items), deque[Any](), 0
         refill = max(1, self._ahead // 4)
         while True:
-            if len(drawn) <= self._ahead - refill:
-                new = list(islice(source, self._ahead - len(drawn)))
+            if samples <= self._ahead - refill:
+                new = _draw(source, self._ahead - samples)
                 drawn.extend(new)
+                samples += sum(map(_samples, new))
                 if not is_known:
                     sender.add(new, turn)
                 is_known = False
             if not drawn:
                 return
-            yield drawn.popleft()
+            item = drawn.popleft()
+            samples -= _samples(item)
+            yield item
+
+    def _own_sender(self) -> "_Sender":
+        """Return this process's sender; begin one if it has none."""
+        process = os.getpid()
+        sender = self._senders.get(process)
+        if sender is None:
+            new = _Sender(self._files, self._job, self._ahead)
+            sender = self._senders.setdefault(process, new)
+            if sender is not new:  # another thread was faster
+                new.close()
+        return sender
 
     def close(self) -> None:
         """Withdraw the hints: now, or when the mount answers again."""
-        sender, self._sender = self._sender, None
+        sender = self._senders.pop(os.getpid(), None)
         if sender is not None:
             sender.close()
 
@@ -141,12 +166,27 @@ class FileHints:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_sender": None}
+        return {**self.__dict__, "_senders": {}}
 
     def __del__(self) -> None:
-        sender = getattr(self, "_sender", None)
-        if sender is not None:
+        for sender in getattr(self, "_senders", {}).values():
             sender.stop()
+
+
+def _samples(item: Any) -> int:
+    """Return how many samples an item stands for; an empty list counts too, as an order may have nothing else."""
+    return max(1, len(item)) if isinstance(item, list) else 1
+
+
+def _draw(source: Iterator[Any], samples: int) -> list[Any]:
+    """Draw items until they have this many samples, or the source has no more."""
+    items: list[Any] = []
+    for item in source:
+        items.append(item)
+        samples -= _samples(item)
+        if samples <= 0:
+            break
+    return items
 
 
 class _Row(NamedTuple):
@@ -158,26 +198,54 @@ class _Row(NamedTuple):
     step: int
 
 
-class _Sender:
-    """A job of one process: a thread turns items into plans, and sends them to each mount that has files of them."""
+@dataclass(eq=False, slots=True)
+class _MountPlans:
+    """The plans of the present pass for one mount, in the order of their steps.
 
-    def __init__(self, files: Files, job: str | None, items: Iterable[Any] | None = None) -> None:
+    sent: the daemon has them. unsent: it does not have them. window: the number of the next one to be sent.
+    spoken_at: when the daemon last got a message, by the monotonic clock.
+    """
+
+    sent: deque[list[_Row]] = field(default_factory=deque)
+    unsent: deque[list[_Row]] = field(default_factory=deque)
+    window: int = 0
+    spoken_at: float = 0.0
+
+    def send_again(self) -> None:
+        """The daemon has none of them: it was started again, or has forgotten the job."""
+        self.unsent.extendleft(reversed(self.sent))
+        self.sent.clear()
+        self.window = 0
+
+    def drop_before(self, step: int) -> None:
+        """Drop plans all of whose items come before a step."""
+        for plans in (self.sent, self.unsent):
+            while plans and plans[0][-1].step < step:
+                plans.popleft()
+
+
+class _Sender:
+    """A job of one process: a thread turns items into plans, and sends them to each mount that has files of them.
+
+    Memory is bounded: the plan of an item is dropped at the latest when `ahead` items after it were drawn.
+    """
+
+    def __init__(self, files: Files, job: str | None, ahead: int, items: Iterable[Any] | None = None) -> None:
         """items: the first ones of pass 0, before any iteration."""
         self.process = os.getpid()
         self._files = files if callable(files) else files.__getitem__
         self._job = job or hold_name("files", 0, "")
         self._is_held = not job
-        self._places = _Places()
+        self._ahead = ahead
+        self._places = FilePlaces()
         self._lock = threading.Lock()
         self._new: deque[Any] = deque(items or ())
+        self._passed_over = 0  # items that came before those of `_new`, and were left out
         self._is_primed = items is not None
         self._turn = 0  # of the pass whose items are taken
         self._sent_turn = 0
         self._step = 0
-        # Plans that were sent, or are to be, in the order of their windows; on each mount its own.
-        self._plans: dict[MountEndpoint, deque[tuple[int, list[_Row]]]] = {}
-        self._unsent: deque[tuple[MountEndpoint, int, list[_Row]]] = deque()
-        self._window = 0
+        self._plans: dict[MountEndpoint, _MountPlans] = {}
         self._warned: set[str] = set()
         self._woken, self._stopped = threading.Event(), threading.Event()
         self._woken.set()
@@ -196,6 +264,7 @@ class _Sender:
         with self._lock:
             self._turn += 1
             self._new.clear()
+            self._passed_over = 0
             return self._turn
 
     def add(self, items: Iterable[Any], turn: int) -> None:
@@ -203,6 +272,9 @@ class _Sender:
         with self._lock:
             if turn == self._turn:
                 self._new.extend(items)
+            while len(self._new) > self._ahead:  # the job has the first of them already
+                self._new.popleft()
+                self._passed_over += 1
         self._woken.set()
 
     def stop(self) -> None:
@@ -222,31 +294,31 @@ class _Sender:
 
     def _run(self) -> None:
         try:
-            pause, quiet = CHECK_SECONDS, 0.0
+            due_at = time.monotonic() + CHECK_SECONDS
             while not self._stopped.is_set():
-                is_new = self._woken.wait(pause)
+                self._woken.wait(max(0.0, due_at - time.monotonic()))
                 self._woken.clear()
-                quiet = 0.0 if is_new else quiet + pause
-                pause = self._try_to_send(is_due=not is_new, is_silent=quiet >= KEEPALIVE_SECONDS)
-                quiet = 0.0 if quiet >= KEEPALIVE_SECONDS else quiet
+                is_due = time.monotonic() >= due_at
+                pause = self._try_to_send(is_due=is_due)
+                if is_due:
+                    due_at = time.monotonic() + pause
         finally:
             for endpoint in self._plans:
                 self._try(lambda endpoint=endpoint: endpoint.send(self._job + PLAN, b""))  # type: ignore[misc]
             if self._is_held:
                 release_name(self._job)
 
-    def _try_to_send(self, *, is_due: bool, is_silent: bool) -> float:
-        """Send what is new; return the seconds until the next look."""
+    def _try_to_send(self, *, is_due: bool) -> float:
+        """Send what is new; return the seconds until the next look at the mounts."""
         try:
             has_more = self._take()
             if is_due:
-                self._look_after(is_silent=is_silent)
-            while (self._unsent or has_more) and not self._stopped.is_set():
-                if self._unsent:
-                    self._send(*self._unsent[0])
-                    self._unsent.popleft()
-                else:
-                    has_more = self._take()
+                self._look_after()
+            for endpoint, plans in self._plans.items():
+                while plans.unsent and not self._stopped.is_set():
+                    self._send(endpoint, plans)
+            if has_more:
+                self._woken.set()
         except (OSError, HintError, ValueError, KeyError) as problem:
             self._say("refused", "the daemon takes no hints; reading continues without them: %s", problem)
             return LIMIT_RETRY_SECONDS if getattr(problem, "errno", None) == errno.EPERM else CHECK_SECONDS
@@ -256,25 +328,30 @@ class _Sender:
         """Turn some of the new items into plans; return whether there are more."""
         with self._lock:
             turn = self._turn
-            most = FIRST_ITEMS if turn != self._sent_turn or not self._step else PLAN_EXTENTS
-            items = [self._new.popleft() for _ in range(min(most, len(self._new)))]
+            is_new_pass = turn != self._sent_turn
+            passed_over, self._passed_over = self._passed_over, 0
+            room = FIRST_SAMPLES if is_new_pass or not self._step else PLAN_EXTENTS
+            items = []
+            while self._new and room > 0:
+                items.append(self._new.popleft())
+                room -= _samples(items[-1])
             has_more = bool(self._new)
-        if turn != self._sent_turn:
-            self._sent_turn, self._step, self._window = turn, 0, 0
-            self._unsent.clear()
+        if is_new_pass:
+            self._sent_turn, self._step = turn, 0
             for plans in self._plans.values():
-                plans.clear()
+                plans.sent.clear()
+                plans.unsent.clear()
+                plans.window = 0
+        self._step += passed_over
         rows: dict[MountEndpoint, list[_Row]] = {}
         for item in items:
             for endpoint, row in self._rows(item, self._step):
                 rows.setdefault(endpoint, []).append(row)
             self._step += 1
         for endpoint, all_rows in rows.items():
-            for first in range(0, len(all_rows), PLAN_EXTENTS):
-                plan = (self._window, all_rows[first : first + PLAN_EXTENTS])
-                self._plans.setdefault(endpoint, deque()).append(plan)
-                self._unsent.append((endpoint, *plan))
-                self._window += 1
+            self._plans.setdefault(endpoint, _MountPlans()).unsent.extend(_split(all_rows))
+        for plans in self._plans.values():
+            plans.drop_before(self._step - self._ahead)
         return has_more
 
     def _rows(self, item: Any, step: int) -> Iterator[tuple[MountEndpoint, _Row]]:
@@ -285,27 +362,43 @@ class _Sender:
                 for file in found if isinstance(found, list) else [found]:
                     path, start, length = file if isinstance(file, tuple) else (file, 0, TO_THE_END)
                     place = None if path is None else self._places.find(os.fspath(path))
-                    if place is not None:
-                        yield place[0], _Row(place[1], int(start), int(length), step)
+                    if place is None:
+                        continue
+                    start, length = int(start), int(length)
+                    if 0 <= start <= TO_THE_END and 0 < length <= TO_THE_END:
+                        yield place[0], _Row(place[1], start, length, step)
+                    else:
+                        self._say(
+                            "range",
+                            "no hint for %r: offset %d and length %d name no bytes of %s: give an offset of 0 or more "
+                            "and a length of 1 or more, or None for no file",
+                            *(each, start, length, path),
+                        )
             except Exception as problem:  # noqa: BLE001  # the caller's function: its errors must not end the hints
                 self._say("files", "no hint for %r: %s: %s", each, type(problem).__name__, problem)
 
-    def _send(self, endpoint: MountEndpoint, window: int, rows: list[_Row]) -> None:
-        at = self._position(endpoint) or 0
-        paths = sorted({row.path for row in rows})
-        number = {path: place for place, path in enumerate(paths)}
-        message = encode_plan(
-            window=window,
-            step=0 if window == 0 else at,
-            paths=paths,
-            path=[number[row.path] for row in rows],
-            start=[row.start for row in rows],
-            length=[row.length for row in rows],
-            first=[row.step for row in rows],
-            span=[0] * len(rows),
-        )
-        endpoint.send(self._job + PLAN, message)
-        endpoint.send(self._job + CURSOR, encode_cursor(0 if window == 0 else at, by_reads=True))
+    def _send(self, endpoint: MountEndpoint, plans: _MountPlans) -> None:
+        """Send a mount its next plan. One that is refused for what it contains is dropped: later ones may be taken."""
+        at = self._position(endpoint)
+        if at is None:
+            plans.send_again()
+        step = at or 0 if plans.window else 0
+        try:
+            endpoint.send(self._job + PLAN, _message(plans.unsent[0], plans.window, step))
+        except (OSError, HintError) as problem:
+            if isinstance(problem, OSError) and problem.errno != errno.EINVAL:
+                raise
+            rows = plans.unsent.popleft()
+            self._say(
+                "plan",
+                "the hints of items %d to %d are left out; reading continues without them: %s",
+                *(rows[0].step, rows[-1].step, problem),
+            )
+            return
+        plans.sent.append(plans.unsent.popleft())
+        plans.window += 1
+        plans.spoken_at = time.monotonic()
+        endpoint.send(self._job + CURSOR, encode_cursor(step, by_reads=True))
 
     def _position(self, endpoint: MountEndpoint) -> int | None:
         """Return the step that the daemon assumes; None if it does not know the job. A pull into a folder has none."""
@@ -320,18 +413,18 @@ class _Sender:
         except FileNotFoundError:
             return None
 
-    def _look_after(self, *, is_silent: bool) -> None:
-        """Send lost plans again, drop finished ones, and report what the daemon could not use."""
+    def _look_after(self) -> None:
+        """Have lost plans sent again, drop finished ones, and report what the daemon could not use."""
         for endpoint, plans in self._plans.items():
             at = self._position(endpoint)
-            while plans and at is not None and plans[0][1][-1].step < at:
-                plans.popleft()
             if at is None:
-                waiting = {(each, number) for each, number, _ in self._unsent}
-                self._unsent.extend((endpoint, *plan) for plan in plans if (endpoint, plan[0]) not in waiting)
+                plans.send_again()
                 continue
-            if is_silent:
+            if plans.sent:  # else it is the step of the pass before
+                plans.drop_before(at)
+            if time.monotonic() >= plans.spoken_at + KEEPALIVE_SECONDS:
                 endpoint.send(self._job + CURSOR, encode_cursor(at, by_reads=True))
+                plans.spoken_at = time.monotonic()
             if endpoint.is_folder:
                 continue
             report = json.loads((endpoint.root / ".fusecache" / FOLDER / (self._job + PLAN)).read_bytes())
@@ -344,7 +437,10 @@ class _Sender:
                 )
             if report.get("is_astray"):
                 self._say(
-                    "astray", "hints name files that are not read, and others are: the daemon fetches no more"
+                    "astray",
+                    "only files that no hint names are read: the daemon fetches no more until a named one is read. "
+                    "This is right while a checkpoint or a validation set is read; else compare the order with "
+                    "what is read",
                 )
 
     def _try(self, call: Callable[[], None]) -> None:
@@ -359,25 +455,33 @@ class _Sender:
         self._warned.add(what)
 
 
-class _Places:
-    """Finds the mounts of files; remembers that of each directory."""
+def _split(rows: list[_Row]) -> Iterator[list[_Row]]:
+    """Split rows into plans, each with at most PLAN_EXTENTS of them, and short enough for a message."""
+    room, paths, first = 0, set[str](), 0
+    for number, row in enumerate(rows):
+        nbytes = EXTENT_BYTES + (0 if row.path in paths else len(row.path.encode()) + 1)
+        if number and (room < nbytes or number - first == PLAN_EXTENTS):
+            yield rows[first:number]
+            first = number
+        if number == first:
+            room, paths = LONGEST_MESSAGE_BYTES - HEADER_BYTES, set()
+            nbytes = EXTENT_BYTES + len(row.path.encode()) + 1
+        room -= nbytes
+        paths.add(row.path)
+    yield rows[first:]
 
-    def __init__(self) -> None:
-        self._of: dict[str, tuple[MountEndpoint, str] | None] = {}
 
-    def find(self, path: str) -> tuple[MountEndpoint, str] | None:
-        """Return the mount of a file, and its path there; None if no plan can name it."""
-        folder, name = os.path.split(path.removeprefix("file://").removeprefix("file:"))
-        if folder not in self._of:
-            self._of[folder] = self._look(os.path.abspath(folder))
-        place = self._of[folder]
-        inner = None if place is None else path_on_mount(place[1] + name)
-        return None if place is None or inner is None else (place[0], inner)
-
-    def _look(self, folder: str) -> tuple[MountEndpoint, str] | None:
-        """Look for a directory's mount; below one that is known, without a look at the disk."""
-        for endpoint in {place[0] for place in self._of.values() if place is not None}:
-            root = os.fspath(endpoint.root)
-            if folder.startswith(root + "/"):
-                return endpoint, folder[len(root) + 1 :] + "/"
-        return find_endpoint(folder)
+def _message(rows: list[_Row], window: int, step: int) -> bytes:
+    """Encode a plan. Raises HintError."""
+    paths = sorted({row.path for row in rows})
+    number = {path: place for place, path in enumerate(paths)}
+    return encode_plan(
+        window=window,
+        step=step,
+        paths=paths,
+        path=[number[row.path] for row in rows],
+        start=[row.start for row in rows],
+        length=[row.length for row in rows],
+        first=[row.step for row in rows],
+        span=[0] * len(rows),
+    )

@@ -16,8 +16,8 @@ from loader.hints.planned_reads import Ids, PlannedReads
 from loader.mds.index import Index
 
 # In a message, an extent takes one number in each of five columns; one line of JSON precedes them.
-_EXTENT_BYTES = 5 * 8
-_HEADER_BYTES = 4096
+EXTENT_BYTES = 5 * 8
+HEADER_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +69,7 @@ class MountMap:
         return parts
 
     def _part(self, endpoint: MountEndpoint, reads: PlannedReads) -> PlanMessage:
-        room = hints.LONGEST_MESSAGE_BYTES - _HEADER_BYTES
+        room = hints.LONGEST_MESSAGE_BYTES - HEADER_BYTES
         paths: dict[int, str | None] = {}
         known: set[str] = set()
         names: list[str] = []
@@ -79,7 +79,7 @@ class MountMap:
             path = paths[shard] if shard in paths else paths.setdefault(shard, self._path(shard))
             if path is None:
                 continue
-            room -= _EXTENT_BYTES
+            room -= EXTENT_BYTES
             if path not in known:
                 known.add(path)
                 room -= len(path.encode()) + 1

@@ -10,12 +10,15 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fusecache.model.metadata import SYMLINK_TARGET
 from fusecache.model.objects import KIB, MIB
 from loader import FileHints
 from loader.hints import file_hints as module
@@ -288,6 +291,186 @@ def test_files_that_are_not_there_are_named_once_and_the_others_come(
     assert one.log().count("skipped a hinted file") == 1
 
 
+def test_what_the_daemon_skips_is_said_while_items_come_without_a_pause(
+    mount: Callable[..., Mount],
+    images: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0.5)
+    caplog.set_level(logging.INFO, module.__name__)
+    one = mount()
+    paths = [one.path / "train/none/1.jpg", *(one.path / name for name in images)]
+    with FileHints(paths, itertools.cycle(range(len(paths))), ahead=20) as hints:
+        deadline = time.monotonic() + 20
+        for item in hints:
+            if item:
+                paths[item].read_bytes()
+            if "cannot be fetched" in caplog.text:
+                break
+            assert time.monotonic() < deadline, "not said within 20 s"
+
+
+def test_an_endless_order_holds_no_more_memory_the_longer_it_lasts(
+    mount: Callable[..., Mount], images: list[str]
+) -> None:
+    path, drawn = mount().path / images[0], 0
+
+    def part_of(item: int) -> tuple[Path, int, int]:
+        nonlocal drawn
+        drawn = item
+        return path, item % 64 * 4096, 4096
+
+    def held() -> int:
+        snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, module.__file__)])  # noqa: FBT003
+        return sum(each.size for each in snapshot.statistics("filename"))
+
+    tracemalloc.start()
+    try:
+        with FileHints(part_of, itertools.count(), ahead=1000) as hints:
+            order, sizes = iter(hints), []
+            for count in (3000, 30_000):
+                for item in order:
+                    # The thread comes along.
+                    if item % 1000 == 0:
+                        wait_until(lambda item=item: drawn >= item, "the items ahead")  # type: ignore[misc]
+                    if item == count:
+                        break
+                wait_until(lambda count=count: drawn >= count + 500, "the items ahead")  # type: ignore[misc]
+                sizes.append(held())
+        assert sizes[1] < 2 * sizes[0]
+    finally:
+        tracemalloc.stop()
+
+
+def test_parts_that_are_empty_cost_their_own_hints_only(
+    mount: Callable[..., Mount], bucket: Bucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, module.__name__)
+    bucket.put("tokens.bin", bytes(MIB))
+    one = mount()
+    lengths = [100, 0, 100, 0, -5, 100]
+    starts = [0, 100, -100, 200, 300, 400]
+    path = one.path / "tokens.bin"
+    with FileHints(lambda item: (path, starts[item], lengths[item]), list(range(6))) as hints:
+        wait_until(lambda: jobs(one) and jobs(one)[0]["extents"] == 2, "the other parts")
+        assert list(hints) == list(range(6))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"no hint for 1: offset 100 and length 0 name no bytes of {path}: give an offset of 0 or more and a length of "
+        "1 or more, or None for no file"
+    ]
+
+
+def test_a_plan_that_is_refused_costs_its_own_hints_only(
+    mount: Callable[..., Mount], images: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, module.__name__)
+    one = mount()
+    paths = [one.path / ("x" * (17 * MIB)), *(one.path / name for name in images)]
+    with FileHints(paths) as hints:
+        wait_until(lambda: fetched(one, "hint") >= IMAGES * IMAGE_BYTES, "the others")
+        assert list(hints) == list(range(IMAGES + 1))
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "the hints of items 0 to 0 are left out; reading continues without them: the plan is longer than"
+    )
+
+
+def test_what_no_daemon_takes_is_said_once_and_the_items_come(
+    mount: Callable[..., Mount], images: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, module.__name__)
+    one = mount()
+    with FileHints([one.path / name for name in images], ahead=4, job="not a name") as hints:
+        assert list(hints) == list(range(IMAGES))
+        wait_until(lambda: caplog.records, "the refusal")
+    assert len(caplog.records) == 1
+    assert "are left out; reading continues without them: [Errno 22] Invalid argument" in caplog.text
+
+
+def test_a_list_of_very_long_paths_is_sent_in_several_messages(mount: Callable[..., Mount]) -> None:
+    one, count = mount(), 16_000  # the first 512 in one message
+    with FileHints([f"{one.path}/none/{number:01100}" for number in range(count)]):
+        wait_until(lambda: jobs(one) and jobs(one)[0]["extents"] == count, "all paths", seconds=60)
+        assert jobs(one)[0]["windows"] == [0, 1, 2]
+
+
+def test_a_folder_behind_a_symlink_is_the_folder_that_it_names(
+    mount: Callable[..., Mount], bucket: Bucket, images: list[str]
+) -> None:
+    bucket.put("latest", b"", {"mode": "120777", SYMLINK_TARGET: "train"})
+    one, half = mount(), IMAGES // 2
+    paths = [
+        *(one.path / name for name in images[:half]),
+        *(one.path / name.replace("train", "latest") for name in images[half:]),
+    ]
+    with FileHints(paths):
+        wait_until(lambda: fetched(one, "hint") >= IMAGES * IMAGE_BYTES, "the hinted bytes")
+        assert jobs(one)[0]["skipped"] == 0
+
+
+def test_files_of_a_mount_below_another_are_fetched_by_their_own_daemon(
+    mount: Callable[..., Mount], images: list[str]
+) -> None:
+    outer, half = mount(), IMAGES // 2
+    (outer.path / "inner").mkdir()
+    inner = mount(path=outer.path / "inner")
+    # The command line asks the daemon of the outer mount.
+    inner.pid = json.loads((inner.path / ".fusecache/stats.json").read_text())["pid"]
+    paths = [
+        *(outer.path / name for name in images[:half]),
+        *(inner.path / name for name in images[half:]),
+    ]
+    try:
+        with FileHints(paths):
+            for one in (outer, inner):
+                wait_until(lambda one=one: jobs(one), "its job")  # type: ignore[misc]
+                wait_until(lambda one=one: jobs(one)[0]["fetched"] == [half], "its half")  # type: ignore[misc]
+                assert jobs(one)[0]["extents"] == half
+                assert jobs(one)[0]["skipped"] == 0
+    finally:
+        inner.detach()
+        wait_until(lambda: not inner.is_alive(), "the end of the inner daemon")
+
+
+def test_an_order_that_never_happens_costs_its_own_bytes_and_is_said_once(
+    mount: Callable[..., Mount],
+    bucket: Bucket,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is fetched for it is what it names, and what is read is right."""
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0.1)
+    caplog.set_level(logging.INFO, module.__name__)
+    names = [f"{kind}/{number}.bin" for kind in ("planned", "read") for number in range(9)]
+    for number, name in enumerate(names):
+        bucket.put(name, bytes([number]) * (32 * MIB))
+    one = mount()
+    paths = [one.path / name for name in names]
+
+    def read_others() -> None:
+        for number, path in list(enumerate(paths))[9:]:
+            with path.open("rb") as file:
+                os.posix_fadvise(
+                    file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED
+                )  # the daemon is to see the reads
+                assert file.read() == bytes([number]) * (32 * MIB)
+
+    with FileHints(paths[:9]) as hints:
+        planned = 9 * 32 * MIB
+        wait_until(lambda: fetched(one, "hint") >= planned, "what is planned", seconds=60)
+        read_others()
+        assert not jobs(one)[0]["is_astray"]  # a program may read a checkpoint first
+        assert paths[0].read_bytes()[0] == 0
+        read_others()
+        wait_until(lambda: "only files that no hint names are read" in caplog.text, "the words")
+        read_others()
+        assert list(hints) == list(range(9))
+        assert jobs(one)[0]["is_astray"]
+        assert fetched(one, "hint") == planned
+    assert len(caplog.records) == 1
+
+
 def test_a_function_that_fails_costs_its_own_hints_only(
     mount: Callable[..., Mount], images: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -303,7 +486,7 @@ def test_a_function_that_fails_costs_its_own_hints_only(
 def test_the_first_files_are_fetched_while_the_list_is_still_looked_at(
     mount: Callable[..., Mount], images: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FIRST_ITEMS", 8)
+    monkeypatch.setattr(module, "FIRST_SAMPLES", 8)
     one, gate = mount(), threading.Event()
 
     def path_of(item: int) -> Path:
@@ -329,6 +512,41 @@ def test_a_daemon_that_was_started_again_gets_the_plans_again(
         one.start(*FLAGS, "--cache-dir", str(tmp_path))
         wait_until(lambda: jobs(one), "the job, again")
         wait_until(lambda: fetched(one, "hint") >= IMAGES * IMAGE_BYTES, "the hinted bytes")
+
+
+def test_a_restarted_daemon_gets_the_plans_again_before_new_ones(
+    mount: Callable[..., Mount], images: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "CHECK_SECONDS", 3600.0)  # only a new plan leads to a message
+    one = mount()
+    with FileHints([one.path / name for name in images], ahead=20) as hints:
+        order = iter(hints)
+        for _ in range(6):
+            next(order)
+        wait_until(lambda: jobs(one) and jobs(one)[0]["windows"] == [0, 1], "two windows")
+        one.unmount()
+        one.start(*FLAGS, "--cache-dir", str(tmp_path))
+        for _ in range(5):
+            next(order)
+        wait_until(lambda: jobs(one) and jobs(one)[0]["windows"][-1] in (1, 2), "a window after the start")
+        wait_until(lambda: jobs(one)[0]["windows"] == [0, 1, 2], "all windows")
+        assert jobs(one)[0]["extents"] == 30
+
+
+def test_each_of_two_mounts_gets_the_hints_of_each_pass(
+    mount: Callable[..., Mount], images: list[str]
+) -> None:
+    both = mount(), mount()
+    paths = [both[number >= IMAGES // 2].path / name for number, name in enumerate(images)]
+    with FileHints(paths) as hints:
+        for item in hints:
+            assert paths[item].read_bytes()[0] == item
+        wait_until(lambda: jobs(both[1])[0]["step"] > 30, "the last steps of the pass")
+        assert next(iter(hints)) == 0
+        for one in both:
+            wait_until(lambda one=one: jobs(one)[0]["step"] == 0, "the next pass")  # type: ignore[misc]
+            assert jobs(one)[0]["windows"] == [0]
+            assert jobs(one)[0]["extents"] == IMAGES // 2
 
 
 KILLED = """

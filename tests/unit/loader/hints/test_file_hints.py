@@ -2,7 +2,9 @@
 
 import itertools
 import pickle
+import sys
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,16 @@ class Epochs:
         self.epoch = epoch
 
 
+class Items:
+    """A sampler that is no sequence."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
     """Files that are on no mount."""
@@ -53,6 +65,66 @@ def test_no_more_is_drawn_than_asked_for(files: list[Path]) -> None:
         drawn = [(next(order), sampler.drawn) for _ in range(10)]
         assert [item for item, _ in drawn] == list(range(10))
         assert all(item < count <= item + 4 for item, count in drawn)
+
+
+def test_a_batch_counts_as_many_samples_as_it_has(files: list[Path]) -> None:
+    drawn = 0
+
+    def batches() -> Iterator[list[int]]:
+        nonlocal drawn
+        for batch in itertools.cycle([[1, 2, 3, 4, 5], [], [6, 7, 8, 9, 10]]):
+            drawn += 1
+            yield batch
+
+    with FileHints(files, batches(), ahead=22) as hints:
+        order = iter(hints)
+        assert next(order) == [1, 2, 3, 4, 5]
+        assert drawn == 6  # 5 + 1 + 5 + 5 + 1 + 5: an empty batch counts, too
+        assert next(order) == []
+        assert drawn <= 8
+    drawn = 0
+    with FileHints(files, batches(), ahead=1) as hints:
+        assert next(iter(hints)) == [1, 2, 3, 4, 5]
+        assert drawn == 1  # at least one
+
+
+def test_of_a_sequence_of_batches_the_first_are_sent_once_and_all_come(files: list[Path]) -> None:
+    batches = [[number] * 3 for number in range(20)]
+    with FileHints(files, batches, ahead=7) as hints:
+        assert list(hints) == batches
+        assert list(hints) == batches
+
+
+def test_threads_that_iterate_at_a_time_get_all_their_items(files: list[Path]) -> None:
+    def senders() -> list[threading.Thread]:
+        return [each for each in threading.enumerate() if each.name == "fusecache-file-hints"]
+
+    before, interval = senders(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(10):
+            hints, start = FileHints(files, Items(range(2000)), ahead=50), threading.Barrier(2)
+            seen: dict[int, list[int]] = {}
+
+            def iterate(
+                number: int, hints: FileHints, start: threading.Barrier, seen: dict[int, list[int]]
+            ) -> None:
+                start.wait()
+                seen[number] = list(hints)
+
+            threads = [
+                threading.Thread(target=iterate, args=(number, hints, start, seen)) for number in range(2)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert seen == {number: list(range(2000)) for number in range(2)}
+            hints.close()
+            # None is left that would send until the process ends.
+            assert [each for each in senders() if each not in before] == []
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_an_endless_order_and_a_pass_that_is_given_up(files: list[Path]) -> None:
