@@ -33,7 +33,7 @@ ATTEMPT = re.compile(r"\d{5,}-[0-9a-f]{8}-[0-9a-f]{12}")  # part, its key, attem
 PYTHON_ERROR = re.compile(
     r"(?!(?:java|javax|jdk|org|com|io|scala|py4j)\.)(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?"
 )
-MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named ")
+MISSING_MODULE = re.compile(r"ModuleNotFoundError: ")
 # A mount without `fsync = "remote"` may still upload what another node wrote; it gives up after 300 s of standstill.
 SHOWN_SECONDS = 300.0
 
@@ -226,7 +226,12 @@ def _failure(problem: Exception, engine: str) -> str:
     lines = [line.strip() for line in str(problem).splitlines()]
     missing = [line for line in lines if MISSING_MODULE.match(line)]
     if missing:
-        return f"{missing[-1]}: run `pip install 'fusecache[{engine}]'` on all nodes, for the Python of the workers"
+        module = missing[-1].partition(": pip install")[
+            0
+        ]  # the loader names its extra, which the engine's includes
+        return (
+            f"{module}: run `pip install 'fusecache[{engine}]'` on all nodes, for the Python of the workers"
+        )
     errors = [line for line in lines if PYTHON_ERROR.fullmatch(line)]
     if errors:
         return errors[-1]

@@ -147,8 +147,8 @@ def test_a_package_that_the_workers_lack_is_named_with_what_installs_it(
     bare = replace(cluster, environment={**cluster.environment, **python})
     status, said = convert(bare, "jsonl", *WORDS, *inputs, tmp_path / "out")
     assert status == 1
-    assert said.splitlines()[-1].startswith("a worker failed: ModuleNotFoundError: No module named ")
-    assert "pip install 'fusecache[spark]'" in said.splitlines()[-1]
+    assert said.splitlines()[-1].startswith("a worker failed: ModuleNotFoundError: ")
+    assert "run `pip install 'fusecache[spark]'` on all nodes" in said.splitlines()[-1]
 
 
 def test_parquet_and_text_too(cluster: Cluster, tmp_path: Path) -> None:

@@ -73,6 +73,15 @@ def test_a_module_that_the_workers_lack_is_named_with_what_installs_it(
     )
 
 
+def test_what_the_loader_says_of_a_package_that_it_needs_becomes_the_command_of_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = "ModuleNotFoundError: the loader needs msgspec: pip install 'fusecache[loader]'"
+    assert failure(SPARK.format(error=error), "spark", tmp_path, monkeypatch).startswith(
+        "a worker failed: ModuleNotFoundError: the loader needs msgspec: run `pip install 'fusecache[spark]'` on all"
+    )
+
+
 @pytest.mark.parametrize("text", [JAVA, SPARK, RAY])
 @pytest.mark.parametrize(
     "error",
