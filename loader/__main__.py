@@ -68,7 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     merged.add_argument("--replace", action="store_true", help="overwrite an existing index.json")
     add_convert(
         commands.add_parser(
-            "convert", help="convert text, JSON lines, Parquet, tar files, images or another dataset to MDS"
+            "convert",
+            help="convert text, JSON lines, Parquet, tar files, images, LitData or another dataset to MDS",
         )
     )
     add_simulate(

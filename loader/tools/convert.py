@@ -17,6 +17,7 @@ from loader.tools.commands import count_text, progress_bar, say
 from loader.tools.image_folder import COLUMNS as IMAGE_COLUMNS
 from loader.tools.image_folder import image_sources
 from loader.tools.input_record import check_inputs, forget_inputs, is_begun, record_inputs
+from loader.tools.lit_chunks import lit_sources
 from loader.tools.row_sources import JsonLines, ParquetRows, json_columns, parquet_columns
 from loader.tools.tar_rows import TarRows, tar_columns
 from loader.tools.tokens import TokenOptions, TokenSource, load_tokenizer
@@ -59,7 +60,8 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
         for kind in ("tar", "webdataset")
     ]
     images = kinds.add_parser("imagefolder", help="a folder of class folders, a sample an image")
-    for command in (rows, parquet, *tars):
+    chunks = kinds.add_parser("litdata", help="folders of LitData, whose samples are dicts of plain values")
+    for command in (rows, parquet, *tars, chunks):
         command.add_argument(
             "--columns", help="name:encoding,... (default: all, detected from the first file)"
         )
@@ -80,9 +82,11 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     )
     for command in (again, mixed):
         command.add_argument("source", type=Path, help="directory that contains index.json")
-    for command in (text, rows, parquet, *tars, images):
+    for command in (text, rows, parquet, *tars, images, chunks):
         command.add_argument(
-            "inputs", nargs="+", help="files, in the order of the samples; one folder of images"
+            "inputs",
+            nargs="+",
+            help="files, in the order of the samples; folders of LitData, or one of images",
         )
         command.add_argument(
             "--engine",
@@ -102,7 +106,7 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
         command.add_argument(
             "--size-limit", default=DEFAULT_SIZE_LIMIT, help="raw bytes of a shard (default: 64mb)"
         )
-    for command in (text, rows, parquet, *tars, images, again, mixed):
+    for command in (text, rows, parquet, *tars, images, chunks, again, mixed):
         command.add_argument(
             "out", help="directory of the new dataset; a URL that mounts show, for a cluster"
         )
@@ -165,8 +169,8 @@ def convert(
 ) -> int:
     """Convert files to a dataset, as the command `convert` does; return its sample count.
 
-    kind: text, jsonl, parquet, tar, webdataset or imagefolder. columns: name -> encoding; None: detected from the
-    first file, or all of an image folder. tokens: for text.
+    kind: text, jsonl, parquet, tar, webdataset, imagefolder or litdata. columns: name -> encoding; None: detected from
+    the first file, or all of an image folder. tokens: for text.
     engine: local, ray or spark. processes: of the engine local. options: of MDSWriter. Raises LoaderError.
     """
     columns, sources = _sources(kind, [str(path) for path in inputs], dict(columns or {}), tokens, engine)
@@ -189,13 +193,14 @@ def _sources(
         found = columns or detect(inputs)
         return found, [source(path, found, not columns) for path in inputs]
     if kind == "imagefolder":
-        if len(inputs) > 1:
-            raise WriterError(f"{', '.join(inputs)}: give one folder, whose folders are the classes")
         columns = columns or dict(IMAGE_COLUMNS)
-        return columns, [*image_sources(inputs[0], columns)]
+        return columns, [*image_sources(inputs, columns)]
+    if kind == "litdata":
+        columns, chunks = lit_sources(inputs, columns)
+        return columns, [*chunks]
     if kind != "text" or tokens is None:
         raise ArgumentError(
-            f"kind {kind!r}: it is {', '.join(ROW_KINDS)}, imagefolder, or text with tokens=TokenOptions(…)"
+            f"kind {kind!r}: it is {', '.join(ROW_KINDS)}, imagefolder, litdata, or text with tokens=TokenOptions(…)"
         )
     if tokens.length < 0:
         raise LoaderError(f"--length {tokens.length} is negative")

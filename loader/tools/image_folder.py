@@ -47,18 +47,20 @@ class ImageFiles:
                 raise LoaderError(f"{path}: {problem}; choose another encoding with --columns") from None
 
 
-def image_sources(folder: str, columns: Mapping[str, str]) -> list[ImageFiles]:
-    """Return the sources of a folder of class folders; files that are no images are left out, which is logged.
+def image_sources(folders: Sequence[str], columns: Mapping[str, str]) -> list[ImageFiles]:
+    """Return the sources of one folder of class folders; files that are no images are left out, which is logged.
 
-    columns: some of COLUMNS, with an encoding each. Raises LoaderError for other columns, for a folder without
-    classes, and for a class without images.
+    columns: some of COLUMNS, with an encoding each. Raises LoaderError for several folders, for other columns, for a
+    folder without classes, and for a class without images.
     """
+    if len(folders) > 1:
+        raise WriterError(f"{', '.join(folders)}: give one folder, whose folders are the classes")
     odd = [name for name in columns if name not in COLUMNS]
     if odd:
         raise WriterError(f"--columns {', '.join(odd)}: an image folder has the columns {', '.join(COLUMNS)}")
     if columns.get("image", "bytes") not in ("bytes", "jpeg", "png"):
         raise WriterError(f"--columns image:{columns['image']}: choose bytes, jpeg or png")
-    folder = os.path.abspath(folder)
+    folder = os.path.abspath(folders[0])
     names, classes = _images(folder)
     return [
         ImageFiles(folder, columns, tuple(names[start:stop]), tuple(classes[start:stop]))

@@ -49,7 +49,7 @@ def test_what_cannot_work_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(LoaderError, match="only local has processes"):
         convert("jsonl", [source], out, engine="ray", processes=2)
     with pytest.raises(
-        LoaderError, match="kind 'csv': it is jsonl, parquet, tar, webdataset, imagefolder, or text"
+        LoaderError, match="kind 'csv': it is jsonl, parquet, tar, webdataset, imagefolder, litdata, or text"
     ):
         convert("csv", [source], out)
     with pytest.raises(LoaderError, match="no file to convert"):
