@@ -25,7 +25,9 @@ class PlayedKernel:
         self._unique = 0
 
     def send_init(self, *, major: int = 7, minor: int = 45, flags: int = EVERYTHING, more: int = 0) -> None:
-        self.send(Opcode.INIT, INIT_IN.pack(major, minor, 131072, flags, more, *[0] * 11))
+        body = INIT_IN.pack(major, minor, 131072, flags, more, *[0] * 11)
+        # From 7.36 on there is a second word of flags.
+        self.send(Opcode.INIT, body if minor >= 36 else body[:16])
 
     def read_init(self) -> tuple[int, ...]:
         _, error, payload = self.receive()

@@ -521,6 +521,41 @@ def test_features_are_what_both_know(missing: tuple[str, ...], writeback: bool, 
     kernel.close()
 
 
+# What Linux 6.18 offers.
+OFFERED = 0x5FD_73FFFFFB
+
+
+@pytest.mark.parametrize(
+    ("minor", "newest"),
+    [
+        pytest.param(31, 26, id="Linux 5.4"),
+        pytest.param(34, 29, id="Linux 5.15"),
+        pytest.param(37, 33, id="Linux 6.1"),
+        pytest.param(39, 36, id="Linux 6.8"),
+        pytest.param(45, 42, id="Linux 6.18"),
+    ],
+)
+@pytest.mark.parametrize("is_read_only", [True, False])
+def test_what_a_mount_has_on_each_kernel(minor: int, newest: int, is_read_only: bool) -> None:  # noqa: FBT001
+    """The table in docs/decisions/0007. newest: the last bit of the flags of this minor version in <linux/fuse.h>."""
+    operations = RequestHandlers()
+    operations.enable_writeback_cache, operations.enable_passthrough = True, is_read_only
+    kernel = PlayedKernel()
+    offered = OFFERED & (1 << newest + 1) - 1
+    kernel.send_init(minor=minor, flags=offered & EVERYTHING, more=offered >> 32)
+    session = OwnSession(operations, kernel.theirs.detach())
+    _, _, _, low, _, _, max_write, _, _, _, high, *_ = kernel.read_init()
+    passes = minor >= 40 and is_read_only
+    assert session.negotiated.features == {
+        "ASYNC_READ", "ATOMIC_O_TRUNC", "BIG_WRITES", "AUTO_INVAL_DATA", "DO_READDIRPLUS", "PARALLEL_DIROPS",
+        "MAX_PAGES", *(["INIT_EXT"] if minor >= 36 else []), "PASSTHROUGH" if passes else "WRITEBACK_CACHE",
+    }  # fmt: skip
+    assert (low | high << 32) & ~offered == 0
+    assert max_write == 2**20
+    session.close()
+    kernel.close()
+
+
 @pytest.mark.parametrize("is_wanted", [True, False])
 @pytest.mark.parametrize("more", [0, FLAGS["PASSTHROUGH"] >> 32, EVERYTHING])
 def test_passthrough_excludes_the_writeback_cache(is_wanted: bool, more: int) -> None:  # noqa: FBT001
