@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.s3server import Fault, FaultAction
 from tests.support.mounts import Mount, pattern, wait_until
 from tests.support.s3_buckets import Bucket
 
@@ -160,15 +161,17 @@ def test_a_later_signal_ends_a_wait_that_a_handled_one_did_not(silent: Mount) ->
 def test_ctrl_c_ends_a_remote_fsync_and_the_file_is_published_later(
     mount: Callable[..., Mount], bucket: Bucket
 ) -> None:
-    made = mount("--fuse-library", "own", "--fsync", "remote", "--attribute-seconds", "600")
-    assert not list(made.path.iterdir())
-    assert bucket.service.control is not None
-    bucket.service.control.pause("blackhole")
+    made = mount("--fuse-library", "own", "--fsync", "remote")
+    control = bucket.service.control
+    assert control is not None
+    control.clear_log()
+    control.faults(Fault(FaultAction.HOLD, operation="PutObject"))
     before = "file = open(path + '/new', 'wb'); file.write(b'bytes'); file.flush()"
     process = begun(made, "os.fsync(file.fileno())", before=before)
+    control.wait_requests(1, operation="PutObject", finished=False)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=DEAD_SECONDS)
     assert said.splitlines()[-1] == "KeyboardInterrupt"
-    bucket.service.control.resume()
+    control.clear_faults()
     made.sync()
     assert bucket.get("new") == b"bytes"
