@@ -115,6 +115,7 @@ class MDSWriter:
         Raises EncodingError, naming the column, for a value that does not fit; the sample is then not written. Raises
         WriterError if offsets would exceed 2**32, or the writer is closed.
         """
+        self._check_open()
         if not hasattr(sample, "keys"):
             raise ValueTypeError(
                 f"a sample maps its columns to values; {reprlib.repr(sample)} ({type(sample).__name__}) does not"
@@ -123,8 +124,7 @@ class MDSWriter:
 
     def write_encoded(self, data: bytes) -> None:
         """Add one sample that is encoded already, as a shard with these columns holds it; else as `write`."""
-        if self._closed:
-            raise WriterError("this writer is closed")
+        self._check_open()
         limit = self._packer.size_limit
         if self._packer.empty_bytes + 4 + len(data) >= OFFSET_LIMIT:
             raise WriterError(f"a sample of {len(data)} bytes does not fit: offsets in a shard have 32 bits")
@@ -163,6 +163,10 @@ class MDSWriter:
                     f"{self._directory} holds {name}, which has another compression than these settings: resume with "
                     f"the settings that it was written with, choose another directory, or remove it"
                 )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise WriterError("this writer is closed")
 
     def _encode(self, sample: Mapping[str, Any]) -> bytes:
         if len(sample) != len(self._columns):
