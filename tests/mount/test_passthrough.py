@@ -265,7 +265,9 @@ def test_a_loader_opens_its_shards_again_in_each_epoch(one: Mount, shared: Place
         shared.bucket.put(f"{folder}/{path.name}", path.read_bytes())
     wait_until((one.path / folder).exists, "the data set on the mount")
     dataset = MDSDataset(one.path / folder)
-    with closing(Loader(dataset, ElasticBatchSampler(dataset, global_batch_size=1, world=World()))) as loader:
+    sampler = ElasticBatchSampler(dataset, global_batch_size=8, world=World())
+    # Hints would have the daemon follow the first reads.
+    with closing(Loader(dataset, sampler, hints=False)) as loader:
         assert sum(len(batch["bytes"]) for batch in loader) == 24
         run(FUSECACHE, "warm", "--wait", one.path / folder)
         wait_until(
