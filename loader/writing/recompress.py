@@ -15,7 +15,7 @@ from loader.base.paths import check_is_local
 from loader.errors import WriterError
 from loader.mds.index import INDEX_NAME, Index, read_index
 from loader.mds.shard_reader import ReadOptions, ShardReader
-from loader.writing.resume_scan import left_over_shards, make_directory
+from loader.writing.resume_scan import check_not_below, left_over_shards, make_directory
 from loader.writing.shard_packer import PackOptions, ShardPacker
 from loader.writing.writer import write_index
 
@@ -39,8 +39,7 @@ def recompress(
     target = Path(out)
     if (target / INDEX_NAME).exists():
         raise WriterError(f"{target} holds a dataset already: choose another directory, or remove it")
-    if f"{target.resolve()}/".startswith(f"{Path(source).resolve()}/"):
-        raise WriterError(f"{target} lies in {source}, which is not written to: choose another directory")
+    check_not_below(target, source)
     packers = [ShardPacker(schema, options) for schema in index.schemas]
     make_directory(target)
     if left_over := left_over_shards(target):

@@ -119,3 +119,9 @@ def _decodes(directory: Path, packer: ShardPacker, number: int) -> bool:
     except EncodingError:
         return False
     return True
+
+
+def check_not_below(target: Path, source: str | Path) -> None:
+    """Raise WriterError if a new dataset would lie in the one that it is made of."""
+    if f"{target.resolve()}/".startswith(f"{Path(source).resolve()}/"):
+        raise WriterError(f"{target} lies in {source}, which is not written to: choose another directory")

@@ -20,6 +20,7 @@ from loader.base.paths import check_is_local
 from loader.errors import ArgumentError, LoaderError, WriterError
 from loader.mds.index import Index, read_index
 from loader.mds.shard_reader import ReadOptions, ShardReader
+from loader.writing.resume_scan import check_not_below
 from loader.writing.shard_packer import PackOptions
 from loader.writing.writer import MDSWriter
 
@@ -61,8 +62,7 @@ def shuffle(
     columns = (
         dict(zip(index.schemas[0].names, index.schemas[0].encodings, strict=True)) if index.schemas else {}
     )
-    if f"{Path(out).resolve()}/".startswith(f"{Path(source).resolve()}/"):
-        raise WriterError(f"{out} lies in {source}, which is not written to: choose another directory")
+    check_not_below(Path(out), source)
     with (
         MDSWriter(
             out,

@@ -120,11 +120,14 @@ class MDSWriter:
             raise ValueTypeError(
                 f"a sample maps its columns to values; {reprlib.repr(sample)} ({type(sample).__name__}) does not"
             )
-        self.write_encoded(self._encode(sample))
+        self._add(self._encode(sample))
 
     def write_encoded(self, data: bytes) -> None:
         """Add one sample that is encoded already, as a shard with these columns holds it; else as `write`."""
         self._check_open()
+        self._add(data)
+
+    def _add(self, data: bytes) -> None:
         limit = self._packer.size_limit
         if self._packer.empty_bytes + 4 + len(data) >= OFFSET_LIMIT:
             raise WriterError(f"a sample of {len(data)} bytes does not fit: offsets in a shard have 32 bits")
