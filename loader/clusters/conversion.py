@@ -33,7 +33,6 @@ ATTEMPT = re.compile(r"\d{5,}-[0-9a-f]{8}-[0-9a-f]{12}")  # part, its key, attem
 PYTHON_ERROR = re.compile(
     r"(?!(?:java|javax|jdk|org|com|io|scala|py4j)\.)(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?"
 )
-MISSING_MODULE = re.compile(r"ModuleNotFoundError: ")
 # A mount without `fsync = "remote"` may still upload what another node wrote; it gives up after 300 s of standstill.
 SHOWN_SECONDS = 300.0
 
@@ -224,11 +223,10 @@ def _run_all(engine: str, run: Run, tasks: Sequence[PartTask]) -> dict[int, str]
 def _failure(problem: Exception, engine: str) -> str:
     """Return what an engine's error says of the worker: its error of Python, which may stand amid Java's stack."""
     lines = [line.strip() for line in str(problem).splitlines()]
-    missing = [line for line in lines if MISSING_MODULE.match(line)]
+    missing = [line for line in lines if line.startswith("ModuleNotFoundError: ")]
     if missing:
-        module = missing[-1].partition(": pip install")[
-            0
-        ]  # the loader names its extra, which the engine's includes
+        # The loader names its own extra, which the engine's includes.
+        module = missing[-1].partition(": pip install")[0]
         return (
             f"{module}: run `pip install 'fusecache[{engine}]'` on all nodes, for the Python of the workers"
         )
