@@ -62,10 +62,12 @@ $(VENV)/.packages: scripts/apt_packages.sh
 	@$(if $(APT),$(APT) $(DAEMON_PACKAGES) $(TEST_PACKAGES))
 	@mkdir -p $(VENV) && touch $@
 
-# Its own mark, as python is there long before pip; what is whole already stays.
+# Its own mark, as python is there long before pip; what is whole already stays. A newer pip than Debian 12's, which
+# tries versions of the trainers' packages one after the other for many minutes.
 $(VENV)/.created: | $(VENV)/.packages
 	@echo "virtual environment: $(VENV)"
 	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(VENV)/bin/pip install $(PIP_FLAGS) 'pip>=25'
 	@touch $(VENV)/.packages $@
 
 $(VENV)/.installed: pyproject.toml Makefile | $(VENV)/.created
