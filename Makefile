@@ -124,6 +124,16 @@ $(VENV)/.trainers: pyproject.toml $(VENV)/.installed
 test-trainers: setup $(VENV)/.trainers ## checkpoints of transformers, accelerate, Lightning and DCP on a mount
 	$(VENV)/bin/python -m pytest tests/trainers -n 2 --dist worksteal $(PYTEST_ARGS)
 
+$(VENV)/.streaming-suite: $(VENV)/.installed
+	@echo "python packages: moto"
+	@$(VENV)/bin/pip install $(PIP_FLAGS) moto $(STREAMING) $(WITH_TORCH)
+	@touch $@
+
+.PHONY: test-streaming-suite
+test-streaming-suite: setup $(VENV)/.streaming-suite ## MosaicML's own tests on loader.streaming; SUITE=DIR, github.com/mosaicml/streaming at v0.13.0; 2 minutes
+	@[ -d "$(SUITE)/tests" ] || { echo "SUITE=$(SUITE) has no folder tests: clone github.com/mosaicml/streaming there first" >&2; exit 1; }
+	$(VENV)/bin/python -m tests.streaming_suite "$(SUITE)"
+
 # Trainers whose versions contradict each other, so each has its own virtual environment; 1 GB each.
 RECIPES ?= composer deepspeed litgpt llm-foundry
 
