@@ -109,7 +109,10 @@ def real_name(path: str | os.PathLike[str]) -> str:
 
 
 def _split_at_mount(path: str | os.PathLike[str], mount_table: Path) -> tuple[str | None, str]:
-    """Return the fusecache mountpoint that a path leads into (None: no mount) and the rest of the path inside it."""
+    """Return the fusecache mountpoint that a path leads into (None: no mount) and the rest of the path inside it.
+
+    Of a mount below another it is the inner one, by the names as written: a link in the outer mount is not resolved.
+    """
     points = our_mountpoints(mount_table)
     links = 0
     left = os.path.abspath(path).split("/")[:0:-1]  # the first part last
@@ -117,7 +120,9 @@ def _split_at_mount(path: str | os.PathLike[str], mount_table: Path) -> tuple[st
     while left:
         step = os.path.join(current, left.pop())
         if step in points:
-            return step, "/".join(reversed(left))
+            whole = "/".join((step, *reversed(left)))
+            inner = max((point for point in points if f"{whole}/".startswith(f"{point}/")), key=len)
+            return inner, whole[len(inner) + 1 :]
         target = _target_of(step) if links < _MOST_LINKS else None
         if target is None:
             current = step

@@ -507,3 +507,17 @@ def test_it_ends_in_order_under_programs_that_read_and_write(bucket, tmp_path):
     assert process.returncode == 0, log
     assert "Traceback" not in log
     assert bucket.names() == ["large"]  # nobody closed what was written
+
+
+def test_commands_ask_the_mount_below_another_mount(mount: Callable[..., Mount], bucket: Bucket):
+    bucket.put("outer/place/", b"")
+    bucket.put("inner/file", b"1")
+    outer = mount(of=bucket.below("outer"))
+    inner = mount(of=bucket.below("inner"), path=outer.path / "place")
+    assert inner.status()["pid"] == inner.pid != outer.pid
+    (inner.path / "new").write_bytes(b"2")
+    run(FUSECACHE, "sync", inner.path / "new")
+    assert bucket.get("inner/new") == b"2"
+    run(FUSECACHE, "unmount", inner.path)
+    assert not mounted_at(inner.path)
+    assert mounted_at(outer.path)
