@@ -1,4 +1,4 @@
-"""A tiny model under Lightning's Trainer and its ModelCheckpoint."""
+"""A tiny model under Lightning's Trainer and its ModelCheckpoint, and under Fabric."""
 
 import hashlib
 import os
@@ -76,7 +76,27 @@ def train(
     return model.digest()
 
 
-FUNCTIONS: dict[str, Any] = {"train": train}
+def train_by_fabric(*, directory: str, steps: int, resume: str | None = None) -> str:
+    """Train weights in a loop of our own, saved every second one by `Fabric.save`; return their digest."""
+    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+    bare = Model()
+    model, optimizer = fabric.setup(bare, bare.configure_optimizers())
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer, "step": 0}
+    if resume is not None:
+        fabric.load(resume, state)
+    rows = torch.randn(64, 16, generator=torch.Generator().manual_seed(3)).split(4)
+    while state["step"] < steps:
+        batch = rows[state["step"]]
+        fabric.backward(model.training_step(batch, 0))
+        optimizer.step()
+        optimizer.zero_grad()
+        state["step"] += 1
+        if state["step"] % 2 == 0:
+            fabric.save(f"{directory}/step={state['step']}.ckpt", state)
+    return bare.digest()
+
+
+FUNCTIONS: dict[str, Any] = {"train": train, "train_by_fabric": train_by_fabric}
 
 if __name__ == "__main__":
     serve(FUNCTIONS)

@@ -1,4 +1,4 @@
-"""Lightning's ModelCheckpoint: a temporary directory elsewhere, `last.ckpt` as a copy and as a link."""
+"""Lightning's ModelCheckpoint: a temporary directory elsewhere, `last.ckpt` as a copy and as a link; and Fabric."""
 
 import os
 from collections.abc import Iterator
@@ -95,3 +95,21 @@ def test_a_last_checkpoint_that_is_a_copy_has_its_bytes_and_old_ones_go(
     other: Mount = mount()
     resume = f"{other.path}/run/last.ckpt"
     assert trainer.call("train", directory=str(tmp_path), steps=8, resume=resume) == resumed[6]
+
+
+def test_fabric_resumes_on_another_node_with_the_weights_of_a_run_without_a_break(
+    mount, bucket, trainer: Worker, tmp_path: Path
+):
+    undisturbed = trainer.call("train_by_fabric", directory=str(tmp_path), steps=8)
+    node: Mount = mount()
+    trainer.call("train_by_fabric", directory=f"{node.path}/run", steps=6)
+    node.sync()
+    assert arrivals(bucket) == [f"run/step={step}.ckpt" for step in (2, 4, 6)]
+    assert_tidy(bucket)
+    other: Mount = mount()
+    again = {"steps": 8, "resume": f"{other.path}/run/step=4.ckpt"}
+    assert trainer.call("train_by_fabric", directory=f"{other.path}/again", **again) == undisturbed
+    other.sync()
+    for step in (6, 8):
+        saved = bucket.get(f"again/step={step}.ckpt")
+        assert saved == (other.path / f"again/step={step}.ckpt").read_bytes()
