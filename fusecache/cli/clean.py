@@ -97,7 +97,7 @@ def clean(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     from fusecache.bucket.cleaning import Cleaner, server_now
 
     place, keys = _address(arguments)
-    find_in_use = partial(_find_in_use, place.bucket, is_needed=arguments.delete)
+    find_in_use = partial(_find_in_use, place.bucket, place.prefix, is_needed=arguments.delete)
     with ExitStack() as stack:
         store = stack.enter_context(closing(open_store(place, keys)))
         now = server_now(store, place.prefix)
@@ -207,14 +207,14 @@ def _plan(arguments: argparse.Namespace, below: str) -> "CleaningPlan":
     )
 
 
-def _find_in_use(bucket: str, keys: Sequence[str], *, is_needed: bool) -> dict[str, str]:
+def _find_in_use(bucket: str, prefix: str, keys: Sequence[str], *, is_needed: bool) -> dict[str, str]:
     """Return which keys a mount of this node needs, and why."""
     if len(keys) > 1 and len(json.dumps(keys)) > _QUESTION_BYTES:
         half = len(keys) // 2
-        first = _find_in_use(bucket, keys[:half], is_needed=is_needed)
-        return first | _find_in_use(bucket, keys[half:], is_needed=is_needed)
+        first = _find_in_use(bucket, prefix, keys[:half], is_needed=is_needed)
+        return first | _find_in_use(bucket, prefix, keys[half:], is_needed=is_needed)
     found: dict[str, str] = {}
-    for row in ask_mounts(bucket, {"command": "in-use", "keys": list(keys)}, is_needed=is_needed):
+    for row in ask_mounts(bucket, prefix, {"command": "in-use", "keys": list(keys)}, is_needed=is_needed):
         found |= row["in_use"]
     return found
 

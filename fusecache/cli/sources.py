@@ -42,17 +42,16 @@ def split_source(text: str) -> tuple[str, str]:
     return bucket, prefix
 
 
-def ask_mounts(bucket: str, request: Mapping[str, Any], *, is_needed: bool) -> Iterator[dict[str, Any]]:
-    """Yield the answer of each mount of this node that has, or may have, a bucket of this name.
+def ask_mounts(
+    bucket: str, prefix: str, request: Mapping[str, Any], *, is_needed: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the answer of each mount of this node that has, or may have, keys with a prefix in a bucket of this name.
 
     is_needed: raise MountError if a mount does not answer; else leave it out.
     """
     devices = set()
     for entry in our_entries():
-        is_of_several = entry.source.startswith("buckets:")
-        if entry.device in devices or not (
-            is_of_several or entry.source.removeprefix(SCHEME).partition("/")[0] == bucket
-        ):
+        if entry.device in devices or not _may_have(entry.source, bucket, prefix):
             continue
         devices.add(entry.device)
         try:
@@ -68,3 +67,12 @@ def ask_mounts(bucket: str, request: Mapping[str, Any], *, is_needed: bool) -> I
                 ) from exc
             continue
         yield row
+
+
+def _may_have(source: str, bucket: str, prefix: str) -> bool:
+    """Return whether a mount of `source` may have keys with this prefix in a bucket of this name."""
+    if source.startswith("buckets:"):
+        return True
+    mounted_bucket, _, mounted = source.removeprefix(SCHEME).partition("/")
+    below = f"{mounted.strip('/')}/".removeprefix("/")
+    return mounted_bucket == bucket and (below.startswith(prefix) or prefix.startswith(below))

@@ -65,7 +65,7 @@ def _in_bucket(arguments: argparse.Namespace) -> dict[str, Any]:
 
     bucket, prefix = split_source(arguments.place)
     aborts = arguments.abort and arguments.yes
-    rows = ask_mounts(bucket, {"command": "uploads-in-use"}, is_needed=aborts)
+    rows = ask_mounts(bucket, prefix, {"command": "uploads-in-use"}, is_needed=aborts)
     return bucket_uploads(
         place_of(bucket, prefix, endpoint_url=arguments.endpoint_url, region=arguments.region),
         BucketKeys(credentials_file=arguments.credentials_file, profile=arguments.profile),

@@ -610,3 +610,15 @@ def test_mount_that_does_not_tell_stops_removal(old: Cleaned, mount: Callable[..
     assert old.bucket.names() == ["a"]
     old.clean("--older-than", "7d")
     one.detach()
+
+
+def test_dead_mount_of_another_prefix_does_not_stop_removal(
+    old: Cleaned, mount: Callable[..., Mount]
+) -> None:
+    old.put("a")
+    one = mount(of=Bucket(old.bucket.service, old.bucket.client, "run-2/"))
+    os.kill(one.pid, signal.SIGKILL)
+    wait_until(lambda: not one.is_alive(), "the end of the daemon")
+    old.clean("--older-than", "7d", "--delete")
+    assert old.bucket.names() == []
+    one.detach()

@@ -25,10 +25,22 @@ from fusecache.daemon.connect import START_SECONDS
 from fusecache.model.hints import TO_THE_END, encode_plan
 from tests.s3server import Account
 from tests.support import BASE_PYTHON, ROOT
-from tests.support.mounts import FUSECACHE, Mount, is_running, mounted_at, pattern, refusal, run, wait_until
+from tests.support.mounts import (
+    FUSECACHE,
+    NEEDS_OWN_SESSION,
+    Mount,
+    is_running,
+    mounted_at,
+    pattern,
+    refusal,
+    run,
+    wait_until,
+)
 from tests.support.s3_buckets import Bucket
 
 MakeMount = Callable[..., Mount]
+
+pytestmark = NEEDS_OWN_SESSION
 
 
 def kill(mount: Mount) -> None:

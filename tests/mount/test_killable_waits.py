@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.s3server import Fault, FaultAction
-from tests.support.mounts import Mount, pattern, wait_until
+from tests.support.mounts import NEEDS_OWN_SESSION, Mount, pattern, wait_until
 from tests.support.s3_buckets import Bucket
 
 # Containers may hide where a process waits.
-pytestmark = [pytest.mark.s3server_only, pytest.mark.whole_machine]
+pytestmark = [pytest.mark.s3server_only, pytest.mark.whole_machine, NEEDS_OWN_SESSION]
 
 # What the promise says, and what a loaded machine adds: without it these waits take 20 s or more.
 DEAD_SECONDS = 1 + 4

@@ -16,6 +16,7 @@ import pytest
 from tests.s3server import Account, Fault, FaultAction
 from tests.support.mounts import (
     FUSECACHE,
+    NEEDS_OWN_SESSION,
     Mount,
     mounted_at,
     open_to_other_users,
@@ -74,6 +75,7 @@ def refused(bucket: Bucket, tmp_path: Path) -> Iterator[Refused]:
 
 
 @needs_root
+@NEEDS_OWN_SESSION
 @pytest.mark.parametrize("path", [os.environ["PATH"], "/no/programs"], ids=["fusermount3", "no fusermount3"])
 def test_root_that_may_not_mount_hears_what_is_missing(refused: Refused, path: str) -> None:
     """As root of a container without privileges."""
@@ -346,7 +348,8 @@ def test_the_command_line_waits_and_tells(mount, bucket):
     assert '"pending_files": 1' in run(FUSECACHE, "status", one.path, "--json").stdout
     one.unmount()
     assert bucket.get("file") == b"x" * 1000
-    one.start("--settle-seconds", "0.2")
+    # A bucket takes one write a second to a key, and the next daemon does not know of the last one's.
+    one.start("--settle-seconds", "1")
     (one.path / "file").write_bytes(b"y" * 1000)
     run(FUSECACHE, "sync", one.path / "file")
     assert bucket.get("file") == b"y" * 1000

@@ -14,7 +14,7 @@ import pytest
 from fusecache.mount.control_client import daemon_pid, find_mount
 from tests.mount.conftest import FLAGS
 from tests.s3server import Fault, FaultAction
-from tests.support.mounts import FUSECACHE, mounted_at, wait_until
+from tests.support.mounts import FUSECACHE, NEEDS_OWN_SESSION, mounted_at, wait_until
 from tests.support.s3_buckets import Bucket
 
 pytestmark = pytest.mark.usefixtures("closed_connections")
@@ -83,7 +83,9 @@ def processes_naming(folder: Path) -> list[str]:
     return [line for line in lines if str(folder) in line]
 
 
-@pytest.fixture(params=[False, True], ids=["alone", "kept"])
+@pytest.fixture(
+    params=[pytest.param(False, id="alone"), pytest.param(True, id="kept", marks=NEEDS_OWN_SESSION)]
+)
 def site(tmp_path: Path, bucket: Bucket, request: pytest.FixtureRequest) -> Iterator[Site]:
     """Where `run` mounts, once with a daemon alone and once with a keeper."""
     made = Site(tmp_path, bucket, is_kept=request.param)

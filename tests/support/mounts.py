@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fusecache.mount.control_client import ask, find_mount
 from fusecache.mount.launch import READY
 from tests.support.s3_buckets import Bucket
@@ -110,6 +112,12 @@ def parent_of(pid: int) -> int:
     """Return the process that started another."""
     stat = Path(f"/proc/{pid}/stat").read_text()
     return int(stat[stat.rindex(")") + 2 :].split()[1])
+
+
+NEEDS_OWN_SESSION = pytest.mark.skipif(
+    os.environ.get("FUSECACHE_FUSE_LIBRARY") == "pyfuse3",
+    reason="pyfuse3 tells neither of signals nor why mounting failed, and its mount ends with the daemon",
+)
 
 
 class Mount:
