@@ -37,6 +37,12 @@ class Model(lightning.LightningModule):
         return found.hexdigest()
 
 
+def write_below(temporary: str) -> None:
+    """Let Lightning write its checkpoints in this TMPDIR, before it moves them."""
+    os.environ["TMPDIR"] = temporary
+    tempfile.tempdir = None
+
+
 def train(
     *,
     directory: str,
@@ -51,8 +57,7 @@ def train(
     temporary: TMPDIR. keep: save_top_k, of the newest.
     """
     if temporary is not None:
-        os.environ["TMPDIR"] = temporary
-        tempfile.tempdir = None
+        write_below(temporary)
     rows = torch.randn(64, 16, generator=torch.Generator().manual_seed(3))
     checkpoints = ModelCheckpoint(
         directory,
@@ -76,8 +81,9 @@ def train(
     return model.digest()
 
 
-def train_by_fabric(*, directory: str, steps: int, resume: str | None = None) -> str:
+def train_by_fabric(*, directory: str, steps: int, temporary: str, resume: str | None = None) -> str:
     """Train weights in a loop of our own, saved every second one by `Fabric.save`; return their digest."""
+    write_below(temporary)
     fabric = lightning.Fabric(accelerator="cpu", devices=1)
     bare = Model()
     model, optimizer = fabric.setup(bare, bare.configure_optimizers())

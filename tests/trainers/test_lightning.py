@@ -100,14 +100,14 @@ def test_a_last_checkpoint_that_is_a_copy_has_its_bytes_and_old_ones_go(
 def test_fabric_resumes_on_another_node_with_the_weights_of_a_run_without_a_break(
     mount, bucket, trainer: Worker, tmp_path: Path
 ):
-    undisturbed = trainer.call("train_by_fabric", directory=str(tmp_path), steps=8)
+    undisturbed = trainer.call("train_by_fabric", directory=str(tmp_path), temporary=str(tmp_path), steps=8)
     node: Mount = mount()
-    trainer.call("train_by_fabric", directory=f"{node.path}/run", steps=6)
+    trainer.call("train_by_fabric", directory=f"{node.path}/run", temporary=str(tmp_path), steps=6)
     node.sync()
     assert arrivals(bucket) == [f"run/step={step}.ckpt" for step in (2, 4, 6)]
     assert_tidy(bucket)
     other: Mount = mount()
-    again = {"steps": 8, "resume": f"{other.path}/run/step=4.ckpt"}
+    again = {"steps": 8, "temporary": str(tmp_path), "resume": f"{other.path}/run/step=4.ckpt"}
     assert trainer.call("train_by_fabric", directory=f"{other.path}/again", **again) == undisturbed
     other.sync()
     for step in (6, 8):
