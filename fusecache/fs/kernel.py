@@ -1,6 +1,6 @@
-"""Kernel settings of a live mount, written through sysfs: more read-ahead, written pages, and requests in flight.
+"""Kernel settings of a live mount, written through sysfs: larger read-ahead, more requests in flight.
 
-The first two need root. The other settings may be written by the user who mounted, up to max_user_bgreq of the fuse
+Read-ahead needs root. The other settings may be written by the user who mounted, up to max_user_bgreq of the fuse
 module. They need the FUSE control file system (seen on 6.18), which only root can mount. libfuse has no mount option
 for any of them. Refused settings are returned, not raised: the mount works without them, only slower.
 """
@@ -12,9 +12,6 @@ from pathlib import Path
 
 # The kernel's default is 128 KiB: eight times as many requests as with 1 MiB, at a third of the speed.
 READ_AHEAD_KIB = 1024
-# Percent of the machine's limit for written pages that are not stored yet, which is a fifth of the free memory. The
-# kernel's default is 1: a program that writes 256 MiB then waits for the daemon again and again, with memory free.
-DIRTY_RATIO = 25
 # The kernel's default is 12: twelve waiting readers would block all others.
 MAX_BACKGROUND = 256
 CONGESTION_THRESHOLD = 192
@@ -39,10 +36,8 @@ def tune(mountpoint: str) -> KernelSettings:
     connection = CONNECTIONS / str(minor)
     if not connection.exists():
         _mount_control_files()
-    backing = Path(f"/sys/class/bdi/{major}:{minor}")
     wanted = (
-        (backing / "read_ahead_kb", READ_AHEAD_KIB),
-        (backing / "max_ratio", DIRTY_RATIO),
+        (Path(f"/sys/class/bdi/{major}:{minor}/read_ahead_kb"), READ_AHEAD_KIB),
         (connection / "max_background", MAX_BACKGROUND),
         (connection / "congestion_threshold", CONGESTION_THRESHOLD),
     )

@@ -51,8 +51,7 @@ def problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
     refused = status.get("kernel", {}).get("refused", ())
     if refused:
         yield (
-            f"the kernel refused {', '.join(refused)}: large reads and writes are slower; the log has the command "
-            "for root"
+            f"the kernel refused {', '.join(refused)}: large reads are slower; the log has the command for root"
         )
 
 

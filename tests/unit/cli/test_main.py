@@ -347,8 +347,8 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
         ("problems", "run/a waits: no network: wait"),
         (
             "",
-            "the kernel refused read_ahead_kb=1024 (Permission denied): large reads and writes are slower; the log "
-            "has the command for root",
+            "the kernel refused read_ahead_kb=1024 (Permission denied): large reads are slower; the log has the "
+            "command for root",
         ),
         ("warm-up", "data: running, 3 of 10 files, 2.0 MiB of 8.0 MiB, 1 failed"),
         ("", "1 read request failed and was retried"),
