@@ -126,13 +126,16 @@ test-trainers: setup $(VENV)/.trainers ## checkpoints of transformers, accelerat
 
 $(VENV)/.streaming-suite: $(VENV)/.installed
 	@echo "python packages: moto"
-	@$(VENV)/bin/pip install $(PIP_FLAGS) moto $(STREAMING) $(WITH_TORCH)
+	@$(VENV)/bin/pip install $(PIP_FLAGS) moto==5.2.5 $(STREAMING) $(WITH_TORCH)
 	@touch $@
 
 .PHONY: test-streaming-suite
-test-streaming-suite: setup $(VENV)/.streaming-suite ## MosaicML's own tests on loader.streaming; SUITE=DIR, github.com/mosaicml/streaming at v0.13.0; 2 minutes
-	@[ -d "$(SUITE)/tests" ] || { echo "SUITE=$(SUITE) has no folder tests: clone github.com/mosaicml/streaming there first" >&2; exit 1; }
+test-streaming-suite: suite-is-there setup $(VENV)/.streaming-suite ## MosaicML's own tests on loader.streaming; SUITE=DIR, github.com/mosaicml/streaming at v0.13.0; 2 minutes
 	$(VENV)/bin/python -m tests.streaming_suite "$(SUITE)"
+
+.PHONY: suite-is-there
+suite-is-there:
+	@[ -d "$(SUITE)/tests" ] || { echo "SUITE=$(SUITE) has no folder tests: clone github.com/mosaicml/streaming there first" >&2; exit 1; }
 
 # Trainers whose versions contradict each other, so each has its own virtual environment; 1 GB each.
 RECIPES ?= composer deepspeed litgpt llm-foundry

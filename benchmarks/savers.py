@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -98,16 +99,14 @@ def main() -> None:
             kind(bucket.below(name), Path(scratch, name), Path(scratch, f"{name}-cache"))
             for kind, name in ((Mount, "cached"), (UncachedMount, "uncached"))
         ]
-        try:
+        with ExitStack() as stack:
             for mount in mounts:
                 mount.path.mkdir()
+                stack.callback(mount.remove)
                 mount.start("--cache-size", "16GiB", "--settle-seconds", "3600", "--no-keep-mounted")
             say("| program | with, s | without, s | without / with |", "|---|---|---|---|")
             for name, program in programs(Path(scratch)).items():
                 say(f"| {name} | {compare(mounts, program, options.rounds)} |")
-        finally:
-            for mount in mounts:
-                mount.remove()
 
 
 def compare(mounts: list[Mount], program: Callable[[Path], object], rounds: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fusecache.config.values import as_source
 from fusecache.model.errors import ConfigError, FusecacheError, MountError
+from fusecache.model.format_text import printable
 from fusecache.mount.control_client import request_stream
 from fusecache.mount.launch import resolve_in_mount
 from fusecache.mount.mount_table import our_entries
@@ -70,7 +71,8 @@ def ask_mounts(
 
 
 def _may_have(source: str, bucket: str, prefix: str) -> bool:
-    """Return whether a mount of `source` may have keys with this prefix in a bucket of this name."""
+    """Return whether a mount of `source`, as the mount table has it, may have keys with this prefix in this bucket."""
+    prefix = printable(prefix)
     if source.startswith("buckets:"):
         return True
     mounted_bucket, _, mounted = source.removeprefix(SCHEME).partition("/")

@@ -111,7 +111,8 @@ def real_name(path: str | os.PathLike[str]) -> str:
 def _split_at_mount(path: str | os.PathLike[str], mount_table: Path) -> tuple[str | None, str]:
     """Return the fusecache mountpoint that a path leads into (None: no mount) and the rest of the path inside it.
 
-    Of a mount below another it is the inner one, by the names as written: a link in the outer mount is not resolved.
+    If one mount lies below another, the inner one counts. Names are taken as written: a link inside the outer mount is
+    not followed.
     """
     points = our_mountpoints(mount_table)
     links = 0
@@ -121,7 +122,7 @@ def _split_at_mount(path: str | os.PathLike[str], mount_table: Path) -> tuple[st
         step = os.path.join(current, left.pop())
         if step in points:
             whole = "/".join((step, *reversed(left)))
-            inner = max((point for point in points if f"{whole}/".startswith(f"{point}/")), key=len)
+            inner = _mounts_on_the_way(step, whole, mount_table)[-1]
             return inner, whole[len(inner) + 1 :]
         target = _target_of(step) if links < _MOST_LINKS else None
         if target is None:
@@ -133,11 +134,35 @@ def _split_at_mount(path: str | os.PathLike[str], mount_table: Path) -> tuple[st
     return None, ""
 
 
+def _mounts_on_the_way(outer: str, path: str, mount_table: Path) -> list[str]:
+    """Return the mountpoint `outer`, and those below it that a path leads through, each mounted on the one before."""
+    lines = (line.partition(b" - ") for line in mount_table.read_bytes().splitlines())
+    fields = [fields.split(b" ") for fields, _, rest in lines if rest.startswith(OUR_TYPE.encode())]
+    mounts = [(words[0], words[1], _unescaped(words[4])) for words in fields]  # its id, its parent's id
+    found = [outer]
+    while True:
+        top = [number for number, _, point in mounts if point == found[-1]][-1:]
+        below = [
+            point
+            for _, parent, point in mounts
+            if parent in top and point != found[-1] and f"{path}/".startswith(f"{point}/")
+        ]
+        if not below:
+            return found
+        found.append(below[-1])
+
+
 def check_answers(path: str | os.PathLike[str]) -> None:
-    """Raise MountError if a path leads into a fusecache mount whose daemon does not answer."""
+    """Raise MountError if a path leads into or through a fusecache mount whose daemon does not answer."""
     root = root_of(path)
-    if root is None:
-        return
+    if root is not None:
+        # The outer one first: a call to the inner one waits for both.
+        outer = next((point for point in our_mountpoints() if f"{root}/".startswith(f"{point}/")), root)
+        for each in dict.fromkeys((*_mounts_on_the_way(outer, root, TABLE), root)):
+            _check_mount(each)
+
+
+def _check_mount(root: str) -> None:
     try:
         # Only the fact that it answers counts: a dead mount, or one without permission, answers with an error.
         child = subprocess.Popen(

@@ -524,3 +524,18 @@ def test_commands_ask_the_mount_below_another_mount(mount: Callable[..., Mount],
     run(FUSECACHE, "unmount", inner.path)
     assert not mounted_at(inner.path)
     assert mounted_at(outer.path)
+
+
+def test_a_daemon_that_hangs_is_named_though_the_path_leads_into_a_mount_below(
+    mount: Callable[..., Mount], bucket: Bucket
+):
+    bucket.put("outer/place/", b"")
+    outer = mount(of=bucket.below("outer"))
+    inner = mount(of=bucket.below("inner"), path=outer.path / "place")
+    os.kill(outer.pid, signal.SIGSTOP)
+    try:
+        said = run(FUSECACHE, "status", inner.path, check=False).stderr
+    finally:
+        os.kill(outer.pid, signal.SIGCONT)
+    assert f"{outer.path}: the daemon has not answered for 10 s" in said
+    inner.unmount()

@@ -2,7 +2,7 @@
 
     python -m tests.streaming_suite FOLDER     FOLDER: github.com/mosaicml/streaming at the version that is installed
 
-The exit status is 1 if a test fails for a reason that is not in REASONS, or if none passed.
+The exit status is 1 if a test fails for a reason that is not in REASONS, or if fewer than LEAST_PASSED passed.
 """
 
 import os
@@ -29,7 +29,7 @@ FILES = (
     "unsafe_types",
     "writer",
 )
-# What a failed test is called, or says -> what it asks for. The first that fits counts.
+# Pattern of a failed test's name or message -> what the test asks for. The first that fits counts.
 REASONS = {
     r"test_eviction|test_cache_limit|test_accidental_shard_delete|test_dataset_compression|test_reader_download_fail": (
         "a local copy, which is evicted or downloaded again: here a dataset is read where it is"
@@ -48,6 +48,8 @@ REASONS = {
     r"XSVWriter|JSONWriter": "shards of CSV, TSV, XSV or JSON, which are not read here",
 }
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/\w+\.py\S*.*)$", re.MULTILINE)
+# How many passed when REASONS were written.
+LEAST_PASSED = 460
 _PASSED = re.compile(r"(\d+) passed")
 # pytest 9 refuses a mark on a fixture. It had no effect there before.
 _MARKED_FIXTURE = re.compile(r"^@pytest\.mark\.usefixtures\(.*\)\n(?=@pytest\.fixture)", re.MULTILINE)
@@ -75,7 +77,7 @@ def main(folder: Path) -> int:
         ]
         words += ["--timeout=120", *(f"tests/test_{name}.py" for name in FILES)]
         # The plugin's folder comes last: `tests` is this project's until the plugin has what it needs.
-        paths = {"PYTHONPATH": f"{ROOT}:{scratch}"}
+        paths = {"PYTHONPATH": f"{ROOT}:{scratch}", "COLUMNS": "1000"}
         told = subprocess.run(
             words, cwd=scratch, env=os.environ | paths, capture_output=True, text=True, check=False
         )
@@ -99,9 +101,9 @@ def report(told: str) -> int:
         say(f"{count:6}  {why}")
     for line in other:
         say(f"not explained: {line}")
-    if not passed:
+    if passed < LEAST_PASSED:
         say(told)
-    return 1 if other or not passed else 0
+    return 1 if other or passed < LEAST_PASSED else 0
 
 
 def say(line: str) -> None:
