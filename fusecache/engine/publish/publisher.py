@@ -256,7 +256,8 @@ class Publisher:
     # ---- the loop
 
     def start(self) -> None:
-        """Start to publish."""
+        """Start to publish. What is queued by now is the journal's."""
+        self._schedule.on_resumed(trio.current_time())
         self._tasks.keep({"retire": self._retirement.run, "publish": self._run})
 
     async def _run(self) -> None:

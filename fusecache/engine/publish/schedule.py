@@ -132,6 +132,10 @@ class PublishSchedule:
         if is_removal(item):
             self._forget_commit_marker(item)
 
+    def on_resumed(self, now: float) -> None:
+        """What is queued came from the journal: the last daemon may have sent it, or an older version, until now."""
+        self._last_write = {key: now for item in self._queue.items() for key in item.changed_keys()}
+
     def on_written(self, item: QueuedChange, now: float) -> None:
         """The request that publishes a change is sent, or was answered, now."""
         if len(self._last_write) > _KEYS_REMEMBERED:
