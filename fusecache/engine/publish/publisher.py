@@ -303,9 +303,8 @@ class Publisher:
             if not self._wake.is_set():
                 with trio.move_on_at(deadline):
                     await self._wake.wait()
-            await trio.sleep_until(
-                now + (_PASS_SECONDS if self._in_flight.light < _BUSY_CHANGES else _BUSY_PASS_SECONDS)
-            )
+            is_busy = self._in_flight.light >= _BUSY_CHANGES
+            await trio.sleep_until(now + (_BUSY_PASS_SECONDS if is_busy else _PASS_SECONDS))
 
     def _next_item(self, now: float) -> QueuedChange | None:
         """Return the change to publish now, if one is due and a slot is free. An open circuit allows one probe."""
