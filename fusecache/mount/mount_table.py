@@ -33,7 +33,8 @@ class TableEntry:
     """A fusecache mount as the kernel has it. point: where it is mounted; device: the same for all its bind mounts.
 
     root: the directory of the mount that shows at `point`, "" for all of it. owner: the user id of its daemon; None if
-    the kernel does not say. source: what is mounted, as `fusecache mount` was given it.
+    the kernel does not say. source: what is mounted, as `fusecache mount` was given it. mount_id, parent_id: the
+    kernel's numbers of this mount, and of the one that it is mounted on.
     """
 
     point: str
@@ -41,6 +42,8 @@ class TableEntry:
     root: str
     owner: int | None
     source: str = ""
+    mount_id: str = ""
+    parent_id: str = ""
 
 
 def our_entries(mount_table: Path = TABLE) -> list[TableEntry]:
@@ -59,6 +62,8 @@ def _entry(fields: list[bytes], rest: bytes) -> TableEntry:
         _unescaped(fields[3]).strip("/"),
         None if owner is None else int(owner[1]),
         _unescaped(rest.split(b" ")[1]) if b" " in rest else "",
+        fields[0].decode(),
+        fields[1].decode(),
     )
 
 
@@ -136,17 +141,11 @@ def _split_at_mount(path: str | os.PathLike[str], mount_table: Path) -> tuple[st
 
 def _mounts_on_the_way(outer: str, path: str, mount_table: Path) -> list[str]:
     """Return the mountpoint `outer`, and those below it that a path leads through, each mounted on the one before."""
-    lines = (line.partition(b" - ") for line in mount_table.read_bytes().splitlines())
-    fields = [fields.split(b" ") for fields, _, rest in lines if rest.startswith(OUR_TYPE.encode())]
-    mounts = [(words[0], words[1], _unescaped(words[4])) for words in fields]  # its id, its parent's id
+    on_the_way = [entry for entry in our_entries(mount_table) if f"{path}/".startswith(f"{entry.point}/")]
     found = [outer]
     while True:
-        top = [number for number, _, point in mounts if point == found[-1]][-1:]
-        below = [
-            point
-            for _, parent, point in mounts
-            if parent in top and point != found[-1] and f"{path}/".startswith(f"{point}/")
-        ]
+        top = [entry.mount_id for entry in on_the_way if entry.point == found[-1]][-1:]
+        below = [entry.point for entry in on_the_way if entry.parent_id in top and entry.point != found[-1]]
         if not below:
             return found
         found.append(below[-1])
