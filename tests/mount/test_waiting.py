@@ -1,5 +1,6 @@
 """`wait_for` on mounts: files of other nodes are seen within seconds, at a bounded number of LISTs."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -93,27 +94,39 @@ def test_processes_that_wait_share_few_lists(mount: Callable[..., Mount], bucket
     bucket.put("gradients/window-1/peer-0", b"gradient")
     one = mount()
     program = (
-        "import sys, loader; "
+        "import sys, loader; print('begins', flush=True); "
         "print(*loader.wait_for([f'{sys.argv[1]}/peer-{peer}' for peer in range(4)], timeout=60), flush=True)"
     )
     folder = one.path / "gradients/window-1"
-    before, waiting, first = lists(bucket), [], time.monotonic()
-    for number in range(3):  # at moments that lie further apart than attribute_seconds
-        began = time.monotonic()
-        command = [sys.executable, "-c", program, str(folder)]
-        waiting.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
-        wait_until(lambda: time.monotonic() > began + 1.2, f"process {number}'s start")  # noqa: B023
-    wait_until(lambda: time.monotonic() > began + 7, "the end of the phase that lists most often")
-    rare, seconds = lists(bucket), time.monotonic() - first
-    wait_until(lambda: time.monotonic() > began + 17, "10 s in which each process lists every 2.5 s")
-    assert 3 <= lists(bucket) - rare <= 7, "three processes that do not share make 12"
-    # 3 looks at the path; one LIST at once, and then at most one a second.
-    assert rare - before <= 3 + 1 + seconds
-    for peer in range(1, 4):
-        bucket.put(f"gradients/window-1/peer-{peer}", b"gradient")
-    for process in waiting:
-        words, _ = process.communicate(timeout=30)
-        assert words.split() == [str(folder / f"peer-{peer}") for peer in range(4)]
+
+    def listings() -> int:
+        asked = bucket.prefix + "gradients/window-1/"
+        return sum(entry.query["prefix"] == asked for entry in bucket.requests("ListObjectsV2"))
+
+    before, before_listings, first = lists(bucket), listings(), time.monotonic()
+    with contextlib.ExitStack() as stack:
+        waiting = []
+        for number in range(3):  # at moments that lie further apart than attribute_seconds
+            command = [sys.executable, "-c", program, str(folder)]
+            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            waiting.append(stack.enter_context(process))
+            stack.callback(process.kill)
+            assert process.stdout
+            assert process.stdout.readline() == "begins\n"
+            began = time.monotonic()
+            wait_until(lambda: time.monotonic() > began + 1.2, f"the time after process {number}")  # noqa: B023
+        wait_until(lambda: time.monotonic() > began + 7, "the end of the phase that lists most often")
+        often, looks = listings(), lists(bucket) - before - (listings() - before_listings)
+        seconds = time.monotonic() - first
+        wait_until(lambda: time.monotonic() > began + 17, "10 s in which each process lists every 2.5 s")
+        assert 3 <= listings() - often <= 7, "three processes that do not share make 12"
+        assert often - before_listings <= 1 + seconds, "one at once, and then at most one a second"
+        assert looks <= 3 * 2, "each process looks once at each of the two levels of the path"
+        for peer in range(1, 4):
+            bucket.put(f"gradients/window-1/peer-{peer}", b"gradient")
+        for process in waiting:
+            words, _ = process.communicate(timeout=30)
+            assert words.split() == [str(folder / f"peer-{peer}") for peer in range(4)]
 
 
 @pytest.mark.s3server_only
