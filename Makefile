@@ -358,8 +358,9 @@ bench-session: setup $(VENV)/.bench ## the own FUSE session beside pyfuse3, idle
 	@$(VENV)/bin/python -m benchmarks.session $(BENCH_ARGS)
 
 .PHONY: bench-passthrough
-bench-passthrough: setup $(VENV)/.bench ## passthrough beside the native file and the daemon; root, Linux 6.9, fio; 3 minutes
+bench-passthrough: setup $(VENV)/.bench ## passthrough beside the native file and the daemon; root, Linux 6.9, fio; 5 minutes
 	@$(VENV)/bin/python -m benchmarks.passthrough $(BENCH_ARGS)
+	@$(VENV)/bin/python -m benchmarks.handed_files
 
 .PHONY: bench-scale
 bench-scale: setup $(VENV)/.bench ## what a huge index and many directories cost a node, at a smaller size

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from loader.hints.mount_endpoint import find_endpoint
+from loader.base.mount_endpoint import find_endpoint
 
 log = logging.getLogger(__name__)
 

@@ -90,6 +90,7 @@ STATUS_KEYS = {
     "`counts`: how many took at most 64 µs, 256 µs and so on, each bound 4 times the one before; the last counts all",
     "inodes": "inodes in the daemon's memory",
     "passed_through_files": "open files that the kernel reads by itself, so that their reads are not counted",
+    "handed_out_files": "cache files that `loader` reads by itself, so that their reads are not counted",
     "cache.hits": "reads served from memory or disk",
     "cache.misses": "reads that waited for the bucket",
     "cache.requests": "GETs of the cache, retries included",

@@ -7,13 +7,18 @@ Every list in an answer is bounded; a count covers the entries left out.
 `{"command": "hint", "file": …, "bytes": …}` is followed by that number of bytes: the content that a job would write
 to this file of the hints directory, for jobs that see the mount read-only. 0 bytes withdraw the job's hints.
 
+`{"command": "open", "path": …, "unless_open": …}` asks for a descriptor of a file in the cache (`fs/handed_files.py`).
+It comes with the answer (unix(7), SCM_RIGHTS) if `opened` is true.
+
 `{"command": "record"}` reports the reads of all files, until the client shuts down its side of the connection.
 """
 
 import functools
 import json
 import logging
+import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -30,6 +35,7 @@ from fusecache.engine.admin.warmup import WarmupState
 from fusecache.engine.durability.in_use import KeysInUse
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
+from fusecache.fs.handed_files import HandedFiles
 from fusecache.fs.owned_hints import OwnedHints
 from fusecache.model.errors import FusecacheError, MountError, NotPermitted
 from fusecache.model.hints import LONGEST_MESSAGE_BYTES, HintError
@@ -77,6 +83,7 @@ class ControlServer:
         control_socket: ControlSocket,
         hints: OwnedHints,
         facts: Callable[[], dict[str, Any]],
+        handed_files: HandedFiles,
         *,
         owners: frozenset[int],
         access: Mapping[str, Mapping[str, Any]],
@@ -91,6 +98,7 @@ class ControlServer:
         self._socket = control_socket
         self._hints = hints
         self._facts = facts
+        self._handed_files = handed_files
         self._verdicts = Verdicts()
         self._visitors = Visitors(owners, shared=control_socket.shared)
         self._access = access
@@ -195,8 +203,8 @@ class ControlServer:
                     await self._send(stream, {**_done("ok"), **await self._in_use(request, path)})
                 case "hint":
                     await self._hint(stream, user, request, received)
-                case "record":
-                    await self._record(stream)
+                case "open" | "record":
+                    await (self._open(stream, path, request) if command == "open" else self._record(stream))
                 case _:
                     await self._cache_command(stream, request)
         except FusecacheError as exc:
@@ -275,6 +283,19 @@ class ControlServer:
         else:
             self._hints.forget(file, user=user)
         await self._send(stream, _done("ok"))
+
+    async def _open(self, stream: trio.SocketStream, path: str, request: dict[str, Any]) -> None:
+        """Send the descriptor of a file in the cache, or that there is none."""
+        fd = await self._handed_files.open(path, unless_open=bool(request.get("unless_open")))
+        if fd is None:
+            await self._send(stream, {**_done("ok"), "opened": False})
+            return
+        try:
+            with trio.fail_after(_SEND_SECONDS):
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder))
+                await stream.socket.sendmsg([_line({**_done("ok"), "opened": True})], [rights])
+        finally:
+            os.close(fd)
 
     async def _record(self, stream: trio.SocketStream) -> None:
         """Report the reads of all files until the client closes its side of the connection."""
@@ -380,7 +401,7 @@ class ControlServer:
 
     async def _send(self, stream: trio.SocketStream, row: dict[str, Any]) -> None:
         with trio.fail_after(_SEND_SECONDS):
-            await stream.send_all(json.dumps(row).encode() + b"\n")
+            await stream.send_all(_line(row))
 
 
 def _as_async(report: Callable[[], dict[str, Any]]) -> Callable[[], Awaitable[dict[str, Any]]]:
@@ -390,6 +411,10 @@ def _as_async(report: Callable[[], dict[str, Any]]) -> Callable[[], Awaitable[di
         return report()
 
     return call
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return json.dumps(row).encode() + b"\n"
 
 
 def _done(result: str, message: str = "") -> dict[str, Any]:

@@ -43,6 +43,7 @@ from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import ThreadOffload
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.fs.control import ControlDirectory
+from fusecache.fs.handed_files import HandedFiles
 from fusecache.fs.hint_files import HintFiles
 from fusecache.fs.kept_files import KeptFiles
 from fusecache.fs.kernel import tune
@@ -248,11 +249,7 @@ class _Daemon:
             "buckets": [link.row() for link in self._links] if is_several else [],
         }
 
-    def _endpoints(
-        self,
-        filesystem: FileSystem,
-        ownership: Ownership,
-    ) -> tuple[ControlServer, Operations]:
+    def _endpoints(self, filesystem: FileSystem, ownership: Ownership) -> tuple[ControlServer, Operations]:
         """Return the two ways into the file system: the control socket and the FUSE operations."""
         options = self._options
         control_socket = ControlSocket(_socket_name(options.cache_dir), shared=options.allow_other)
@@ -263,6 +260,7 @@ class _Daemon:
             control_socket,
             hints,
             self._status_facts,
+            HandedFiles(filesystem, lambda: operations.passthrough.is_on),
             owners=owners,
             access=self._access,
             endings=Endings(self._abandon, self._resume, self._hand_over),
@@ -273,7 +271,8 @@ class _Daemon:
             lambda: control_socket.path, server.status, hint_files, ownership.uid, ownership.gid, start
         )
         record = self._supervisor.record
-        return server, Operations(filesystem, control, record, self._kept_files, read_only=options.read_only)
+        operations = Operations(filesystem, control, record, self._kept_files, read_only=options.read_only)
+        return server, operations
 
     async def _start(
         self,

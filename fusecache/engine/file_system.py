@@ -266,6 +266,7 @@ class FileSystem:
             "call_times": {call: asdict(each) for call, each in calls.items()},
             "inodes": len(self.tree.nodes),
             "passed_through_files": self.cache.maintenance.passed_through_files,
+            "handed_out_files": self.cache.maintenance.handed_out_files,
             "journal_error": str(self.journal.refusal or ""),
             "listings": asdict(self._storage.listings.statistics()),
             "cache": cache,

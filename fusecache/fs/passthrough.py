@@ -62,11 +62,16 @@ class Passthrough:
                 finally:
                     os.close(fd)
             except OSError as exc:
-                reason = _REASONS.get(exc.errno or 0, exc.strerror)
+                reason = reason_against(exc)
             else:
                 self._session = session
                 return
         log.info("passthrough=off, the daemon reads cached files for the kernel reason=%s", reason)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the kernel reads whole files of this mount by itself."""
+        return self._session is not None
 
     async def prepare(self, node: Node) -> None:
         """Make an inode's file ready, if it is whole and no other open speaks against it. Call `open` at once then."""
@@ -146,6 +151,11 @@ class Passthrough:
     def _is_decided(self, node: Node) -> bool:
         """Whether other opens have decided how the inode is open."""
         return node.handles > 0 or node.number in self._backings
+
+
+def reason_against(problem: OSError) -> str:
+    """Return why programs or the kernel cannot read the files in the cache directory by themselves."""
+    return _REASONS.get(problem.errno or 0) or problem.strerror or str(problem)
 
 
 def _nothing() -> None:

@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusecache.model.hints import CURSOR, FOLDER, PLAN, HintError, encode_cursor
+from loader.base.mount_endpoint import MountEndpoint, find_endpoint
 from loader.errors import ArgumentError, LoaderError
 from loader.hints.job_name import hold_name, release_name
-from loader.hints.mount_endpoint import MountEndpoint, find_endpoint
 from loader.hints.page_warmer import PageWarmer
 from loader.hints.plan_messages import MountMap, PlanMessage, choose
 from loader.hints.planned_reads import Ids, PlannedReads, reads_from, sample_reads, shard_reads, table_bytes

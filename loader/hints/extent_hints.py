@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fusecache.model.hints import CURSOR, PLAN, HintError, encode_cursor, encode_plan
+from loader.base.mount_endpoint import MountEndpoint, find_endpoint
 from loader.hints.job_name import hold_name, release_name
-from loader.hints.mount_endpoint import MountEndpoint, find_endpoint
 from loader.hints.plan_messages import path_on_mount
 
 log = logging.getLogger(__name__)

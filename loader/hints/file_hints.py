@@ -32,10 +32,10 @@ from fusecache.model.hints import (
     encode_cursor,
     encode_plan,
 )
+from loader.base.mount_endpoint import MountEndpoint
 from loader.errors import ArgumentError
 from loader.hints.file_places import FilePlaces
 from loader.hints.job_name import hold_name, release_name
-from loader.hints.mount_endpoint import MountEndpoint
 from loader.hints.plan_messages import EXTENT_BYTES, HEADER_BYTES
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ Not here: how the mount of a directory is found (`mount_endpoint`).
 import os
 import stat
 
-from loader.hints.mount_endpoint import MountEndpoint, find_endpoint
+from loader.base.mount_endpoint import MountEndpoint, find_endpoint
 from loader.hints.plan_messages import path_on_mount
 
 

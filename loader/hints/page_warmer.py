@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusecache.config.node_memory import memory_bytes
+from loader.base.cached_files import CachedFiles
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class PageWarmer:
         self._report = report
         self._file_of = file_of
         self._limit_bytes = memory_bytes() // 2 if limit_bytes is None else limit_bytes
+        self._cached_files = CachedFiles()
         self._lock = threading.Lock()
         self._windows: dict[int, _WarmedPlan] = {}
         self._step = 0
@@ -141,7 +143,9 @@ class PageWarmer:
         if path is None:
             return True
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            # Readers that have it open through the mount, from before it was whole, use the pages of the mount.
+            given = self._cached_files.open(path, unless_open=True)
+            descriptor = given[0] if given else os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as problem:
             log.debug("shard not warmed: %s", problem)
             return True

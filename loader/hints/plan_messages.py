@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusecache.model import hints
-from loader.hints.mount_endpoint import MountEndpoint
+from loader.base.mount_endpoint import MountEndpoint
 from loader.hints.planned_reads import Ids, PlannedReads
 from loader.mds.index import Index
 

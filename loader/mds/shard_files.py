@@ -19,6 +19,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from loader.base.cached_files import CachedFiles, HeldMount
 from loader.base.compression import decompress
 from loader.base.hashing import mismatch
 from loader.base.paths import mount_advice
@@ -51,14 +52,23 @@ Offsets = NDArray[np.uint32] | range
 
 
 class OpenShardFile:
-    """A file descriptor that is closed with its last reference, so eviction cannot close it under a reader."""
+    """A file descriptor that is closed with its last reference, so eviction cannot close it under a reader.
 
-    __slots__ = ("fd",)
+    cached: if it is not that of the path, but of the file in the cache of the mount's daemon.
+    """
 
-    def __init__(self, path: str) -> None:
+    __slots__ = ("cached", "fd")
+
+    def __init__(self, path: str, files: CachedFiles | None) -> None:
+        """files: where to look first; None to open the path."""
         self.fd = -1
-        # O_NONBLOCK: a FIFO in place of a shard is an error rather than a wait for its writer.
-        self.fd = open_pulled(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self.cached: HeldMount | None = None
+        given = None if files is None else files.open(path)
+        if given is not None:
+            self.fd, self.cached = given
+        else:
+            # O_NONBLOCK: a FIFO in place of a shard is an error rather than a wait for its writer.
+            self.fd = open_pulled(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         # Samples come in shuffled order. Otherwise two adjacent reads would trigger 1 MiB of read-ahead on a mount.
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
 
@@ -109,6 +119,9 @@ class ShardFiles:
             _THRASHING_TEXT, float(samples.mean()) if samples.size else 0.0, options.decompressed_cache_bytes
         )
         self._checked: set[int] = set()
+        self._cached_files = CachedFiles()
+        # Shards that could not be read where the daemon has them.
+        self._only_by_mount: set[int] = set()
         self._folder = DecompressedCache(folder, options.decompressed_cache_bytes) if folder else None
 
     def path(self, shard: int) -> str:
@@ -156,10 +169,18 @@ class ShardFiles:
         """Open each file again when it is read next. Reads in progress keep theirs."""
         self._files.clear()
 
+    def avoid_cached(self, shard: int, file: OpenShardFile) -> bool:
+        """After a read failed, read a shard only through the mount. Return whether it was not read so before."""
+        if file.cached is None:
+            return False
+        self._only_by_mount.add(shard)
+        self._files.pop(shard, None)
+        return True
+
     def _open(self, shard: int, path: str, expected: int) -> OpenShardFile:
         samples = range(int(self._index.samples[shard]))
         try:
-            file = OpenShardFile(path)
+            file = OpenShardFile(path, None if shard in self._only_by_mount else self._cached_files)
             found = os.fstat(file.fd)
         except OSError as problem:
             raise self.unread(shard, 0, expected, samples, problem) from problem

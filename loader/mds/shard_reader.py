@@ -259,6 +259,8 @@ class ShardReader:
         try:
             found = fill(file.fd, extents)
         except OSError as problem:
+            if self._files.avoid_cached(shard, file):
+                return self._read_many(shard, samples)
             raise self._files.unread(shard, *_hull(extents), samples, problem) from problem
         for number, (start, stop) in enumerate(extents):
             if len(found[number]) != stop - start:

@@ -83,7 +83,8 @@ def test_five_closed_checkpoints_are_all_published_after_a_kill(
         assert (daemon.path / name).read_bytes() == data
     assert daemon.sync() == 0
     assert shows(server) == {"step/": b"", **files}
-    assert sorted(key for _, key in published(server)) == ["step/", *files]  # each once
+    # Each file once. A directory marker whose answer the daemon did not live to note is put again, as it was.
+    assert sorted(key for _, key in published(server) if key != "step/") == [*files]
     assert {upload.upload_id for upload in server.control.uploads()} <= strays
 
 

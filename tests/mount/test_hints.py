@@ -19,9 +19,9 @@ from fusecache.model.hints import LONGEST_MESSAGE_BYTES, TO_THE_END, encode_curs
 from fusecache.model.objects import KIB, MIB
 from fusecache.mount.control_client import find_mount
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
+from loader.base.mount_endpoint import MountEndpoint, find_endpoint
 from loader.hints import Hints
 from loader.hints import client as module
-from loader.hints.mount_endpoint import MountEndpoint, find_endpoint
 from loader.world import Machine
 from tests.support.mounts import Mount, open_to_other_users, wait_until
 from tests.support.s3_buckets import Bucket

@@ -19,6 +19,7 @@ from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.session import OwnSession
 from fusecache.fuse.values import EntryAttributes, MountPlan, MountRefused, RequestContext, StatvfsData
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
+from loader.base.mount_endpoint import find_endpoint
 from loader.fast import Loader
 from tests.mount.conftest import Mounts
 from tests.support.mounts import FUSECACHE, Mount, run, wait_until
@@ -273,6 +274,13 @@ def test_a_loader_opens_its_shards_again_in_each_epoch(one: Mount, shared: Place
         wait_until(
             lambda: passed_after_an_epoch(one, loader) == dataset.index.shards, "all shards passed through"
         )
+
+
+def test_loaders_are_given_no_cache_files(one: Mount, whole: str) -> None:
+    found = find_endpoint(one.path)
+    assert found is not None
+    with pytest.raises(PermissionError, match="the kernel reads the files of this mount by itself"):
+        found[0].open_cached(whole)
 
 
 def passed_after_an_epoch(one: Mount, loader: Loader) -> int:

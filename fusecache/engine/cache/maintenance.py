@@ -41,8 +41,16 @@ _PUMP_SECONDS = 0.5
 _OBJECTS_BETWEEN_CHECKPOINTS = 256
 # An open waits no longer for the checksums of a file. At 1 GB/s it is enough for most shards.
 MAX_VERIFY_SECONDS = 1.0
+# A program that asks for a file can read it in the other way at once.
+_HAND_OUT_SECONDS = 0.3
+# More at once would take the disk from readers.
+_VERIFY_AT_ONCE = 2
 # The end of a mapping sends no event.
 _IN_USE_SECONDS = 1.0
+# The same for files that programs were given: a look at 1 000 files takes some 10 ms.
+HANDED_OUT_SECONDS = 5.0
+# Of the disk limit, what programs may hold: other files must find space.
+_HELD_SHARE = 0.5
 
 IsWanted = Callable[[str], bool]
 
@@ -93,7 +101,13 @@ class CacheMaintenance:
         # Open files that programs read by themselves; counted by the caller.
         self.passed_through_files = 0
         self._verifying: dict[int, trio.Event] = {}
+        self._verifiers = trio.CapacityLimiter(_VERIFY_AT_ONCE)
         self._found: list[int] = []
+        # Bytes of the held files, by number, and of all of them.
+        self._held_sizes: dict[int, int] = {}
+        self._held_bytes = 0
+        # The files that programs were given, by number.
+        self._handed_out: dict[int, WholeFile] = {}
 
     # ---- fill
 
@@ -285,11 +299,14 @@ class CacheMaintenance:
         """Return a descriptor of a file where `hold_whole` has its own, as `CacheFiles.open_probe` does. Blocks."""
         return self._files.open_probe()
 
-    async def hold_whole(self, object_id: ObjectId, size: int) -> "WholeFile | None":
+    async def hold_whole(
+        self, object_id: ObjectId, size: int, *, wait_seconds: float = MAX_VERIFY_SECONDS
+    ) -> "WholeFile | None":
         """Return the file of an object that is on disk as a whole, and intact. It is held until `release_whole`.
 
         At its first call in a run, the file is read. None, and nothing is held, if that takes longer than
-        MAX_VERIFY_SECONDS: it goes on, for the next call.
+        `wait_seconds`: it goes on, for the next call. None too if held files would take more than half of the disk
+        limit.
         """
         table = self._table
         entry = table.object_entry(object_id, size)
@@ -298,16 +315,17 @@ class CacheMaintenance:
         try:
             await table.load_object_now(entry)
             number = entry.number
-            if number is None or entry.blocks != -(-size // BLOCK_BYTES):
+            if number is None or entry.blocks != -(-size // BLOCK_BYTES) or not self._may_hold(number, size):
                 return None
             async with table.rows_lock:  # an eviction chooses and removes blocks under it
                 if entry.number != number:
                     return None
                 table.held[number] += 1
             try:
-                if await self._is_intact(entry, number):
+                if await self._is_intact(entry, number, wait_seconds):
                     fd = await self._offload.disk(self._files.open_whole, number, size)
                     whole = None if fd is None else WholeFile(entry, number, fd)
+                    self._count_held(number, size)
             finally:
                 if whole is None:
                     self._unhold(number)
@@ -321,6 +339,36 @@ class CacheMaintenance:
     def release_whole(self, whole: "WholeFile") -> None:
         """Release a file, once no open file or mapping of any program refers to it."""
         self._table.tasks.start_soon("cache-release", self._release, whole.number, whole.entry)
+
+    async def hand_out(self, object_id: ObjectId, size: int) -> int | None:
+        """Return a descriptor of a file as `hold_whole` does, which the caller gives to a program, and closes.
+
+        The file is held until no program has it open or mapped.
+        """
+        whole = await self.hold_whole(object_id, size, wait_seconds=_HAND_OUT_SECONDS)
+        if whole is None:
+            return None
+        if whole.number in self._handed_out:
+            self.release_whole(whole)
+        else:
+            self._handed_out[whole.number] = whole
+            if len(self._handed_out) == 1:
+                self._table.tasks.start_soon("cache-handed-out", self._watch_handed_out)
+        return whole.fd
+
+    @property
+    def handed_out_files(self) -> int:
+        """How many files programs were given, and still have, as far as is known."""
+        return len(self._handed_out)
+
+    async def _watch_handed_out(self) -> None:
+        while self._handed_out:
+            await trio.sleep(HANDED_OUT_SECONDS)
+            for number in await self._offload.disk(self._unused, list(self._handed_out)):
+                self.release_whole(self._handed_out.pop(number))
+
+    def _unused(self, numbers: list[int]) -> list[int]:
+        return [number for number in numbers if not self._files.is_in_use(number)]
 
     def hold_found(self) -> None:
         """Hold the files that programs still read through an earlier mount. Blocks. Raises LocalDiskError."""
@@ -342,12 +390,22 @@ class CacheMaintenance:
         if entry is not None:
             table.close_object(entry)
 
+    def _may_hold(self, number: int, size: int) -> bool:
+        most = self._disk_space.ledger.limit_bytes * _HELD_SHARE
+        return number in self._held_sizes or self._held_bytes + size <= most
+
+    def _count_held(self, number: int, size: int) -> None:
+        if number not in self._held_sizes:
+            self._held_sizes[number] = size
+            self._held_bytes += size
+
     def _unhold(self, number: int) -> None:
         self._table.held[number] -= 1
         if not self._table.held[number]:
             del self._table.held[number]
+            self._held_bytes -= self._held_sizes.pop(number, 0)
 
-    async def _is_intact(self, entry: CachedObject, number: int) -> bool:
+    async def _is_intact(self, entry: CachedObject, number: int, wait_seconds: float) -> bool:
         """Return whether a held file is whole and intact; False too if that is not known in time."""
         used_at = self._table.intact.get(number)
         if used_at is not None and self._table.clock - used_at < STAMP_STEP:
@@ -358,7 +416,7 @@ class CacheMaintenance:
             entry.handles += 1
             self._table.held[number] += 1
             self._table.tasks.start_soon("cache-verify", self._verify, entry, number, done)
-        with trio.move_on_after(MAX_VERIFY_SECONDS):
+        with trio.move_on_after(wait_seconds):
             await done.wait()
         return number in self._table.intact
 
@@ -373,10 +431,12 @@ class CacheMaintenance:
                     return
                 self._table.on_use(chunk)
             if number not in self._table.intact:
-                buffer = Buffer(memoryview(mmap.mmap(-1, BLOCK_BYTES)), small=False)
-                for index in chunks:
-                    if not await self._is_chunk_intact(await self._table.loaded_chunk(entry, index), buffer):
-                        return
+                async with self._verifiers:
+                    buffer = Buffer(memoryview(mmap.mmap(-1, BLOCK_BYTES)), small=False)
+                    for index in chunks:
+                        chunk = await self._table.loaded_chunk(entry, index)
+                        if not await self._is_chunk_intact(chunk, buffer):
+                            return
                 if damages != self._table.damages:
                     return  # perhaps of this file, behind the place that was being read
             self._table.intact[number] = self._table.clock

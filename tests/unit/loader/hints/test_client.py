@@ -18,10 +18,10 @@ import pytest
 
 from fusecache.model.hints import PLAN, Plan, decode_plan
 from loader import ElasticBatchSampler, World
+from loader.base.mount_endpoint import MountEndpoint
 from loader.hints import Hints
 from loader.hints import client as module
 from loader.hints.job_name import hold_name, release_name
-from loader.hints.mount_endpoint import MountEndpoint
 from loader.mds.index import Index
 from loader.mds.index_parser import Schema
 from loader.mds.packed_names import PackedNames

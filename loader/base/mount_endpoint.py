@@ -14,8 +14,11 @@ from loader.base.pulled_files import pull_connection, pulled_folder
 
 _SOCKET_VARIABLE = "FUSECACHE_SOCKET"
 _ANSWER_SECONDS = 30.0
+# Longer than the daemon checks a file before it gives it. A reader waits that could read through the mount.
+_OPEN_SECONDS = 3.0
 # The errno for texts in the socket's answer. Writing the hint file instead reports its errno directly.
 _REJECTIONS = {"no plan": errno.ENOENT, "all jobs together": errno.EPERM, "try again later": errno.EPERM}
+_BUSY = b"try again later"
 # The inode number of a mount's root (linux/fuse.h).
 _FUSE_ROOT_ID = 1
 
@@ -62,6 +65,25 @@ class MountEndpoint:
                     is_durable = answer.get("result") == "durable"
                     return "" if is_durable else str(answer.get("message") or answer.get("result"))
         return "the daemon has exited"
+
+    def open_cached(self, path: str, *, unless_open: bool = False) -> int:
+        """Return a descriptor of the daemon's copy of a whole file, to read without the mount; -1 if it gives none.
+
+        path: below the root. unless_open: not if a program has it open through the mount. Raises OSError; EPERM: the
+        daemon gives no files, or none to this user; EAGAIN: it has too much to do.
+        """
+        request = {"command": "open", "path": path, "unless_open": unless_open}
+        with self._connection() as connection:
+            connection.settimeout(_OPEN_SECONDS)
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            line, fds, _, _ = socket.recv_fds(connection, 4096, 1, socket.MSG_CMSG_CLOEXEC)
+        if fds:
+            return fds[0]
+        if b'"opened": false' in line:
+            return -1
+        raise OSError(
+            errno.EAGAIN if _BUSY in line or not line else errno.EPERM, line.decode(errors="replace")
+        )
 
     def _send_by_socket(self, file: str, message: bytes) -> None:
         with self._connection() as connection:

@@ -1,0 +1,249 @@
+"""A mount for writing gives `loader` the files in its cache: reads come neither to the daemon nor to the mount."""
+
+import os
+import random
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from fusecache.disk.cache_files import CacheFiles
+from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
+from loader.base.cached_files import CachedFiles
+from loader.fast import Loader
+from tests.support.mounts import FUSECACHE, Mount, open_to_other_users, run, wait_until
+from tests.support.s3_buckets import Bucket
+
+MIB = 2**20
+# Not whole pages: the cache pads its files to those.
+SIZE = 9 * MIB + 123
+SAMPLES = 24
+
+
+@pytest.fixture
+def one(mount: Callable[..., Mount]) -> Mount:
+    made = mount("--attribute-seconds", "0.2")
+    try:
+        os.close(CacheFiles(made.cache / "cache" / "files").open_probe())
+    except OSError as exc:
+        pytest.skip(f"the cache directory's file system cannot be used for this: {exc.strerror}")
+    return made
+
+
+@pytest.fixture
+def data() -> bytes:
+    return random.Random(7).randbytes(SIZE)
+
+
+def handed_out(one: Mount) -> int:
+    """Return how many files programs have of the daemon."""
+    return int(one.status()["handed_out_files"])
+
+
+def read_by_daemon(one: Mount) -> int:
+    """Return how many bytes the daemon has answered reads with."""
+    return sum(one.status()["cache"]["bytes_from"].values())
+
+
+def warm(one: Mount, name: str) -> Path:
+    """Fetch a file or a directory into the cache."""
+    wait_until((one.path / name).exists, f"{name} on the mount")
+    run(FUSECACHE, "warm", "--wait", one.path / name)
+    return one.path / name
+
+
+def cached_file(one: Mount) -> Path:
+    """Return the only cache file for an object of SIZE bytes."""
+    files = (one.cache / "cache" / "files").glob("??/*")
+    (found,) = [path for path in files if 0 <= path.stat().st_size - SIZE < 4096]
+    return found
+
+
+def opened(path: Path) -> int:
+    """Return the descriptor that the daemon gives for a file, once it has checked it."""
+    given = wait_until(lambda: CachedFiles().open(str(path)), f"{path.name} from the daemon")
+    return int(given[0])
+
+
+def put_dataset(bucket: Bucket, folder: Path) -> str:
+    """Put a data set of six shards into the bucket; return its name there."""
+    with MDSWriter(folder, {"bytes": "bytes"}, size_limit=4 * MIB) as writer:
+        for number in range(SAMPLES):
+            writer.write({"bytes": number.to_bytes(4, "big") * (MIB // 4)})
+    name = uuid.uuid4().hex
+    for path in folder.iterdir():
+        bucket.put(f"{name}/{path.name}", path.read_bytes())
+    return name
+
+
+def given_after_an_epoch(one: Mount, loader: Loader) -> int:
+    """Read the next epoch, and check each sample. Return how many files the daemon has given then."""
+    values = [value for batch in loader for value in batch["bytes"]]
+    assert sorted(values) == [number.to_bytes(4, "big") * (MIB // 4) for number in range(SAMPLES)]
+    loader.set_epoch(loader.epoch + 1)
+    return handed_out(one)
+
+
+def test_a_loader_reads_whole_shards_without_the_mount(one: Mount, bucket: Bucket, tmp_path: Path) -> None:
+    """Also those that it opened through the mount before they were whole: it opens all again in each epoch."""
+    path = one.path / put_dataset(bucket, tmp_path / "data")
+    wait_until(path.exists, "the data set on the mount")
+    dataset = MDSDataset(path)
+    sampler = ElasticBatchSampler(dataset, global_batch_size=8, world=World())
+    with closing(Loader(dataset, sampler, hints=False)) as loader:
+        given_after_an_epoch(one, loader)
+        warm(one, path.name)
+        # On a busy machine the daemon's check of a file may take longer than an open waits.
+        wait_until(
+            lambda: given_after_an_epoch(one, loader) == dataset.index.shards, "all shards from the daemon"
+        )
+        before = read_by_daemon(one)
+        # All are open, and none is read through the mount.
+        dataset_files = dataset._reader._files._files.values()
+        assert all(file.cached for file in dataset_files)
+        assert [len(dataset[number]["bytes"]) for number in range(SAMPLES)] == [MIB] * SAMPLES
+        assert read_by_daemon(one) == before
+    dataset.reopen_files()
+    wait_until(lambda: handed_out(one) == 0, "the daemon's look at files that no program has open")
+
+
+def test_what_is_not_whole_or_small_or_changed_is_not_given(one: Mount, bucket: Bucket, data: bytes) -> None:
+    large = random.Random(3).randbytes(40 * MIB)
+    bucket.put("large", large)
+    bucket.put("small", b"1234")
+    bucket.put("changed", data)
+    with open(one.path / "large", "rb", buffering=0) as file:
+        assert file.read(4) == large[:4]
+    for name in ("small", "changed"):
+        warm(one, name)
+    with open(one.path / "changed", "r+b") as file:
+        file.write(b"new")
+        files = CachedFiles()
+        for name in ("large", "small", "changed", "missing"):
+            assert files.open(str(one.path / name)) is None
+    assert handed_out(one) == 0
+
+
+def test_a_file_keeps_its_version_and_the_next_one_has_the_new(
+    one: Mount, bucket: Bucket, data: bytes
+) -> None:
+    bucket.put("file", data)
+    fd = opened(warm(one, "file"))
+    assert os.pread(fd, 2 * SIZE, 0) == data
+    (one.path / "file").write_bytes(data[::-1])
+    one.sync()
+    warm(one, "file")
+    other = opened(one.path / "file")
+    assert os.pread(other, 2 * SIZE, 0) == data[::-1]
+    (one.path / "file").unlink()
+    one.sync()
+    assert os.pread(fd, 2 * SIZE, 0) == data
+    assert os.pread(other, 2 * SIZE, 0) == data[::-1]
+    os.close(fd)
+    os.close(other)
+
+
+def test_a_file_that_a_program_has_is_not_evicted(
+    mount: Callable[..., Mount], bucket: Bucket, data: bytes
+) -> None:
+    """Neither for other files, nor by `evict`, nor by the daemon after one that was killed."""
+    bucket.put("whole", data)
+    others = {f"other{index}": random.Random(index).randbytes(16 * MIB) for index in range(6)}
+    for name, content in others.items():
+        bucket.put(name, content)
+    flags = ("--attribute-seconds", "0.2", "--cache-size", "64MiB", "--memory", "64MiB")
+    one = mount(*flags)
+    fd = opened(warm(one, "whole"))
+    path = cached_file(one)
+    for _ in range(2):
+        for name, content in others.items():
+            assert (one.path / name).read_bytes() == content
+        run(FUSECACHE, "evict", one.path / "whole")
+        assert one.status()["cache"]["used_bytes"] >= SIZE
+        assert os.pread(fd, 2 * SIZE, 0) == data
+        one.kill()
+        one.start(*flags)
+    os.close(fd)
+
+    def is_gone() -> bool:
+        run(FUSECACHE, "evict", one.path / "whole")
+        return not path.exists()
+
+    wait_until(is_gone, "the eviction of a file that no program has")
+
+
+def test_programs_hold_at_most_half_of_the_cache(mount: Callable[..., Mount], bucket: Bucket) -> None:
+    """Else a trainer that keeps many shards open would leave no space for those that it reads next."""
+    for index in range(5):
+        bucket.put(f"file{index}", random.Random(index).randbytes(9 * MIB))
+    one = mount("--cache-size", "64MiB")
+    paths = [warm(one, f"file{index}") for index in range(5)]
+    given = [opened(path) for path in paths[:3]]
+    files = CachedFiles()
+    assert [files.open(str(path)) for path in paths[3:]] == [None, None]
+    again = opened(paths[0])
+    for fd in (*given, again):
+        os.close(fd)
+    wait_until(lambda: handed_out(one) == 0, "the daemon's look at files that no program has open")
+    os.close(opened(paths[4]))
+
+
+def test_damage_on_disk_is_found_before_a_file_is_given(one: Mount, bucket: Bucket, data: bytes) -> None:
+    bucket.put("file", data)
+    path = warm(one, "file")
+    cached = cached_file(one)
+    with open(cached, "r+b") as file:
+        file.seek(5 * MIB)
+        file.write(b"damage")
+    assert CachedFiles().open(str(path)) is None
+    assert path.read_bytes() == data
+    os.close(opened(warm(one, "file")))
+    one.new_alarms()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
+def test_other_users_get_no_files_and_read_through_the_mount(
+    mount: Callable[..., Mount], bucket: Bucket, data: bytes
+) -> None:
+    """The daemon knows nothing of the modes above a file that a path was opened by."""
+    bucket.put("file", data)
+    one = mount("--allow-other")
+    path = warm(one, "file")
+    open_to_other_users(path)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setgid(65534)
+            os.setuid(65534)
+            is_right = CachedFiles().open(str(path)) is None and path.read_bytes() == data
+            os.write(write, b"right" if is_right else b"wrong")
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        assert pipe.read() == b"right"
+    os.waitpid(child, 0)
+
+
+def test_a_shard_that_the_disk_no_longer_gives_is_read_through_the_mount(
+    one: Mount, bucket: Bucket, tmp_path: Path
+) -> None:
+    name = put_dataset(bucket, tmp_path / "data")
+    dataset = MDSDataset(warm(one, name))
+
+    def given() -> bool:
+        dataset.reopen_files()
+        assert len(dataset[0]["bytes"]) == MIB
+        return handed_out(one) == 1
+
+    wait_until(given, "the shard from the daemon")
+    (file,) = dataset._reader._files._files.values()
+    # As a disk that fails: the descriptor cannot be read any more.
+    folder = os.open(tmp_path, os.O_RDONLY)
+    os.dup2(folder, file.fd)
+    os.close(folder)
+    assert dataset[0]["bytes"] == (0).to_bytes(4, "big") * (MIB // 4)
+    assert read_by_daemon(one) > 0
