@@ -7,8 +7,9 @@ Every list in an answer is bounded; a count covers the entries left out.
 `{"command": "hint", "file": …, "bytes": …}` is followed by that number of bytes: the content that a job would write
 to this file of the hints directory, for jobs that see the mount read-only. 0 bytes withdraw the job's hints.
 
-`{"command": "open", "path": …, "unless_open": …}` asks for a descriptor of a file in the cache (`fs/handed_files.py`).
-It comes with the answer (unix(7), SCM_RIGHTS) if `opened` is true.
+`{"command": "open", "path": …, "socket": …, "unless_open": …}` asks for a descriptor of a file in the cache
+(`fs/handed_files.py`). It comes with the answer (unix(7), SCM_RIGHTS) if `opened` is true. socket: what the client read
+in the mount's `.fusecache/socket`; the daemon of another mount refuses.
 
 `{"command": "record"}` reports the reads of all files, until the client shuts down its side of the connection.
 """
@@ -286,6 +287,8 @@ class ControlServer:
 
     async def _open(self, stream: trio.SocketStream, path: str, request: dict[str, Any]) -> None:
         """Send the descriptor of a file in the cache, or that there is none."""
+        if request.get("socket") != str(self._socket.path):
+            raise NotPermitted("this socket belongs to the daemon of another mount: unset FUSECACHE_SOCKET")
         fd = await self._handed_files.open(path, unless_open=bool(request.get("unless_open")))
         if fd is None:
             await self._send(stream, {**_done("ok"), "opened": False})

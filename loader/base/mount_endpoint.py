@@ -13,6 +13,7 @@ from fusecache.model.hints import FOLDER
 from loader.base.pulled_files import pull_connection, pulled_folder
 
 _SOCKET_VARIABLE = "FUSECACHE_SOCKET"
+_SOCKET_FILE = ".fusecache/socket"
 _ANSWER_SECONDS = 30.0
 # Longer than the daemon checks a file before it gives it. A reader waits that could read through the mount.
 _OPEN_SECONDS = 3.0
@@ -72,7 +73,9 @@ class MountEndpoint:
         path: below the root. unless_open: not if a program has it open through the mount. Raises OSError; EPERM: the
         daemon gives no files, or none to this user; EAGAIN: it has too much to do.
         """
-        request = {"command": "open", "path": path, "unless_open": unless_open}
+        # FUSECACHE_SOCKET may lead to the daemon of another mount, whose files have the same names: it refuses then.
+        name = (self.root / _SOCKET_FILE).read_text().strip()
+        request = {"command": "open", "path": path, "socket": name, "unless_open": unless_open}
         with self._connection() as connection:
             connection.settimeout(_OPEN_SECONDS)
             connection.sendall(json.dumps(request).encode() + b"\n")
@@ -91,7 +94,7 @@ class MountEndpoint:
 
     @contextmanager
     def _connection(self) -> Iterator[socket.socket]:
-        address = os.environ.get(_SOCKET_VARIABLE) or (self.root / ".fusecache/socket").read_text().strip()
+        address = os.environ.get(_SOCKET_VARIABLE) or (self.root / _SOCKET_FILE).read_text().strip()
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_ANSWER_SECONDS)
             connection.connect(address)
@@ -126,7 +129,7 @@ def find_endpoint(directory: str | Path) -> tuple[MountEndpoint, str] | None:
                 # A folder of a mount that is bound elsewhere: its `.fusecache` would come from the bucket.
                 if root.stat().st_ino != _FUSE_ROOT_ID:
                     return _folder_endpoint(path)
-                if not (root / ".fusecache" / FOLDER).is_dir() or not (root / ".fusecache/socket").is_file():
+                if not (root / ".fusecache" / FOLDER).is_dir() or not (root / _SOCKET_FILE).is_file():
                     return _folder_endpoint(path)
             except OSError:  # another kind of mount, or its daemon is gone
                 return None

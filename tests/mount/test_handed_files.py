@@ -12,6 +12,7 @@ import pytest
 from fusecache.disk.cache_files import CacheFiles
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
 from loader.base.cached_files import CachedFiles
+from loader.base.mount_endpoint import find_endpoint
 from loader.fast import Loader
 from tests.support.mounts import FUSECACHE, Mount, open_to_other_users, run, wait_until
 from tests.support.s3_buckets import Bucket
@@ -201,6 +202,23 @@ def test_damage_on_disk_is_found_before_a_file_is_given(one: Mount, bucket: Buck
     assert path.read_bytes() == data
     os.close(opened(warm(one, "file")))
     one.new_alarms()
+
+
+def test_the_daemon_of_another_mount_gives_no_file(
+    one: Mount, mount: Callable[..., Mount], bucket: Bucket, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have another bucket with the same names."""
+    bucket.put("file", data)
+    path, other = warm(one, "file"), mount()
+    warm(other, "file")
+    found = find_endpoint(one.path)
+    assert found is not None
+    monkeypatch.setenv("FUSECACHE_SOCKET", (other.path / ".fusecache/socket").read_text().strip())
+    with pytest.raises(PermissionError, match="daemon of another mount: unset FUSECACHE_SOCKET"):
+        found[0].open_cached("file")
+    assert CachedFiles().open(str(path)) is None
+    monkeypatch.delenv("FUSECACHE_SOCKET")
+    os.close(opened(path))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
