@@ -7,9 +7,8 @@ Every list in an answer is bounded; a count covers the entries left out.
 `{"command": "hint", "file": …, "bytes": …}` is followed by that number of bytes: the content that a job would write
 to this file of the hints directory, for jobs that see the mount read-only. 0 bytes withdraw the job's hints.
 
-`{"command": "open", "path": …, "socket": …, "unless_open": …}` asks for a descriptor of a file in the cache
-(`fs/handed_files.py`). It comes with the answer (unix(7), SCM_RIGHTS) if `opened` is true. socket: what the client read
-in the mount's `.fusecache/socket`; the daemon of another mount refuses.
+`{"command": "open", "device": …, "inode": …, "unless_open": …}` asks for a descriptor of a file in the cache
+(`fs/handed_files.py`). It comes with the answer (unix(7), SCM_RIGHTS) if `opened` is true.
 
 `{"command": "record"}` reports the reads of all files, until the client shuts down its side of the connection.
 """
@@ -36,7 +35,6 @@ from fusecache.engine.admin.warmup import WarmupState
 from fusecache.engine.durability.in_use import KeysInUse
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
-from fusecache.fs.handed_files import HandedFiles
 from fusecache.fs.owned_hints import OwnedHints
 from fusecache.model.errors import FusecacheError, MountError, NotPermitted
 from fusecache.model.hints import LONGEST_MESSAGE_BYTES, HintError
@@ -84,13 +82,15 @@ class ControlServer:
         control_socket: ControlSocket,
         hints: OwnedHints,
         facts: Callable[[], dict[str, Any]],
-        handed_files: HandedFiles,
+        open_cached: Callable[[Mapping[str, Any], int], Awaitable[int | None]],
         *,
         owners: frozenset[int],
         access: Mapping[str, Mapping[str, Any]],
         endings: Endings,
     ) -> None:
         """facts: returns the current status fields that are not part of the file system's statistics.
+
+        open_cached: answers the command "open" of a user, as `HandedFiles.open`.
 
         owners: the ids of the users who may send every command. access: how each bucket is reached, for owners alone,
         by the name of its folder.
@@ -99,7 +99,7 @@ class ControlServer:
         self._socket = control_socket
         self._hints = hints
         self._facts = facts
-        self._handed_files = handed_files
+        self._open_cached = open_cached
         self._verdicts = Verdicts()
         self._visitors = Visitors(owners, shared=control_socket.shared)
         self._access = access
@@ -205,7 +205,7 @@ class ControlServer:
                 case "hint":
                     await self._hint(stream, user, request, received)
                 case "open" | "record":
-                    await (self._open(stream, path, request) if command == "open" else self._record(stream))
+                    await (self._open(stream, user, request) if command == "open" else self._record(stream))
                 case _:
                     await self._cache_command(stream, request)
         except FusecacheError as exc:
@@ -285,11 +285,9 @@ class ControlServer:
             self._hints.forget(file, user=user)
         await self._send(stream, _done("ok"))
 
-    async def _open(self, stream: trio.SocketStream, path: str, request: dict[str, Any]) -> None:
+    async def _open(self, stream: trio.SocketStream, user: int, request: dict[str, Any]) -> None:
         """Send the descriptor of a file in the cache, or that there is none."""
-        if request.get("socket") != str(self._socket.path):
-            raise NotPermitted("this socket belongs to the daemon of another mount: unset FUSECACHE_SOCKET")
-        fd = await self._handed_files.open(path, unless_open=bool(request.get("unless_open")))
+        fd = await self._open_cached(request, user)
         if fd is None:
             await self._send(stream, {**_done("ok"), "opened": False})
             return
@@ -297,6 +295,8 @@ class ControlServer:
             with trio.fail_after(_SEND_SECONDS):
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder))
                 await stream.socket.sendmsg([_line({**_done("ok"), "opened": True})], [rights])
+        except OSError as exc:  # the client has gone
+            raise trio.BrokenResourceError from exc
         finally:
             os.close(fd)
 

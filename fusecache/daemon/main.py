@@ -43,7 +43,6 @@ from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import ThreadOffload
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.fs.control import ControlDirectory
-from fusecache.fs.handed_files import HandedFiles
 from fusecache.fs.hint_files import HintFiles
 from fusecache.fs.kept_files import KeptFiles
 from fusecache.fs.kernel import tune
@@ -260,7 +259,7 @@ class _Daemon:
             control_socket,
             hints,
             self._status_facts,
-            HandedFiles(filesystem, lambda: operations.passthrough.is_on),
+            lambda request, user: operations.handed_files.open(request, user),
             owners=owners,
             access=self._access,
             endings=Endings(self._abandon, self._resume, self._hand_over),
@@ -315,6 +314,7 @@ class _Daemon:
         self._facts["fuse_library"] = self._session.library
         self._kernel_caches.attach(self._session)
         operations.passthrough.attach(self._session)
+        operations.handed_files.attach(str(options.mountpoint))
         return self._session
 
     def _unmount(self) -> None:

@@ -186,6 +186,10 @@ class CacheFiles:
             raise LocalDiskError(f"cache file {number:x} cannot be opened: {exc}") from exc
         return None
 
+    def was_opened(self, number: int) -> bool:
+        """Return whether `open_whole` has opened a file in this run."""
+        return number in self._recorded
+
     def is_in_use(self, number: int) -> bool:
         """Return whether any other open file or mapping refers to a file. Raises OSError, EINVAL without leases."""
         try:
@@ -197,18 +201,20 @@ class CacheFiles:
         finally:
             os.close(fd)
 
-    def in_use_before(self) -> list[int]:
-        """Return the files that programs still read through a mount of an earlier run. Call it before any `open_whole`.
+    def in_use_before(self) -> dict[int, int]:
+        """Return the files that programs still read, of an earlier run, and their bytes. Call before any `open_whole`.
 
         Raises LocalDiskError.
         """
         try:
             lines = dict.fromkeys(self._in_use_path.read_text(encoding="ascii", errors="replace").split())
             numbers = [int(line, 16) for line in lines if _NUMBER.fullmatch(line)]
-            found = [number for number in numbers if self.is_in_use(number)]
+            found = {
+                number: os.stat(self._name(number)).st_size for number in numbers if self.is_in_use(number)
+            }
             self._in_use_path.write_text("".join(f"{number:x}\n" for number in found), encoding="ascii")
         except FileNotFoundError:
-            return []
+            return {}
         except OSError as exc:
             raise LocalDiskError(f"{self._in_use_path} cannot be used: {exc}") from exc
         return found

@@ -4,55 +4,110 @@ A program asks over the control socket. It gets a descriptor of the file in the 
 to the daemon nor to the mount. `loader` asks so for its shards.
 """
 
+import errno
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import trio
 
 from fusecache.engine.file_system import FileSystem
-from fusecache.fs.passthrough import LEAST_BYTES, reason_against
+from fusecache.engine.namespace.nodes import Kind, Node
+from fusecache.fs.passthrough import LEAST_BYTES, Passthrough, reason_against
 from fusecache.model.errors import FusecacheError, NotPermitted
+
+# Requests at once; others are told to read through the mount. The control socket has connections left then.
+_AT_ONCE = 64
+_LASTING = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+_READ, _SEARCH = 4, 1
 
 
 class HandedFiles:
     """The files of one mount that programs may have."""
 
-    def __init__(self, filesystem: FileSystem, is_needless: Callable[[], bool]) -> None:
-        """is_needless: whether the kernel reads the files of this mount by itself."""
+    def __init__(
+        self, filesystem: FileSystem, passthrough: Passthrough, revalidate: Callable[[Node], Awaitable[None]]
+    ) -> None:
+        """revalidate: as each open of a file, checks that its name still means this inode. Raises FusecacheError."""
         self._fs = filesystem
-        self._is_needless = is_needless
+        self._passthrough = passthrough
+        self._revalidate = revalidate
+        self._mountpoint = ""
+        self._device: int | None = None
+        self._under_way = 0
         self._reason: str | None = None
 
-    async def open(self, path: str, *, unless_open: bool) -> int | None:
+    def attach(self, mountpoint: str) -> None:
+        """Begin with a mount."""
+        self._mountpoint = mountpoint
+
+    async def open(self, request: Mapping[str, Any], user: int) -> int | None:
         """Return a descriptor of a file's bytes for reading, which the caller closes. None: read it through the mount.
 
-        unless_open: None too if a program has the file open through the mount, whose pages the kernel keeps then.
-        Raises NotPermitted if this mount gives no files at all.
+        request: `device` and `inode`, as stat(2) shows them; `unless_open`: none if a program has the file open through
+        the mount, whose pages the kernel keeps then. user: the program's; None too if modes do not let it read the file.
+        Raises NotPermitted if this mount gives no files at all, or is not the one that the file is on.
         """
-        self._check()
+        if self._under_way >= _AT_ONCE:
+            return None
+        self._under_way += 1
         try:
-            node = await self._fs.lookup_path(path)
+            await self._check(int(request["device"]))
+            node = self._fs.tree.nodes.get(int(request["inode"]))
+            if node is None or not _may_read(node, user):
+                return None
+            await self._revalidate(node)
             remote = node.object
             if (
                 remote is None
+                or node.kind is not Kind.FILE
                 or node.version is not None
                 or node.writers > 0  # the kernel may have changes that the daemon has not
                 or remote.size < LEAST_BYTES
-                or (unless_open and node.handles > 0)
+                or (node.handles > 0 and bool(request.get("unless_open")))
                 or self._fs.hints.needs_reads(remote.object_id)
             ):
                 return None
             return await self._fs.cache.maintenance.hand_out(remote.object_id, remote.size)
-        except FusecacheError:  # the mount tells the program
+        except NotPermitted:
+            raise
+        except (FusecacheError, OSError):  # reads through the mount say what is wrong
             return None
+        finally:
+            self._under_way -= 1
 
-    def _check(self) -> None:
-        """Raise NotPermitted if this mount gives no files. Blocks, for some system calls, the first time."""
-        if self._is_needless():
+    async def _check(self, device: int) -> None:
+        """Raise NotPermitted if this mount gives no files, or is another one. Raises OSError, for the moment."""
+        if self._passthrough.is_on:
             raise NotPermitted("the kernel reads the files of this mount by itself")
         if self._reason is None:
-            self._reason = ""
             try:
-                os.close(self._fs.cache.maintenance.open_probe())
+                os.close(await trio.to_thread.run_sync(self._fs.cache.maintenance.open_probe))
             except OSError as exc:
+                if exc.errno not in _LASTING:
+                    raise
                 self._reason = reason_against(exc)
+            else:
+                self._reason = ""
         if self._reason:
             raise NotPermitted(f"this mount gives no cache files: {self._reason}")
+        if self._device is None:
+            # In a thread: the kernel asks this daemon.
+            self._device = (await trio.to_thread.run_sync(os.stat, self._mountpoint)).st_dev
+        if device != self._device:
+            raise NotPermitted("this socket belongs to the daemon of another mount: unset FUSECACHE_SOCKET")
+
+
+def _may_read(node: Node, user: int) -> bool:
+    """Return whether the modes let a user read a file by its path. Root, and who can read the cache directory, may."""
+    if user in (0, os.geteuid()):
+        return True
+    right, each = _READ, node
+    while True:
+        # Which groups the user is in is unknown here.
+        mode = each.mode >> 6 if each.uid == user else each.mode >> 3 & each.mode
+        if not mode & right:
+            return False
+        if each.parent is None:
+            return True
+        right, each = _SEARCH, each.parent

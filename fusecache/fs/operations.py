@@ -19,6 +19,7 @@ from fusecache.fs import control, hint_files
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.errno_table import errno_of
+from fusecache.fs.handed_files import HandedFiles
 from fusecache.fs.handlers import guarded, killable, timed
 from fusecache.fs.kept_files import HANDLES_OF_START, KeptFiles
 from fusecache.fs.name_operations import NameOperations
@@ -76,6 +77,7 @@ class Operations(NameOperations):
         self._files: dict[int, FileHandle] = {}
         self._entries = EntryBuilder(filesystem, read_only=read_only)
         self.passthrough = Passthrough(filesystem)
+        self.handed_files = HandedFiles(filesystem, self.passthrough, self._revalidate)
         self._directories = OpenDirectories(filesystem, self._entries, kept)
         self._kept = kept
         self._next_handle = 1 + kept.start * HANDLES_OF_START

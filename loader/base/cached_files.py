@@ -18,6 +18,8 @@ _PAUSE_SECONDS = 10.0
 # A request that took so long, for nothing, waited for a check of the file: let the daemon go on with that.
 _SLOW_SECONDS = 0.1
 _SLOW_PAUSE_SECONDS = 1.0
+# The daemon gives no smaller files: a request costs more than their reads.
+_LEAST_BYTES = 1 << 20
 _MOST_FOLDERS = 1024
 _HOLD = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -43,6 +45,7 @@ class _AskedMount:
     """A mount that gives files. held: while a file of it is in use; ask_after: monotonic time."""
 
     endpoint: MountEndpoint
+    device: int
     held: "weakref.ref[HeldMount] | None" = None
     ask_after: float = 0.0
 
@@ -59,26 +62,30 @@ class CachedFiles:
     """Opens files for one reader. Safe for threads and for fork."""
 
     def __init__(self) -> None:
-        # Mount -> what is known of it, None if it gives no files; directory -> its mount, and its path there.
+        # Mount -> what is known of it, None if it gives no files; directory -> its mount, None if it lies on none.
         self._mounts: dict[MountEndpoint, _AskedMount | None] = {}
-        self._folders: dict[str, tuple[MountEndpoint, str] | None] = {}
+        self._folders: dict[str, MountEndpoint | None] = {}
 
     def open(self, path: str, *, unless_open: bool = False) -> tuple[int, HeldMount] | None:
         """Return a descriptor for reading, which the caller closes, and what to keep as long; None if there is none.
 
         unless_open: none if any program has the file open through the mount.
         """
-        folder, name = os.path.split(path)
-        found = self._found(folder)
-        mount = None if found is None else self._mounts.get(found[0])
-        began = time.monotonic()
-        if found is None or mount is None or began < mount.ask_after:
+        try:
+            mount = self._mount_of(os.path.dirname(path))
+            began = time.monotonic()
+            if mount is None or began < mount.ask_after:
+                return None
+            file = os.stat(path)
+        except OSError:  # opening the path says what is wrong
+            return None
+        if file.st_dev != mount.device or file.st_size < _LEAST_BYTES:
             return None
         try:
             held = mount.hold()
-            fd = mount.endpoint.open_cached(found[1] + name, unless_open=unless_open)
+            fd = mount.endpoint.open_cached(file, unless_open=unless_open)
         except PermissionError:
-            self._mounts[found[0]] = None
+            self._mounts[mount.endpoint] = None
         except OSError:
             mount.ask_after = time.monotonic() + _PAUSE_SECONDS
         else:
@@ -88,14 +95,15 @@ class CachedFiles:
                 mount.ask_after = now + _SLOW_PAUSE_SECONDS
         return None
 
-    def _found(self, folder: str) -> tuple[MountEndpoint, str] | None:
-        """Return a directory's mount and its path there, None if it lies on none."""
-        with contextlib.suppress(KeyError):
-            return self._folders[folder]
-        found = find_endpoint(folder or ".")
-        if found is not None and found[0] not in self._mounts:
-            self._mounts[found[0]] = None if found[0].is_folder else _AskedMount(found[0])
-        if len(self._folders) >= _MOST_FOLDERS:
-            self._folders.clear()
-        self._folders[folder] = found
-        return found
+    def _mount_of(self, folder: str) -> _AskedMount | None:
+        """Return the mount that a directory lies on, None if it lies on none that gives files. Raises OSError."""
+        if folder not in self._folders:
+            found = find_endpoint(folder or ".")
+            endpoint = None if found is None or found[0].is_folder else found[0]
+            if endpoint is not None and endpoint not in self._mounts:
+                self._mounts[endpoint] = _AskedMount(endpoint, os.stat(endpoint.root).st_dev)
+            if len(self._folders) >= _MOST_FOLDERS:
+                self._folders.clear()
+            self._folders[folder] = endpoint
+        endpoint = self._folders.get(folder)
+        return None if endpoint is None else self._mounts.get(endpoint)

@@ -67,15 +67,15 @@ class MountEndpoint:
                     return "" if is_durable else str(answer.get("message") or answer.get("result"))
         return "the daemon has exited"
 
-    def open_cached(self, path: str, *, unless_open: bool = False) -> int:
+    def open_cached(self, file: os.stat_result, *, unless_open: bool = False) -> int:
         """Return a descriptor of the daemon's copy of a whole file, to read without the mount; -1 if it gives none.
 
-        path: below the root. unless_open: not if a program has it open through the mount. Raises OSError; EPERM: the
-        daemon gives no files, or none to this user; EAGAIN: it has too much to do.
+        file: what stat(2) says of it. unless_open: not if a program has it open through the mount. Raises OSError.
+        EPERM: the daemon gives no files, or not to this user, or is another mount's; EAGAIN: it has too much to do.
         """
-        # FUSECACHE_SOCKET may lead to the daemon of another mount, whose files have the same names: it refuses then.
-        name = (self.root / _SOCKET_FILE).read_text().strip()
-        request = {"command": "open", "path": path, "socket": name, "unless_open": unless_open}
+        request = {
+            "command": "open", "device": file.st_dev, "inode": file.st_ino, "unless_open": unless_open,
+        }  # fmt: skip
         with self._connection() as connection:
             connection.settimeout(_OPEN_SECONDS)
             connection.sendall(json.dumps(request).encode() + b"\n")

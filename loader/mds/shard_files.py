@@ -155,9 +155,14 @@ class ShardFiles:
             file = self._open(shard, self.path(shard), int(self._index.raw_bytes[shard]))
         if self._options.check_hashes and shard not in self._checked:
             hashes = self._index.hashes_of(shard)[0]
-            if hashes:
-                size = os.fstat(file.fd).st_size
-                self._check_hashes(shard, hashes, self.rest(shard, file, 0, size, 0))
+            try:
+                if hashes:
+                    size = os.fstat(file.fd).st_size
+                    self._check_hashes(shard, hashes, self.rest(shard, file, 0, size, 0))
+            except ShardError:
+                if self.avoid_cached(shard, file):
+                    return self.file(shard)
+                raise
             self._checked.add(shard)
         self._files[shard] = file
         with contextlib.suppress(KeyError):  # another thread evicts concurrently
@@ -177,10 +182,11 @@ class ShardFiles:
         self._files.pop(shard, None)
         return True
 
-    def _open(self, shard: int, path: str, expected: int) -> OpenShardFile:
+    def _open(self, shard: int, path: str, expected: int, *, by_mount: bool = False) -> OpenShardFile:
         samples = range(int(self._index.samples[shard]))
         try:
-            file = OpenShardFile(path, None if shard in self._only_by_mount else self._cached_files)
+            by_mount = by_mount or shard in self._only_by_mount
+            file = OpenShardFile(path, None if by_mount else self._cached_files)
             found = os.fstat(file.fd)
         except OSError as problem:
             raise self.unread(shard, 0, expected, samples, problem) from problem
@@ -203,6 +209,9 @@ class ShardFiles:
             try:
                 part = os.pread(file.fd, stop - start, start)
             except OSError as problem:
+                if self.avoid_cached(shard, file):
+                    file = self.file(shard)
+                    continue
                 raise self.unread(shard, start, stop, [sample], problem) from problem
             if not part:
                 raise self.failed(shard, start, stop, [sample], f"the file ends at {start}; it was truncated")
@@ -214,7 +223,14 @@ class ShardFiles:
         """Return the offset of each sample and of the end of the last one. Raises ShardError for a damaged table."""
         offsets = self._offsets.get(shard)
         if offsets is None:
-            offsets = self._offsets[shard] = self._load_table(shard)
+            try:
+                offsets = self._load_table(shard)
+            except ShardError:
+                file = self._files.get(shard)
+                if file is None or not self.avoid_cached(shard, file):
+                    raise
+                offsets = self._load_table(shard)
+            self._offsets[shard] = offsets
             self._offset_bytes += _table_bytes(offsets)
             with contextlib.suppress(KeyError):
                 while self._offset_bytes > self._options.offset_cache_bytes and len(self._offsets) > 1:
@@ -286,10 +302,10 @@ class ShardFiles:
         raw_path = os.path.join(index.directory(shard), index.raw_names[shard])
         if not os.path.lexists(path) and os.path.isfile(raw_path):
             # A local directory of StreamingDataset, which decompresses beside the source and deletes the source.
-            file = self._open(shard, raw_path, int(index.raw_bytes[shard]))
+            file = self._open(shard, raw_path, int(index.raw_bytes[shard]), by_mount=True)
             whole = self.rest(shard, file, 0, os.fstat(file.fd).st_size, 0)
         else:
-            file = self._open(shard, path, int(index.zip_bytes[shard]))
+            file = self._open(shard, path, int(index.zip_bytes[shard]), by_mount=True)
             size = os.fstat(file.fd).st_size
             packed = self.rest(shard, file, 0, size, 0)
             self._check_hashes(shard, zip_hashes, packed)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import subprocess
 import uuid
 from collections.abc import Callable
 from contextlib import closing
@@ -18,6 +19,7 @@ from tests.support.mounts import FUSECACHE, Mount, open_to_other_users, run, wai
 from tests.support.s3_buckets import Bucket
 
 MIB = 2**20
+NOBODY = 65534
 # Not whole pages: the cache pads its files to those.
 SIZE = 9 * MIB + 123
 SAMPLES = 24
@@ -70,7 +72,7 @@ def opened(path: Path) -> int:
 
 def put_dataset(bucket: Bucket, folder: Path) -> str:
     """Put a data set of six shards into the bucket; return its name there."""
-    with MDSWriter(folder, {"bytes": "bytes"}, size_limit=4 * MIB) as writer:
+    with MDSWriter(folder, {"bytes": "bytes"}, size_limit=4 * MIB, hashes=["sha1"]) as writer:
         for number in range(SAMPLES):
             writer.write({"bytes": number.to_bytes(4, "big") * (MIB // 4)})
     name = uuid.uuid4().hex
@@ -175,11 +177,11 @@ def test_a_file_that_a_program_has_is_not_evicted(
     wait_until(is_gone, "the eviction of a file that no program has")
 
 
-def test_programs_hold_at_most_half_of_the_cache(mount: Callable[..., Mount], bucket: Bucket) -> None:
+def test_programs_hold_at_most_a_quarter_of_the_cache(mount: Callable[..., Mount], bucket: Bucket) -> None:
     """Else a trainer that keeps many shards open would leave no space for those that it reads next."""
     for index in range(5):
         bucket.put(f"file{index}", random.Random(index).randbytes(9 * MIB))
-    one = mount("--cache-size", "64MiB")
+    one = mount("--cache-size", "128MiB")
     paths = [warm(one, f"file{index}") for index in range(5)]
     given = [opened(path) for path in paths[:3]]
     files = CachedFiles()
@@ -215,53 +217,94 @@ def test_the_daemon_of_another_mount_gives_no_file(
     assert found is not None
     monkeypatch.setenv("FUSECACHE_SOCKET", (other.path / ".fusecache/socket").read_text().strip())
     with pytest.raises(PermissionError, match="daemon of another mount: unset FUSECACHE_SOCKET"):
-        found[0].open_cached("file")
+        found[0].open_cached(os.stat(path))
     assert CachedFiles().open(str(path)) is None
     monkeypatch.delenv("FUSECACHE_SOCKET")
     os.close(opened(path))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
-def test_other_users_get_no_files_and_read_through_the_mount(
-    mount: Callable[..., Mount], bucket: Bucket, data: bytes
-) -> None:
-    """The daemon knows nothing of the modes above a file that a path was opened by."""
-    bucket.put("file", data)
-    one = mount("--allow-other")
-    path = warm(one, "file")
-    open_to_other_users(path)
+def is_given_to(user: int, path: Path) -> bool:
+    """Return whether a user gets a file from the daemon."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
         try:
-            os.setgid(65534)
-            os.setuid(65534)
-            is_right = CachedFiles().open(str(path)) is None and path.read_bytes() == data
-            os.write(write, b"right" if is_right else b"wrong")
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            os.write(write, b"given" if CachedFiles().open(str(path)) else b"not given")
         finally:
             os._exit(0)
     os.close(write)
     with open(read, "rb") as pipe:
-        assert pipe.read() == b"right"
+        answer = pipe.read()
     os.waitpid(child, 0)
+    assert answer in (b"given", b"not given")
+    return answer == b"given"
 
 
-def test_a_shard_that_the_disk_no_longer_gives_is_read_through_the_mount(
-    one: Mount, bucket: Bucket, tmp_path: Path
+needs_other_users = pytest.mark.skipif(os.geteuid() != 0, reason="needs other users")
+
+
+@needs_other_users
+def test_other_users_get_no_files_and_read_through_the_mount(
+    mount: Callable[..., Mount], bucket: Bucket, data: bytes
 ) -> None:
-    name = put_dataset(bucket, tmp_path / "data")
-    dataset = MDSDataset(warm(one, name))
+    """The daemon does not know the groups of a user."""
+    bucket.put("file", data)
+    one = mount("--allow-other")
+    open_to_other_users(one.path)
+    path = warm(one, "file")
+    os.close(opened(path))
+    assert not is_given_to(NOBODY, path)
+    done = subprocess.run(
+        ["cat", path], user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, check=True
+    )
+    assert done.stdout == data
 
-    def given() -> bool:
+
+@needs_other_users
+def test_the_owner_gets_only_what_modes_let_him_read(
+    mount: Callable[..., Mount], bucket: Bucket, data: bytes
+) -> None:
+    """Root mounts for a user, and gives some of the files to another one."""
+    bucket.put("folder/file", data)
+    bucket.put("folder/secret", data)
+    bucket.put("closed/file", data)
+    one = mount("--allow-other", "--uid", str(NOBODY), "--gid", str(NOBODY))
+    open_to_other_users(one.path)
+    secret, closed = warm(one, "folder/secret"), warm(one, "closed/file")
+    for path in (secret, closed.parent):
+        os.chown(path, 0, 0)
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    paths = [warm(one, "folder/file"), secret, closed]
+    for path in paths:
+        os.close(opened(path))
+    assert [is_given_to(NOBODY, path) for path in paths] == [True, False, False]
+
+
+@pytest.mark.parametrize("check_hashes", [False, True])
+def test_a_shard_that_the_disk_no_longer_gives_is_read_through_the_mount(
+    one: Mount, bucket: Bucket, tmp_path: Path, *, check_hashes: bool
+) -> None:
+    """Also its table, and its bytes if they are compared with the hashes in the index."""
+    path = warm(one, put_dataset(bucket, tmp_path / "data"))
+    values = [number.to_bytes(4, "big") * (MIB // 4) for number in range(SAMPLES)]
+    dataset = MDSDataset(path, check_hashes=check_hashes)
+    files = dataset._reader._files
+
+    def all_given() -> bool:
         dataset.reopen_files()
-        assert len(dataset[0]["bytes"]) == MIB
-        return handed_out(one) == 1
+        assert [dataset[number]["bytes"] for number in range(SAMPLES)] == values
+        return all(file.cached for file in files._files.values())
 
-    wait_until(given, "the shard from the daemon")
-    (file,) = dataset._reader._files._files.values()
-    # As a disk that fails: the descriptor cannot be read any more.
-    folder = os.open(tmp_path, os.O_RDONLY)
-    os.dup2(folder, file.fd)
-    os.close(folder)
-    assert dataset[0]["bytes"] == (0).to_bytes(4, "big") * (MIB // 4)
-    assert read_by_daemon(one) > 0
+    wait_until(all_given, "all shards from the daemon")
+    # As a disk that fails: the descriptors cannot be read any more.
+    for file in files._files.values():
+        unreadable = os.open(f"/proc/self/fd/{file.fd}", os.O_WRONLY)
+        os.dup2(unreadable, file.fd)
+        os.close(unreadable)
+    files._offsets.clear()
+    files._checked.clear()
+    assert [dataset[number]["bytes"] for number in range(SAMPLES)] == values
+    assert not any(file.cached for file in files._files.values())

@@ -48,9 +48,9 @@ _VERIFY_AT_ONCE = 2
 # The end of a mapping sends no event.
 _IN_USE_SECONDS = 1.0
 # The same for files that programs were given: a look at 1 000 files takes some 10 ms.
-HANDED_OUT_SECONDS = 5.0
-# Of the disk limit, what programs may hold: other files must find space.
-_HELD_SHARE = 0.5
+HANDED_OUT_SECONDS = 2.0
+# Of the disk limit, what programs may hold. Staging files take 70 % at most, and other files must find space.
+_HELD_SHARE = 0.25
 
 IsWanted = Callable[[str], bool]
 
@@ -102,7 +102,7 @@ class CacheMaintenance:
         self.passed_through_files = 0
         self._verifying: dict[int, trio.Event] = {}
         self._verifiers = trio.CapacityLimiter(_VERIFY_AT_ONCE)
-        self._found: list[int] = []
+        self._found: dict[int, int] = {}
         # Bytes of the held files, by number, and of all of them.
         self._held_sizes: dict[int, int] = {}
         self._held_bytes = 0
@@ -269,6 +269,8 @@ class CacheMaintenance:
         again = CachedBlock(block.object_id, block.object_size, block.number, block.block, row)
         if not await self._offload.disk(self._bad_blocks, [again], buffer):
             return False
+        # Of a held file the block stays: a program that asks for the file next must not get it.
+        self._table.intact.pop(block.number, None)
         for _ in range(_DROP_ATTEMPTS):
             if await self._disk_space.evictor.drop([(block.number, block.block)]):
                 break
@@ -305,7 +307,7 @@ class CacheMaintenance:
         """Return the file of an object that is on disk as a whole, and intact. It is held until `release_whole`.
 
         At its first call in a run, the file is read. None, and nothing is held, if that takes longer than
-        `wait_seconds`: it goes on, for the next call. None too if held files would take more than half of the disk
+        `wait_seconds`: it goes on, for the next call. None too if held files would take more than a quarter of the disk
         limit.
         """
         table = self._table
@@ -315,20 +317,19 @@ class CacheMaintenance:
         try:
             await table.load_object_now(entry)
             number = entry.number
-            if number is None or entry.blocks != -(-size // BLOCK_BYTES) or not self._may_hold(number, size):
+            if number is None or entry.blocks != -(-size // BLOCK_BYTES):
                 return None
             async with table.rows_lock:  # an eviction chooses and removes blocks under it
-                if entry.number != number:
+                if entry.number != number or not self._may_hold(number, size):
                     return None
-                table.held[number] += 1
+                self._hold(number, size)
             try:
                 if await self._is_intact(entry, number, wait_seconds):
                     fd = await self._offload.disk(self._files.open_whole, number, size)
                     whole = None if fd is None else WholeFile(entry, number, fd)
-                    self._count_held(number, size)
             finally:
                 if whole is None:
-                    self._unhold(number)
+                    self._end_hold(number)
         except LocalDiskError as exc:
             table.count_disk_error(exc)
         finally:
@@ -368,12 +369,19 @@ class CacheMaintenance:
                 self.release_whole(self._handed_out.pop(number))
 
     def _unused(self, numbers: list[int]) -> list[int]:
-        return [number for number in numbers if not self._files.is_in_use(number)]
+        return [number for number in numbers if not self._is_in_use(number)]
+
+    def _is_in_use(self, number: int) -> bool:
+        try:
+            return self._files.is_in_use(number)
+        except OSError:  # as without a free descriptor: unknown
+            return True
 
     def hold_found(self) -> None:
         """Hold the files that programs still read through an earlier mount. Blocks. Raises LocalDiskError."""
         self._found = self._files.in_use_before()
-        self._table.held.update(self._found)
+        for number, size in self._found.items():
+            self._hold(number, size)
 
     def release_found(self) -> None:
         """Release these files, as `release_whole` does."""
@@ -384,17 +392,25 @@ class CacheMaintenance:
         # Of a mapping, the kernel tells nothing: a file can be closed, and stay mapped. With another hold, that one's
         # release will look.
         table = self._table
-        while table.held[number] == 1 and await self._offload.disk(self._files.is_in_use, number):  # noqa: ASYNC110
+        while table.held[number] == 1 and await self._offload.disk(self._is_in_use, number):  # noqa: ASYNC110
             await trio.sleep(_IN_USE_SECONDS)
         self._unhold(number)
         if entry is not None:
             table.close_object(entry)
 
+    def _end_hold(self, number: int) -> None:
+        """End a hold for which no program got the file. One that got it before may have it."""
+        if number in self._found or self._files.was_opened(number):
+            self._table.tasks.start_soon("cache-release", self._release, number)
+        else:
+            self._unhold(number)
+
     def _may_hold(self, number: int, size: int) -> bool:
-        most = self._disk_space.ledger.limit_bytes * _HELD_SHARE
+        most = self._disk_space.usable_bytes() * _HELD_SHARE
         return number in self._held_sizes or self._held_bytes + size <= most
 
-    def _count_held(self, number: int, size: int) -> None:
+    def _hold(self, number: int, size: int) -> None:
+        self._table.held[number] += 1
         if number not in self._held_sizes:
             self._held_sizes[number] = size
             self._held_bytes += size
@@ -442,7 +458,7 @@ class CacheMaintenance:
             self._table.intact[number] = self._table.clock
         finally:
             del self._verifying[number]
-            self._unhold(number)
+            self._end_hold(number)
             self._table.close_object(entry)
             done.set()
 

@@ -160,7 +160,7 @@ def test_a_restart_finds_the_files_that_are_still_in_use(files: CacheFiles, tmp_
     os.close(first)
     with open(tmp_path / "passed-through", "a") as file:
         file.write("b\nno number\n1f")
-    assert CacheFiles(tmp_path).in_use_before() == [11]
-    assert CacheFiles(tmp_path).in_use_before() == [11]
+    assert CacheFiles(tmp_path).in_use_before() == {11: 8192}
+    assert CacheFiles(tmp_path).in_use_before() == {11: 8192}
     os.close(second)
-    assert CacheFiles(tmp_path).in_use_before() == []
+    assert CacheFiles(tmp_path).in_use_before() == {}
