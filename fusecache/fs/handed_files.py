@@ -45,7 +45,7 @@ class HandedFiles:
         """Return a descriptor of a file's bytes for reading, which the caller closes. None: read it through the mount.
 
         request: `device` and `inode`, as stat(2) shows them; `unless_open`: none if a program has the file open through
-        the mount, whose pages the kernel keeps then. user: the program's; None too if modes do not let it read the file.
+        the mount, whose pages the kernel keeps then. user: the program's; None too if modes forbid it to read the file.
         Raises NotPermitted if this mount gives no files at all, or is not the one that the file is on.
         """
         if self._under_way >= _AT_ONCE:
