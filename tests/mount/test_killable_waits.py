@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fusecache.engine.runtime.procfs import KILL_LOOK_SECONDS
 from tests.s3server import Fault, FaultAction
 from tests.support.mounts import NEEDS_OWN_SESSION, Mount, pattern, wait_until
 from tests.support.s3_buckets import Bucket
@@ -32,6 +33,16 @@ WAITS = {
 CHANGES = {
     "rename of a directory": ("os.rename(path + '/folder', path + '/moved')", "fuse_rename_common"),
     "rmdir": ("os.rmdir(path + '/folder')", "fuse_rmdir"),
+    "truncate": ("os.truncate(path + '/data', 1000)", "fuse_do_setattr"),
+    # They need what the file held. The kernel sends them at the close.
+    "first write": (
+        f"f = os.open(path + '/data', {os.O_RDWR}); os.pwrite(f, bytes(8192), 4096); os.close(f)",
+        "fuse_flush",
+    ),
+    "first line": (
+        f"f = os.open(path + '/data', {os.O_WRONLY | os.O_APPEND}); os.write(f, b'line'); os.close(f)",
+        "fuse_flush",
+    ),
 }
 
 
@@ -124,6 +135,35 @@ def test_a_process_that_is_killed_before_its_change_began_is_gone_and_nothing_ha
         file.write(b"new")
     silent.sync()
     assert bucket.get("data") == b"new" + pattern(SIZE)[3:]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees where a process waits in the kernel")
+def test_the_first_write_of_a_program_with_threads_that_exits_is_published(
+    silent: Mount, bucket: Bucket
+) -> None:
+    """exit(2) ends its other threads by SIGKILL, and the one that ends last closes the file."""
+    program = (
+        "import threading, time; "
+        "waits = threading.Thread(target=os.stat, args=(path + '/folder/unknown',), daemon=True); waits.start(); "
+        f"os.pwrite(os.open(path + '/data', {os.O_RDWR}), bytes(8192), 0); time.sleep(0.5); os._exit(0)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import os, sys; path = sys.argv[1]; {program}", silent.path]
+    )
+
+    def closes_the_file() -> bool:
+        stacks = Path(f"/proc/{process.pid}/task").glob("*/stack")
+        return any("fuse_flush" in stack.read_text() for stack in stacks)
+
+    wait_until(closes_the_file, "the close by the last thread")
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() > began + 3 * KILL_LOOK_SECONDS, "looks at the process")
+    assert process.poll() is None
+    assert bucket.service.control is not None
+    bucket.service.control.resume()
+    assert process.wait(20) == 0
+    silent.sync()
+    assert bucket.get("data") == bytes(8192) + pattern(SIZE)[8192:]
 
 
 def test_ctrl_c_ends_a_program_that_handles_it(silent: Mount) -> None:

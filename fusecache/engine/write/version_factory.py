@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.namespace.nodes import FileVersion, Node, attributes_of
 from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.runtime.callers import ends_with_caller
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.disposal import VersionDisposal, named_row
 from fusecache.engine.write.listener import WriteListener
@@ -54,7 +55,8 @@ class VersionFactory:
                 # Until the bytes are copied, readers see the old version.
                 node.version = old
                 if keep:
-                    await self._fill(node, version, old, keep)
+                    async with ends_with_caller():
+                        await self._fill(node, version, old, keep)
                     version.size = keep
                 if not self._tree.is_linked(node) and not node.handles:
                     raise NotFound(f"{node.name}: was removed while it was opened for writing")
