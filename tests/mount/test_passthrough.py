@@ -22,7 +22,7 @@ from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
 from loader.base.mount_endpoint import find_endpoint
 from loader.fast import Loader
 from tests.mount.conftest import Mounts
-from tests.support.mounts import FUSECACHE, Mount, run, wait_until
+from tests.support.mounts import FUSECACHE, ON_PYFUSE3, Mount, run, wait_until
 from tests.support.s3_buckets import Bucket
 
 MIB = 2**20
@@ -47,7 +47,7 @@ class _Nothing(RequestHandlers):
 
 def refused_because(folder: Path) -> str:
     """Return why the kernel reads no file in a folder by itself; "" if it does. Asks the kernel, not the daemon."""
-    if os.environ.get("FUSECACHE_FUSE_LIBRARY") == "pyfuse3":
+    if ON_PYFUSE3:
         return "pyfuse3 has no passthrough"
     (folder / "mnt").mkdir()
     try:

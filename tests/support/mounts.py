@@ -114,8 +114,13 @@ def parent_of(pid: int) -> int:
     return int(stat[stat.rindex(")") + 2 :].split()[1])
 
 
+# Whether the mounts of this run are pyfuse3's.
+ON_PYFUSE3 = "pyfuse3" in {
+    os.environ.get("FUSECACHE_FUSE_LIBRARY"),
+    os.environ.get("FUSECACHE_TEST_FUSE_LIBRARY"),
+}
 NEEDS_OWN_SESSION = pytest.mark.skipif(
-    "pyfuse3" in {os.environ.get("FUSECACHE_FUSE_LIBRARY"), os.environ.get("FUSECACHE_TEST_FUSE_LIBRARY")},
+    ON_PYFUSE3,
     reason="pyfuse3 tells neither of signals nor why mounting failed, and its mount ends with the daemon",
 )
 
