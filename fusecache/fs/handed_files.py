@@ -52,8 +52,8 @@ class HandedFiles:
             return None
         self._under_way += 1
         try:
-            await self._check(int(request["device"]))
-            node = self._fs.tree.nodes.get(int(request["inode"]))
+            await self._check(int(request.get("device", -1)))
+            node = self._fs.tree.nodes.get(int(request.get("inode", -1)))
             if node is None or not _may_read(node, user):
                 return None
             await self._revalidate(node)

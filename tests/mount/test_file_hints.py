@@ -552,8 +552,13 @@ def test_each_of_two_mounts_gets_the_hints_of_each_pass(
 KILLED = """
 import sys, time
 from loader import FileHints
+from loader.base.mount_endpoint import MountEndpoint
+send = MountEndpoint.send
+def send_and_say(endpoint, file, message):
+    send(endpoint, file, message)
+    print(file, flush=True)
+MountEndpoint.send = send_and_say
 hints = FileHints(sys.argv[1:])
-print("sent", flush=True)
 time.sleep(100)
 """
 
@@ -561,7 +566,9 @@ time.sleep(100)
 def test_a_killed_process_ends_its_job(mount: Callable[..., Mount], images: list[str], started) -> None:
     one = mount()
     process = started(KILLED, *(one.path / name for name in images))
-    wait_until(lambda: jobs(one), "the job")
+    assert process.stdout.readline().endswith(".plan\n")
+    # From then on the daemon knows which process the job is: one that sends a plan alone may be a shell that copies it.
+    assert process.stdout.readline().endswith(".cursor\n")
     assert jobs(one)[0]["ended_seconds"] == 0
     process.send_signal(signal.SIGKILL)
     wait_until(lambda: jobs(one)[0]["ended_seconds"], "the end of the job")

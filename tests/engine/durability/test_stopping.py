@@ -3,7 +3,7 @@
 import json
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +76,10 @@ def _being(user: int | None) -> Any:
         os.seteuid(before)
 
 
+async def _open_no_file(_request: Mapping[str, Any], _user: int) -> None:
+    return None
+
+
 @asynccontextmanager
 async def controlled(bucket: Bucket, cache: Path) -> AsyncIterator[Control]:
     """Run a node and its control server."""
@@ -88,6 +92,7 @@ async def controlled(bucket: Bucket, cache: Path) -> AsyncIterator[Control]:
             control_socket,
             OwnedHints(user.fs.hints, owners),
             dict,
+            _open_no_file,
             owners=owners,
             access={},
             endings=Endings(
