@@ -59,7 +59,8 @@ class HandedFiles:
             await self._revalidate(node)
             remote = node.object
             if (
-                remote is None
+                node.parent is None  # the kernel has not heard yet that the name means another file
+                or remote is None
                 or node.kind is not Kind.FILE
                 or node.version is not None
                 or node.writers > 0  # the kernel may have changes that the daemon has not
@@ -92,8 +93,9 @@ class HandedFiles:
         if self._reason:
             raise NotPermitted(f"this mount gives no cache files: {self._reason}")
         if self._device is None:
-            # In a thread: the kernel asks this daemon.
-            self._device = (await trio.to_thread.run_sync(os.stat, self._mountpoint)).st_dev
+            # In a thread that the end of the mount does not wait for: the kernel asks this daemon.
+            found = await trio.to_thread.run_sync(os.stat, self._mountpoint, abandon_on_cancel=True)
+            self._device = found.st_dev
         if device != self._device:
             raise NotPermitted("this socket belongs to the daemon of another mount: unset FUSECACHE_SOCKET")
 

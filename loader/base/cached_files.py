@@ -76,13 +76,17 @@ class CachedFiles:
             began = time.monotonic()
             if mount is None or began < mount.ask_after:
                 return None
+            held = mount.hold()
             file = os.stat(path)
         except OSError:  # opening the path says what is wrong
             return None
-        if file.st_dev != mount.device or file.st_size < _LEAST_BYTES:
+        if file.st_dev != mount.device:  # mounted again, or a link leads elsewhere
+            self._mounts.pop(mount.endpoint, None)
+            self._folders.clear()
+            return None
+        if file.st_size < _LEAST_BYTES:
             return None
         try:
-            held = mount.hold()
             fd = mount.endpoint.open_cached(file, unless_open=unless_open)
         except PermissionError:
             self._mounts[mount.endpoint] = None

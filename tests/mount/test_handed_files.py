@@ -112,6 +112,20 @@ def test_a_loader_reads_whole_shards_without_the_mount(one: Mount, bucket: Bucke
     wait_until(lambda: handed_out(one) == 0, "the daemon's look at files that no program has open")
 
 
+def test_a_mount_that_was_made_again_gives_files_to_the_same_reader(
+    one: Mount, bucket: Bucket, data: bytes
+) -> None:
+    bucket.put("file", data)
+    path, files = warm(one, "file"), CachedFiles()
+    os.close(wait_until(lambda: files.open(str(path)), "the file")[0])
+    one.unmount()
+    one.start("--memory", "64MiB")
+    wait_until(path.exists, "the file on the mount")
+    fd, _ = wait_until(lambda: files.open(str(path)), "the file from the next mount")
+    assert os.pread(fd, 2 * SIZE, 0) == data
+    os.close(fd)
+
+
 def test_what_is_not_whole_or_small_or_changed_is_not_given(one: Mount, bucket: Bucket, data: bytes) -> None:
     large = random.Random(3).randbytes(40 * MIB)
     bucket.put("large", large)

@@ -34,15 +34,6 @@ CHANGES = {
     "rename of a directory": ("os.rename(path + '/folder', path + '/moved')", "fuse_rename_common"),
     "rmdir": ("os.rmdir(path + '/folder')", "fuse_rmdir"),
     "truncate": ("os.truncate(path + '/data', 1000)", "fuse_do_setattr"),
-    # They need what the file held. The kernel sends them at the close.
-    "first write": (
-        f"f = os.open(path + '/data', {os.O_RDWR}); os.pwrite(f, bytes(8192), 4096); os.close(f)",
-        "fuse_flush",
-    ),
-    "first line": (
-        f"f = os.open(path + '/data', {os.O_WRONLY | os.O_APPEND}); os.write(f, b'line'); os.close(f)",
-        "fuse_flush",
-    ),
 }
 
 

@@ -270,12 +270,12 @@ class CacheMaintenance:
         if not await self._offload.disk(self._bad_blocks, [again], buffer):
             return False
         # Of a held file the block stays: a program that asks for the file next must not get it.
+        self._table.count_damaged(block.object_id.key, row.mask.bit_count())
         self._table.intact.pop(block.number, None)
         for _ in range(_DROP_ATTEMPTS):
             if await self._disk_space.evictor.drop([(block.number, block.block)]):
                 break
             await trio.sleep(_PUMP_SECONDS)
-        self._table.count_damaged(block.object_id.key, row.mask.bit_count())
         return True
 
     def _bad_blocks(self, blocks: list[CachedBlock], buffer: memoryview) -> list[CachedBlock]:

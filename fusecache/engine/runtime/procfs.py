@@ -124,18 +124,6 @@ def kill_pending(process: int) -> bool:
     return any(_has_kill_pending(thread) or _is_signaled(thread) for thread in threads)
 
 
-def is_killed_as_a_whole(process: int) -> bool:
-    """Return whether SIGKILL is pending for all threads of a process, or has reached them.
-
-    At exit(2) the thread that exits has none, but all others have.
-    """
-    try:
-        threads = [int(name) for name in os.listdir(f"/proc/{process}/task")]
-    except OSError:
-        return False
-    return bool(threads) and all(_has_kill_pending(thread) or _is_signaled(thread) for thread in threads)
-
-
 def _has_kill_pending(thread: int) -> bool:
     try:
         lines = Path(f"/proc/{thread}/status").read_text().splitlines()

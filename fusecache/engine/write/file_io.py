@@ -4,14 +4,12 @@ Not the close, which is in `close.py`, and not the upload, which the publisher d
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import trio
 
 from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Kind, Node, directory_row
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.runtime.callers import called_by
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.procfs import thread_group
 from fusecache.engine.write.close import CloseProtocol, is_killed
@@ -141,11 +139,8 @@ class FileIO:
         """Write into the staging file; return the count. Raises NoSpace, TooLarge, LocalDiskError."""
         node = handle.node
         stop = offset + len(data)
-        # A killed process publishes nothing: its first write need not wait for what the file held.
-        writer = called_by(handle.process or handle.pid, exits=True) if node.writers == 1 else nullcontext()
         try:
-            with writer:
-                version = await self._writable_to(node, stop)
+            version = await self._writable_to(node, stop)
         except NoSpace as exc:
             self._space.enospc_log.record(self._tree.path(node), stop, exc)
             raise

@@ -42,7 +42,10 @@ class VersionFactory:
         self._journal.submit_lazily(PutFile(version.record))
 
     async def make_mutable(self, node: Node, keep_bytes: int | None) -> FileVersion:
-        """Return a version that may be changed in place, with the first `keep_bytes` of the content (None: all)."""
+        """Return a version that may be changed in place, with the first `keep_bytes` of the content (None: all).
+
+        Raises Interrupted, and has changed nothing, if the caller of `called_by` is killed while content is fetched.
+        """
         self._journal.check_writable()
         async with node.lock:
             old = node.version
