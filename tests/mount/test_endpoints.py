@@ -128,7 +128,8 @@ def test_weights_set_the_shares(data_set: DataSet) -> None:
     names = data_set.put_many("a")
     made = data_set.mounted(keys="weight = 4")
     data_set.read(made, names)
-    assert 0.7 * MANY <= data_set.gets()[1] <= 0.9 * MANY
+    # 160 on average, with a standard deviation of 6: which endpoint serves an object is a hash of both.
+    assert 0.66 * MANY <= data_set.gets()[1] <= 0.92 * MANY
 
 
 def _stop(server: ServerProcess) -> None:
@@ -220,7 +221,8 @@ def test_a_slow_endpoint_serves_fewer_objects(data_set: DataSet) -> None:
     data_set.read(made, warm)
     assert rows(made)[1]["state"] == "slow"
     data_set.read(made, measured)
-    assert data_set.gets(folder="b/")[1] <= 30
+    # 20 on average, with a standard deviation of 4; an endpoint that is not slow serves 50, give or take 5.
+    assert data_set.gets(folder="b/")[1] <= 40
 
 
 # ---- copies
