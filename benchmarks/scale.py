@@ -58,7 +58,7 @@ def main() -> None:
         bucket = Bucket(service, service.client(), "")
         index = Path(folder) / "index.json"
         nbytes = write_index(Path(folder), options.shards, packed=False)
-        bucket.client.upload_file(str(index), service.bucket, "data/index.json")
+        bucket.put("data/index.json", index.read_bytes())
         server.control.add_many("tree/{:07d}/sample.bin", options.directories, size=1000)
         mount = Mount(bucket, Path(folder) / "mount", Path(folder) / "cache")
         mount.path.mkdir()
