@@ -202,14 +202,24 @@ class ControlServer:
                     await self._upgrade(stream, user, str(request.get("program") or ""))
                 case "in-use":
                     await self._send(stream, {**_done("ok"), **await self._in_use(request, path)})
-                case "hint":
-                    await self._hint(stream, user, request, received)
-                case "open" | "record":
-                    await (self._open(stream, user, request) if command == "open" else self._record(stream))
+                case "hint" | "open" | "record":
+                    await self._reader_command(stream, user, request, received)
                 case _:
                     await self._cache_command(stream, request)
         except FusecacheError as exc:
             await self._send(stream, _done("error", str(exc)))
+
+    async def _reader_command(
+        self, stream: trio.SocketStream, user: int, request: dict[str, Any], received: Request
+    ) -> None:
+        """Serve what programs that read the mount's files send."""
+        match request["command"]:
+            case "hint":
+                await self._hint(stream, user, request, received)
+            case "open":
+                await self._open(stream, user, request)
+            case _:
+                await self._record(stream)
 
     async def _upgrade(self, stream: trio.SocketStream, user: int, program: str) -> None:
         if not is_of_this_system(stream):

@@ -90,7 +90,7 @@ def given_after_an_epoch(one: Mount, loader: Loader) -> int:
 
 
 def test_a_loader_reads_whole_shards_without_the_mount(one: Mount, bucket: Bucket, tmp_path: Path) -> None:
-    """Also those that it opened through the mount before they were whole: it opens all again in each epoch."""
+    """`Loader` opens all shards again in each epoch, also those that it first opened through the mount."""
     path = one.path / put_dataset(bucket, tmp_path / "data")
     wait_until(path.exists, "the data set on the mount")
     dataset = MDSDataset(path)
@@ -192,7 +192,7 @@ def test_a_file_that_a_program_has_is_not_evicted(
 
 
 def test_programs_hold_at_most_a_quarter_of_the_cache(mount: Callable[..., Mount], bucket: Bucket) -> None:
-    """Else a trainer that keeps many shards open would leave no space for those that it reads next."""
+    """A trainer may keep many shards open, and the next shards must find space in the cache."""
     for index in range(5):
         bucket.put(f"file{index}", random.Random(index).randbytes(9 * MIB))
     one = mount("--cache-size", "128MiB")
