@@ -15,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.processes import cpu_seconds
 from loader import MDSWriter
 from tests.s3server import ServerProcess
 from tests.support.mounts import FUSECACHE, Mount, run
@@ -44,21 +45,15 @@ print(json.dumps([time.process_time() - cpu, time.perf_counter() - began]))
 """
 
 
-def _daemon_seconds(mount: Mount) -> float:
-    """Return the CPU seconds of the mount's daemon until now."""
-    fields = Path(f"/proc/{mount.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def _read(folder: Path, mount: Mount, *, asks: bool) -> tuple[float, float]:
     """Return the CPU of reader and daemon, and the time, of one run: µs a sample."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("1\n")
-    before = _daemon_seconds(mount)
+    before = cpu_seconds(mount.pid)
     words = [sys.executable, "-c", READER, str(folder), "yes" if asks else "no"]
     done = subprocess.run(words, check=True, capture_output=True, text=True)
     cpu, seconds = json.loads(done.stdout)
-    return (cpu + _daemon_seconds(mount) - before) / SAMPLES * 1e6, seconds / SAMPLES * 1e6
+    return (cpu + cpu_seconds(mount.pid) - before) / SAMPLES * 1e6, seconds / SAMPLES * 1e6
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from loader.base.paths import check_is_local, mount_advice, natural_key
+from loader.base.paths import HOLD_FLAGS, check_is_local, mount_advice, natural_key
 from loader.errors import ArgumentError, FilesMissingError, LoaderError
 
 # (seconds waited, pause between two listings). A directory that is listed every 5 s all day costs 17 280 LISTs, which
@@ -29,8 +29,6 @@ _GONE = (errno.ENOENT, errno.ESTALE)
 # The bucket has not answered for 60 s, in which the daemon repeated its request.
 _MAY_PASS = (errno.EIO, errno.ETIMEDOUT)
 _NAMES_IN_ERROR = 20
-# O_PATH: the daemon keeps no handle for a directory that is only held.
-_HOLD = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -187,7 +185,7 @@ class _WatchedFolder:
                     return listed
                 if self._below[0] not in os.listdir(listed):
                     return -1
-            above, self._held = self._held, os.open(self._below[0], _HOLD, dir_fd=self._held)
+            above, self._held = self._held, os.open(self._below[0], HOLD_FLAGS, dir_fd=self._held)
             os.close(above)
             del self._below[0]
 
@@ -195,7 +193,7 @@ class _WatchedFolder:
         path, self._below = os.path.abspath(self._path), []
         while self._held < 0:
             try:
-                self._held = os.open(path, _HOLD)
+                self._held = os.open(path, HOLD_FLAGS)
             except FileNotFoundError:
                 path, name = os.path.split(path)
                 self._below.insert(0, name)

@@ -12,6 +12,7 @@ import weakref
 from dataclasses import dataclass
 
 from loader.base.mount_endpoint import MountEndpoint, find_endpoint
+from loader.base.paths import HOLD_FLAGS
 
 # After a request that failed: the daemon is being started again, or has too much to do.
 _PAUSE_SECONDS = 10.0
@@ -21,7 +22,6 @@ _SLOW_PAUSE_SECONDS = 1.0
 # The daemon gives no smaller files: a request costs more than their reads.
 _LEAST_BYTES = 1 << 20
 _MOST_FOLDERS = 1024
-_HOLD = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class HeldMount:
@@ -32,7 +32,7 @@ class HeldMount:
     def __init__(self, endpoint: MountEndpoint) -> None:
         """Raises OSError."""
         self._fd = -1
-        self._fd = os.open(endpoint.root, _HOLD)
+        self._fd = os.open(endpoint.root, HOLD_FLAGS)
 
     def __del__(self) -> None:
         if self._fd >= 0:

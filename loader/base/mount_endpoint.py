@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fusecache.model.hints import FOLDER
 from loader.base.pulled_files import pull_connection, pulled_folder
@@ -19,7 +20,7 @@ _ANSWER_SECONDS = 30.0
 _OPEN_SECONDS = 3.0
 # The errno for texts in the socket's answer. Writing the hint file instead reports its errno directly.
 _REJECTIONS = {"no plan": errno.ENOENT, "all jobs together": errno.EPERM, "try again later": errno.EPERM}
-_BUSY = b"try again later"
+_BUSY = "try again later"
 # The inode number of a mount's root (linux/fuse.h).
 _FUSE_ROOT_ID = 1
 
@@ -82,11 +83,13 @@ class MountEndpoint:
             line, fds, _, _ = socket.recv_fds(connection, 4096, 1, socket.MSG_CMSG_CLOEXEC)
         if fds:
             return fds[0]
-        if b'"opened": false' in line:
+        if not line:
+            raise OSError(errno.EAGAIN, "the daemon has exited")
+        answer = _parsed(line)
+        if answer.get("opened") is False:
             return -1
-        raise OSError(
-            errno.EAGAIN if _BUSY in line or not line else errno.EPERM, line.decode(errors="replace")
-        )
+        reason = str(answer.get("message"))
+        raise OSError(errno.EAGAIN if _BUSY in reason else errno.EPERM, reason)
 
     def _send_by_socket(self, file: str, message: bytes) -> None:
         with self._connection() as connection:
@@ -106,14 +109,19 @@ def _send(connection: socket.socket, file: str, message: bytes) -> None:
     request = {"command": "hint", "file": file, "bytes": len(message)}
     connection.sendall(json.dumps(request).encode() + b"\n" + message)
     with connection.makefile("rb") as lines:
-        try:
-            answer = json.loads(lines.readline())
-        except ValueError as problem:
-            raise OSError(errno.EPROTO, f"the daemon's answer is not JSON: {problem}") from problem
+        answer = _parsed(lines.readline())
     if answer.get("result") != "ok":
         reason = str(answer.get("message"))
         known = (number for words, number in _REJECTIONS.items() if words in reason)
         raise OSError(next(known, errno.EINVAL), reason)
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = json.loads(line)
+    except ValueError as problem:
+        raise OSError(errno.EPROTO, f"the daemon's answer is not JSON: {problem}") from problem
+    return answer
 
 
 def find_endpoint(directory: str | Path) -> tuple[MountEndpoint, str] | None:

@@ -12,6 +12,8 @@ from loader.errors import ArgumentError
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _MOUNTS = "/proc/self/mountinfo"
 _OUR_TYPE = "fuse.fusecache"
+# For a directory that is only held. O_PATH: the daemon keeps no handle for it.
+HOLD_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 # The errno values of FUSE when its daemon is gone, before or during a read.
 _GONE = {errno.ENOTCONN, errno.ECONNABORTED}
 _NO_ANSWER = {errno.EIO, errno.ETIMEDOUT}

@@ -45,23 +45,11 @@ def handed_out(one: Mount) -> int:
     return int(one.status()["handed_out_files"])
 
 
-def read_by_daemon(one: Mount) -> int:
-    """Return how many bytes the daemon has answered reads with."""
-    return sum(one.status()["cache"]["bytes_from"].values())
-
-
 def warm(one: Mount, name: str) -> Path:
     """Fetch a file or a directory into the cache."""
     wait_until((one.path / name).exists, f"{name} on the mount")
     run(FUSECACHE, "warm", "--wait", one.path / name)
     return one.path / name
-
-
-def cached_file(one: Mount) -> Path:
-    """Return the only cache file for an object of SIZE bytes."""
-    files = (one.cache / "cache" / "files").glob("??/*")
-    (found,) = [path for path in files if 0 <= path.stat().st_size - SIZE < 4096]
-    return found
 
 
 def opened(path: Path) -> int:
@@ -102,12 +90,12 @@ def test_a_loader_reads_whole_shards_without_the_mount(one: Mount, bucket: Bucke
         wait_until(
             lambda: given_after_an_epoch(one, loader) == dataset.index.shards, "all shards from the daemon"
         )
-        before = read_by_daemon(one)
+        before = one.read_by_daemon()
         # All are open, and none is read through the mount.
         dataset_files = dataset._reader._files._files.values()
         assert all(file.cached for file in dataset_files)
         assert [len(dataset[number]["bytes"]) for number in range(SAMPLES)] == [MIB] * SAMPLES
-        assert read_by_daemon(one) == before
+        assert one.read_by_daemon() == before
     dataset.reopen_files()
     wait_until(lambda: handed_out(one) == 0, "the daemon's look at files that no program has open")
 
@@ -173,7 +161,7 @@ def test_a_file_that_a_program_has_is_not_evicted(
     flags = ("--attribute-seconds", "0.2", "--cache-size", "64MiB", "--memory", "64MiB")
     one = mount(*flags)
     fd = opened(warm(one, "whole"))
-    path = cached_file(one)
+    path = one.cache_file(SIZE)
     for _ in range(2):
         for name, content in others.items():
             assert (one.path / name).read_bytes() == content
@@ -210,7 +198,7 @@ def test_programs_hold_at_most_a_quarter_of_the_cache(mount: Callable[..., Mount
 def test_damage_on_disk_is_found_before_a_file_is_given(one: Mount, bucket: Bucket, data: bytes) -> None:
     bucket.put("file", data)
     path = warm(one, "file")
-    cached = cached_file(one)
+    cached = one.cache_file(SIZE)
     with open(cached, "r+b") as file:
         file.seek(5 * MIB)
         file.write(b"damage")

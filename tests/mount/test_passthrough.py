@@ -82,11 +82,6 @@ def passed(one: Mount) -> int:
     return int(one.status()["passed_through_files"])
 
 
-def read_by_daemon(one: Mount) -> int:
-    """Return how many bytes the daemon has answered reads with."""
-    return sum(one.status()["cache"]["bytes_from"].values())
-
-
 def read_through(path: Path) -> bytes:
     """Return a file's bytes, but not from the kernel's pages: what the cache had to leave out is fetched again."""
     with open(path, "rb", buffering=0) as file:
@@ -116,16 +111,6 @@ def files_in_use(cache: Path) -> list[Path]:
     files = CacheFiles(cache / "cache" / "files")
     found = [path for path in (cache / "cache" / "files").glob("??/*") if path.is_file()]
     return [path for path in found if files.is_in_use(int(path.name, 16))]
-
-
-def cache_file(one: Mount, size: int) -> Path:
-    """Return the only cache file for an object of `size` bytes."""
-    (found,) = [
-        path
-        for path in (one.cache / "cache" / "files").glob("??/*")
-        if 0 <= path.stat().st_size - size < 4096
-    ]
-    return found
 
 
 class Mapping:
@@ -204,7 +189,7 @@ def fd(one: Mount, whole: str) -> Iterator[int]:
 def test_all_ways_to_read_give_the_objects_bytes_without_the_daemon(
     one: Mount, whole: str, fd: int, data: bytes
 ) -> None:
-    before = read_by_daemon(one)
+    before = one.read_by_daemon()
     assert os.read(fd, SIZE + 4096) == data
     assert os.read(fd, 1) == b""
     for start in (0, 4095, MIB + 1, SIZE - 100, SIZE - 1, SIZE, SIZE + 5000):
@@ -222,7 +207,7 @@ def test_all_ways_to_read_give_the_objects_bytes_without_the_daemon(
     finally:
         os.close(direct)
     assert os.fstat(fd).st_size == SIZE
-    assert read_by_daemon(one) == before
+    assert one.read_by_daemon() == before
 
 
 def test_many_programs_open_one_file_at_once(one: Mount, whole: str, fd: int, data: bytes) -> None:
@@ -367,7 +352,7 @@ def test_damage_on_disk_is_found_before_the_first_open_passes(
     os.close(passed_descriptor(one, "whole"))
     one.unmount()
     assert files_in_use(one.cache) == []
-    with open(cache_file(one, SIZE), "r+b") as file:
+    with open(one.cache_file(SIZE), "r+b") as file:
         file.seek(SIZE - 5)
         file.write(b"wrong")
     one.start(*FLAGS, "--memory", "64MiB")
@@ -395,7 +380,7 @@ def test_a_file_that_passes_is_not_evicted(
         bucket.put(name, content)
     one = mount(*FLAGS, "--cache-size", "64MiB")
     fd = passed_descriptor(one, "whole")
-    path = cache_file(one, SIZE)
+    path = one.cache_file(SIZE)
     mapping = Mapping(fd, SIZE)
     blocks = path.stat().st_blocks
 
@@ -429,7 +414,7 @@ def test_a_mapping_outlives_its_descriptor_and_a_killed_daemon(
     mapping = Mapping(fd, SIZE)
     os.close(fd)
     wait_until(lambda: passed(one) == 0, "the close, though the mapping is there")
-    path = cache_file(one, SIZE)
+    path = one.cache_file(SIZE)
     run(FUSECACHE, "evict", one.path / "whole")
     assert path.exists()
     one.kill()
@@ -451,6 +436,6 @@ def test_nothing_is_left_of_a_closed_file(one: Mount, shared: Place) -> None:
     """The kernel's number for a file would hold the file."""
     size = 3 * SIZE
     fd = passed_descriptor(one, shared.put(random.Random(2).randbytes(size)))
-    wait_until(lambda: files_in_use(one.cache) == [cache_file(one, size)], "the file in use")
+    wait_until(lambda: files_in_use(one.cache) == [one.cache_file(size)], "the file in use")
     os.close(fd)
     wait_until(lambda: not files_in_use(one.cache), "the file given back")

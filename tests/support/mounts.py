@@ -180,6 +180,16 @@ class Mount:
         answer = ask(mount, "sync", path, timeout_seconds=SYNC_SECONDS)
         assert answer.result == "durable", f"{answer.result}: {answer.message}; log:\n{self.log()}"
 
+    def read_by_daemon(self) -> int:
+        """Return how many bytes the daemon has answered reads with."""
+        return sum(self.status()["cache"]["bytes_from"].values())
+
+    def cache_file(self, size: int) -> Path:
+        """Return the only cache file for an object of `size` bytes. The cache pads its files to whole pages."""
+        files = (self.cache / "cache" / "files").glob("??/*")
+        (found,) = [path for path in files if 0 <= path.stat().st_size - size < 4096]
+        return found
+
     def is_alive(self) -> bool:
         """Return whether the daemon's process is there; one that only waits to be collected is not."""
         return self.pid != 0 and is_running(self.pid)

@@ -103,6 +103,7 @@ class CacheMaintenance:
         self._verifying: dict[int, trio.Event] = {}
         self._verifiers = trio.CapacityLimiter(_VERIFY_AT_ONCE)
         self._found: dict[int, int] = {}
+        self._to_release: list[int] = []
         # Bytes of the held files, by number, and of all of them.
         self._held_sizes: dict[int, int] = {}
         self._held_bytes = 0
@@ -382,11 +383,12 @@ class CacheMaintenance:
         self._found = self._files.in_use_before()
         for number, size in self._found.items():
             self._hold(number, size)
+        self._to_release = list(self._found)
 
     def release_found(self) -> None:
         """Release these files, as `release_whole` does."""
-        for number in self._found:
-            self._table.tasks.start_soon("cache-release", self._release, number)
+        while self._to_release:
+            self._table.tasks.start_soon("cache-release", self._release, self._to_release.pop())
 
     async def _release(self, number: int, entry: CachedObject | None = None) -> None:
         # Of a mapping, the kernel tells nothing: a file can be closed, and stay mapped. With another hold, that one's

@@ -55,6 +55,23 @@ async def test_a_program_of_an_earlier_run_keeps_its_file_when_another_one_gets_
         await until(lambda: not table.held)
 
 
+async def test_a_hold_of_an_earlier_run_ends_once(tmp_path: Path) -> None:
+    """The task that ends these holds is started again after an error of the program."""
+    data = some_bytes(9 * MIB)
+    bucket = new_bucket()
+    object_id = bucket.put("a", data)
+    async with running_cache(bucket.watched, tmp_path) as cache:
+        await fill_all(cache, object_id, len(data))
+        fd = await handed_out(cache, object_id, len(data))
+    async with running_cache(bucket.watched, tmp_path) as cache:
+        await until(lambda: sum(cache._table.held.values()) == 1)
+        cache.maintenance.release_found()
+        cache.maintenance.release_found()
+        os.close(fd)
+        await until(lambda: not cache._table.held)
+        assert cache.maintenance._held_bytes == 0
+
+
 async def test_files_that_are_asked_for_at_once_are_held_within_the_share(tmp_path: Path) -> None:
     data = some_bytes(9 * MIB)
     bucket = new_bucket()
