@@ -10,8 +10,9 @@ A command that can stand by is started once more in advance: that process import
 needed. So the pause has no start of Python in it. For an upgrade the command names the next program, and ends when that
 one's process waits.
 
-If the command dies again and again as soon as it serves, or before, the mount ends: the descriptors are closed, so that
-system calls fail and do not wait. If it serves for a while and crashes often, the pauses before its starts get longer.
+If the command dies again and again as soon as it serves, or before, the descriptors are closed, so that system calls
+fail and do not wait. The mountpoint stays mounted until it is unmounted by hand. Else programs would write into the
+directory below it, and not notice. If it serves for a while and crashes often, the pauses before its starts get longer.
 """
 
 import ctypes
@@ -274,16 +275,39 @@ class Keeper:
     def _give_up(self, reason: str, status: int) -> int:
         self._let_go()
         if reason:
+            self._abort()
             _say(
-                f"{reason}: the mount {self._mountpoint} ends; files not uploaded are in its cache directory"
+                f"{reason}: every call on the mount {self._mountpoint} fails from now on. `fusecache unmount "
+                f"{self._mountpoint}` takes it away; files not uploaded are in its cache directory, for the next mount"
             )
+        else:
+            self._unmount()
+        return status if status > 0 else 1
+
+    def _unmount(self) -> None:
         # By force where that is permitted: a thread of a dead daemon may wait for its own mount.
         for words in (["umount", "-f", "-l"], ["fusermount3", "-u", "-z"]):
             command = [*words, "--", self._mountpoint]
             with suppress(OSError):
                 if not subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode:
                     break
-        return status if status > 0 else 1
+
+    def _abort(self) -> None:
+        """Have the kernel answer all requests with an error, where that is permitted.
+
+        Else a thread of a dead daemon that waits for its own mount keeps a descriptor of it, and so the mount alive.
+        """
+        with suppress(OSError):
+            with open("/proc/self/mountinfo", "rb") as file:
+                rows = [line.split(b" ") for line in file]
+            # proc_pid_mountinfo(5): field 3 is major:minor, field 5 the mountpoint, a blank in it is \\040.
+            point = os.fsencode(self._mountpoint)
+            for sign in (b"\\", b" ", b"\t", b"\n"):
+                point = point.replace(sign, b"\\%03o" % sign[0])
+            minors = [row[2].partition(b":")[2].decode() for row in rows if row[4] == point]
+            for minor in minors[-1:]:
+                with open(f"/sys/fs/fuse/connections/{minor}/abort", "wb") as file:
+                    file.write(b"1")
 
     def _pass_on(self, number: int, _frame: object) -> None:
         self._is_stopping = True

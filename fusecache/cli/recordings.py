@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,10 +18,13 @@ from fusecache.model.errors import MountError
 from fusecache.model.format_text import count_text, size_text
 from fusecache.model.hints import PLAN, HintError, decode_plan
 from fusecache.model.recording import MOST_EXTENTS, Recorder, Recording
-from fusecache.mount.control_client import Mount, request_stream
-from fusecache.mount.launch import mount_of_this_node, resolve_in_mount
+from fusecache.mount.control_client import Mount, connect, peer_of, request_stream
+from fusecache.mount.launch import MountState, mount_of_this_node, mount_state, resolve_in_mount
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
+# A keeper waits a minute at most before it starts the next daemon, and longer is no end for a person to wait for.
+_NEXT_DAEMON_SECONDS = 120.0
+_LOOK_SECONDS = 0.1
 # So many files are looked for before a replay.
 _CHECKED_FILES = 5
 
@@ -40,51 +44,115 @@ def add_arguments(record: argparse.ArgumentParser, replay: argparse.ArgumentPars
 def _record(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Record until a signal, or until the mount is gone; return the exit status."""
     file: Path = arguments.file
-    if not os.access(file.parent, os.W_OK | os.X_OK):
-        raise MountError(
-            f"{file}: cannot write a recording into {file.parent}: name a directory that you can write"
-        )
+    _check_target(file)
     mount, inner = resolve_in_mount(arguments.path or mount_of_this_node(Path.cwd()))
-    recorder, lost, is_begun = Recorder(), 0, False
-
-    def take(row: dict[str, Any]) -> None:
-        nonlocal lost, is_begun
-        lost += row.get("lost", 0)
-        for path, start, nbytes in row.get("reads", ()):
-            if not inner or f"{path}/".startswith(f"{inner}/"):
-                recorder.add(path, start, nbytes)
-        if not is_begun:
-            is_begun = True
-            say(f"recording the reads of {mount.root} to {file}; Ctrl-C or SIGTERM ends it")
-            sys.stderr.flush()
-
-    try:
-        take(request_stream(mount, {"command": "record"}, on_report=take, on_connect=_end_at_signals))
-    except MountError as problem:
-        if not is_begun:
-            raise
-        say(f"the recording ends: {problem}")
+    if not os.path.lexists(mount.root / inner):
+        raise MountError(f"{mount.root / inner} does not exist: name a file or a directory of the mount")
+    session = _Session(file, mount, inner)
+    session.run()
+    recorder = session.recorder
     if not len(recorder):
-        raise MountError(f"{file} is not written: nothing was read at {arguments.path or mount.root}")
+        raise MountError(f"{file} is not written: nothing was read at {mount.root / inner}")
     _write(file, recorder.encode())
     print_line(_summary(recorder.files, len(recorder), recorder.nbytes) + f" in {file}")
-    if lost or recorder.left_out:
+    if left_out := session.lost + recorder.left_out:
         say(
-            f"{count_text(lost + recorder.left_out, 'read')} left out: a recording has at most {MOST_EXTENTS} extents, "
+            f"{count_text(left_out, 'read')} left out: a recording has at most {MOST_EXTENTS} extents, "
             "and the daemon reports 131072 reads a second; a replay does without them"
         )
     return 0
 
 
-def _end_at_signals(connection: socket.socket) -> None:
-    """Have the first signal end the recording: the daemon then sends the last reads."""
+def _check_target(file: Path) -> None:
+    """Raise MountError unless the recording can be written: an epoch later that would be too late."""
+    if file.is_dir():
+        raise MountError(f"{file} is a directory: name the file that the recording is written to")
+    try:
+        with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}."):
+            pass
+    except OSError as exc:
+        raise MountError(
+            f"{file}: cannot write a recording into {file.parent} ({exc.strerror}): name a directory that you can write"
+        ) from exc
 
-    def end(*_: object) -> None:
-        with suppress(OSError):  # the daemon is gone
-            connection.shutdown(socket.SHUT_WR)
 
-    for number in _STOPS:
-        signal.signal(number, end)
+class _Session:
+    """Records the reads of a mount, also beyond the end of its daemon, if another one goes on with the mount."""
+
+    def __init__(self, file: Path, mount: Mount, inner: str) -> None:
+        self._file, self._mount, self._inner = file, mount, inner
+        self._connection: socket.socket | None = None
+        self._daemon: object = None
+        # What to say when a daemon has begun to record.
+        self._said = ""
+        self._has_begun = self._is_ended = False
+        self.recorder = Recorder()
+        self.lost = 0
+
+    def run(self) -> None:
+        """Return after a signal, or when the mount has ended. Raises MountError if it cannot begin."""
+        said = f"recording the reads of {self._mount.root / self._inner} to {self._file}; Ctrl-C or SIGTERM ends it"
+        while True:
+            self._said = said
+            problem = "the daemon has ended"
+            try:
+                request = {"command": "record"}
+                self._take(
+                    request_stream(
+                        self._mount, request, on_report=self._take, on_connect=self._end_at_signals
+                    )
+                )
+            except MountError as exc:
+                if not self._has_begun:
+                    raise
+                problem = str(exc)
+            finally:
+                self._connection = None
+            if self._is_ended:
+                return
+            if not self._finds_next_daemon():
+                say(f"the recording ends: {problem}")
+                return
+            said = (
+                f"another daemon serves {self._mount.root}: reads of half a second before it may be missing"
+            )
+
+    def _take(self, row: dict[str, Any]) -> None:
+        self.lost += row.get("lost", 0)
+        for path, start, nbytes in row.get("reads", ()):
+            if not self._inner or f"{path}/".startswith(f"{self._inner}/"):
+                self.recorder.add(path, start, nbytes)
+        if self._said:  # at the first row: from now on the daemon records
+            say(self._said)
+            sys.stderr.flush()
+            self._said, self._has_begun = "", True
+
+    def _end_at_signals(self, connection: socket.socket) -> None:
+        """Have the first signal end the recording: the daemon then sends the last reads."""
+        self._connection, self._daemon = connection, peer_of(connection)
+        for number in _STOPS:
+            signal.signal(number, self._end)
+
+    def _end(self, *_: object) -> None:
+        self._is_ended = True
+        if self._connection is not None:
+            with suppress(OSError):  # the daemon is gone
+                self._connection.shutdown(socket.SHUT_WR)
+
+    def _finds_next_daemon(self) -> bool:
+        """Wait while the mount has no daemon; return whether one serves it again."""
+        deadline = time.monotonic() + _NEXT_DAEMON_SECONDS
+        while not self._is_ended and time.monotonic() < deadline:
+            with suppress(MountError):  # while none serves
+                if mount_state(self._mount.root) is not MountState.LIVE:
+                    return False
+                mount, _ = resolve_in_mount(self._mount.root)
+                with connect(mount) as connection:
+                    if peer_of(connection) != self._daemon:
+                        self._mount = mount
+                        return True
+            time.sleep(_LOOK_SECONDS)
+        return False
 
 
 def _write(file: Path, content: bytes) -> None:

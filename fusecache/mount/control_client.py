@@ -184,7 +184,7 @@ def connect(mount: Mount) -> Iterator[socket.socket]:
             raise MountError(
                 f"{mount.root}: cannot reach the daemon at {mount.socket_path}: {exc.strerror or exc}"
             ) from exc
-        _, user, _ = _peer_of(connection)
+        _, user, _ = peer_of(connection)
         if user not in mount.trusted_users:
             raise MountError(
                 f"{mount.root}: a process of user {user} answers at {mount.socket_path}, not the daemon: "
@@ -193,7 +193,7 @@ def connect(mount: Mount) -> Iterator[socket.socket]:
         yield connection
 
 
-def _peer_of(connection: socket.socket) -> tuple[int, int, int]:
+def peer_of(connection: socket.socket) -> tuple[int, int, int]:
     """Return process, user and group of the process that listens (unix(7), SO_PEERCRED)."""
     facts = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     process, user, group = struct.unpack("3i", facts)
@@ -203,7 +203,7 @@ def _peer_of(connection: socket.socket) -> tuple[int, int, int]:
 def daemon_pid(mount: Mount) -> int | None:
     """Return the daemon's process id, or None if it is in another pid namespace."""
     with connect(mount) as connection:
-        pid, _, _ = _peer_of(connection)
+        pid, _, _ = peer_of(connection)
     return pid if pid > 0 else None
 
 

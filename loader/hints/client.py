@@ -32,7 +32,7 @@ from loader.base.mount_endpoint import MountEndpoint, find_endpoint
 from loader.errors import ArgumentError, LoaderError
 from loader.hints.job_name import hold_name, release_name
 from loader.hints.page_warmer import PageWarmer
-from loader.hints.plan_messages import MountMap, PlanMessage, choose
+from loader.hints.plan_messages import REFUSED, MountMap, PlanMessage, choose, refusal_text
 from loader.hints.planned_reads import Ids, PlannedReads, reads_from, sample_reads, shard_reads, table_bytes
 from loader.mds.index import Index
 from loader.sampling.sampler import ElasticBatchSampler
@@ -322,7 +322,7 @@ class Hints:
         """Log the first failure at INFO, later ones at DEBUG."""
         level = logging.DEBUG if self._has_warned else logging.INFO
         self._has_warned = True
-        log.log(level, "the daemon takes no hints; reading continues without them: %s", problem)
+        log.log(level, REFUSED, refusal_text(problem))
 
 
 def _table(index: Index, shard: int, size: int) -> NDArray[np.uint32] | None:

@@ -9,11 +9,9 @@ from typing import NamedTuple
 from fusecache.model.hints import CURSOR, PLAN, HintError, encode_cursor, encode_plan
 from loader.base.mount_endpoint import MountEndpoint, find_endpoint
 from loader.hints.job_name import hold_name, release_name
-from loader.hints.plan_messages import path_on_mount
+from loader.hints.plan_messages import REFUSED, path_on_mount
 
 log = logging.getLogger(__name__)
-
-_REFUSED = "the daemon takes no hints; reading continues without them: %s"
 
 
 class PlannedExtent(NamedTuple):
@@ -64,7 +62,7 @@ class ExtentHints:
                 span=[0] * len(rows),
             )
         except HintError as problem:  # more than one message holds
-            log.debug(_REFUSED, problem)
+            log.debug(REFUSED, problem)
             return
         _send(self._endpoint, self._job + PLAN, message)
         self.move(0)  # a process that sends cursors is known to the daemon, which sees its end
@@ -90,4 +88,4 @@ def _send(endpoint: MountEndpoint, file: str, message: bytes) -> None:
     try:
         endpoint.send(file, message)
     except OSError as problem:  # for example: the daemon has forgotten the job
-        log.debug(_REFUSED, problem)
+        log.debug(REFUSED, problem)

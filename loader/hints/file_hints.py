@@ -19,31 +19,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from fusecache.model.hints import (
-    CURSOR,
-    FOLDER,
-    LONGEST_MESSAGE_BYTES,
-    PLAN,
-    TO_THE_END,
-    HintError,
-    encode_cursor,
-    encode_plan,
-)
+from fusecache.model.hints import CURSOR, FOLDER, PLAN, TO_THE_END, HintError, encode_cursor
 from loader.base.mount_endpoint import MountEndpoint
 from loader.errors import ArgumentError
 from loader.hints.file_places import FilePlaces
+from loader.hints.file_plans import PLAN_EXTENTS, FileRow, MountPlans, plan_message, split_rows
 from loader.hints.job_name import hold_name, release_name
-from loader.hints.plan_messages import EXTENT_BYTES, HEADER_BYTES
+from loader.hints.plan_messages import REFUSED, refusal_text
 
 log = logging.getLogger(__name__)
 
 # Samples looked at ahead of the job: of 100 KB each, 6 GB. All jobs of a mount may name a million files at a time.
 AHEAD_SAMPLES = 1 << 16
-# A plan has at most so many files, or parts of files: a message of some MiB.
-PLAN_EXTENTS = 1 << 14
 # The first plan of a pass has few samples, so that the daemon begins at once: 65 536 take half a second of CPU.
 FIRST_SAMPLES = 512
 # How often the daemon is asked whether it still knows the job, however fast items come; also the pause after a failure.
@@ -93,6 +82,11 @@ class FileHints:
             raise ArgumentError(
                 f"order is {type(order).__name__}, which saves its position: FileHints would draw items in advance, "
                 "and the saved position would be wrong. Give the rest of its order as a list"
+            )
+        if order is not None and not hasattr(order, "__iter__") and not hasattr(order, "__getitem__"):
+            raise ArgumentError(
+                f"order is {type(order).__name__}, which has no items: give the items in the order of their reads, or "
+                "a sampler"
             )
         if ahead < 1:
             raise ArgumentError(f"ahead is {ahead}: at least 1 sample is looked at in advance")
@@ -189,41 +183,6 @@ def _draw(source: Iterator[Any], samples: int) -> list[Any]:
     return items
 
 
-class _Row(NamedTuple):
-    """Bytes of a file that one item stands for. path: below the root of its mount."""
-
-    path: str
-    start: int
-    length: int
-    step: int
-
-
-@dataclass(eq=False, slots=True)
-class _MountPlans:
-    """The plans of the present pass for one mount, in the order of their steps.
-
-    sent: the daemon has them. unsent: it does not have them. window: the number of the next one to be sent.
-    spoken_at: when the daemon last got a message, by the monotonic clock.
-    """
-
-    sent: deque[list[_Row]] = field(default_factory=deque)
-    unsent: deque[list[_Row]] = field(default_factory=deque)
-    window: int = 0
-    spoken_at: float = 0.0
-
-    def send_again(self) -> None:
-        """The daemon has none of them: it was started again, or has forgotten the job."""
-        self.unsent.extendleft(reversed(self.sent))
-        self.sent.clear()
-        self.window = 0
-
-    def drop_before(self, step: int) -> None:
-        """Drop plans all of whose items come before a step."""
-        for plans in (self.sent, self.unsent):
-            while plans and plans[0][-1].step < step:
-                plans.popleft()
-
-
 class _Sender:
     """A job of one process: a thread turns items into plans, and sends them to each mount that has files of them.
 
@@ -245,7 +204,7 @@ class _Sender:
         self._turn = 0  # of the pass whose items are taken
         self._sent_turn = 0
         self._step = 0
-        self._plans: dict[MountEndpoint, _MountPlans] = {}
+        self._plans: dict[MountEndpoint, MountPlans] = {}
         self._warned: set[str] = set()
         self._woken, self._stopped = threading.Event(), threading.Event()
         self._woken.set()
@@ -320,7 +279,7 @@ class _Sender:
             if has_more:
                 self._woken.set()
         except (OSError, HintError, ValueError, KeyError) as problem:
-            self._say("refused", "the daemon takes no hints; reading continues without them: %s", problem)
+            self._say("refused", REFUSED, refusal_text(problem))
             return LIMIT_RETRY_SECONDS if getattr(problem, "errno", None) == errno.EPERM else CHECK_SECONDS
         return CHECK_SECONDS
 
@@ -343,30 +302,38 @@ class _Sender:
                 plans.unsent.clear()
                 plans.window = 0
         self._step += passed_over
-        rows: dict[MountEndpoint, list[_Row]] = {}
+        rows: dict[MountEndpoint, list[FileRow]] = {}
         for item in items:
             for endpoint, row in self._rows(item, self._step):
                 rows.setdefault(endpoint, []).append(row)
             self._step += 1
         for endpoint, all_rows in rows.items():
-            self._plans.setdefault(endpoint, _MountPlans()).unsent.extend(_split(all_rows))
+            self._plans.setdefault(endpoint, MountPlans()).unsent.extend(split_rows(all_rows))
         for plans in self._plans.values():
             plans.drop_before(self._step - self._ahead)
         return has_more
 
-    def _rows(self, item: Any, step: int) -> Iterator[tuple[MountEndpoint, _Row]]:
+    def _rows(self, item: Any, step: int) -> Iterator[tuple[MountEndpoint, FileRow]]:
         """Yield the mount and the bytes of each file of an item."""
         for each in item if isinstance(item, list) else [item]:
             try:
                 found = self._files(each)
                 for file in found if isinstance(found, list) else [found]:
                     path, start, length = file if isinstance(file, tuple) else (file, 0, TO_THE_END)
-                    place = None if path is None else self._places.find(os.fspath(path))
+                    if path is None:
+                        continue
+                    place = self._places.find(os.fspath(path))
                     if place is None:
+                        self._say(
+                            "place",
+                            "no hint for %s: it is in no mount of fusecache, so nothing fetches it in advance. Compare "
+                            "the path with `fusecache status`",
+                            path,
+                        )
                         continue
                     start, length = int(start), int(length)
                     if 0 <= start <= TO_THE_END and 0 < length <= TO_THE_END:
-                        yield place[0], _Row(place[1], start, length, step)
+                        yield place[0], FileRow(place[1], start, length, step)
                     else:
                         self._say(
                             "range",
@@ -375,16 +342,20 @@ class _Sender:
                             *(each, start, length, path),
                         )
             except Exception as problem:  # noqa: BLE001  # the caller's function: its errors must not end the hints
-                self._say("files", "no hint for %r: %s: %s", each, type(problem).__name__, problem)
+                self._say(
+                    "files",
+                    "no hint for item %r of the order: `files` has no path for it (%s: %s)",
+                    *(each, type(problem).__name__, problem),
+                )
 
-    def _send(self, endpoint: MountEndpoint, plans: _MountPlans) -> None:
+    def _send(self, endpoint: MountEndpoint, plans: MountPlans) -> None:
         """Send a mount its next plan. One that is refused for what it contains is dropped: later ones may be taken."""
         at = self._position(endpoint)
         if at is None:
             plans.send_again()
         step = at or 0 if plans.window else 0
         try:
-            endpoint.send(self._job + PLAN, _message(plans.unsent[0], plans.window, step))
+            endpoint.send(self._job + PLAN, plan_message(plans.unsent[0], plans.window, step))
         except (OSError, HintError) as problem:
             if isinstance(problem, OSError) and problem.errno != errno.EINVAL:
                 raise
@@ -453,35 +424,3 @@ class _Sender:
         """Log the first problem of a kind at INFO, later ones at DEBUG."""
         log.log(logging.DEBUG if what in self._warned else logging.INFO, text, *values)
         self._warned.add(what)
-
-
-def _split(rows: list[_Row]) -> Iterator[list[_Row]]:
-    """Split rows into plans, each with at most PLAN_EXTENTS of them, and short enough for a message."""
-    room, paths, first = 0, set[str](), 0
-    for number, row in enumerate(rows):
-        nbytes = EXTENT_BYTES + (0 if row.path in paths else len(row.path.encode()) + 1)
-        if number and (room < nbytes or number - first == PLAN_EXTENTS):
-            yield rows[first:number]
-            first = number
-        if number == first:
-            room, paths = LONGEST_MESSAGE_BYTES - HEADER_BYTES, set()
-            nbytes = EXTENT_BYTES + len(row.path.encode()) + 1
-        room -= nbytes
-        paths.add(row.path)
-    yield rows[first:]
-
-
-def _message(rows: list[_Row], window: int, step: int) -> bytes:
-    """Encode a plan. Raises HintError."""
-    paths = sorted({row.path for row in rows})
-    number = {path: place for place, path in enumerate(paths)}
-    return encode_plan(
-        window=window,
-        step=step,
-        paths=paths,
-        path=[number[row.path] for row in rows],
-        start=[row.start for row in rows],
-        length=[row.length for row in rows],
-        first=[row.step for row in rows],
-        span=[0] * len(rows),
-    )

@@ -1,5 +1,6 @@
 """Splits a plan by mount, and encodes each part with the mount's own paths, up to one message in length."""
 
+import errno
 import os
 import posixpath
 import unicodedata
@@ -18,6 +19,8 @@ from loader.mds.index import Index
 # In a message, an extent takes one number in each of five columns; one line of JSON precedes them.
 EXTENT_BYTES = 5 * 8
 HEADER_BYTES = 4096
+# How a job without hints learns of it; the rest is `refusal_text`.
+REFUSED = "the daemon takes no hints; reading continues without them: %s"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,6 +113,16 @@ def choose(reads: PlannedReads, which: NDArray[np.bool_] | NDArray[np.intp]) -> 
     return PlannedReads(
         reads.shard[which], reads.start[which], reads.stop[which], reads.first[which], reads.last[which]
     )
+
+
+def refusal_text(problem: Exception) -> str:
+    """Return why the daemon took no hints. Of a limit that is reached, a hint file tells an errno alone."""
+    if isinstance(problem, OSError) and problem.errno == errno.EPERM:
+        return (
+            f"{problem}: all jobs together have as many jobs, plans or extents as it takes, or another user's job has "
+            "this name. `fusecache status` shows the jobs. The loader tries again"
+        )
+    return str(problem)
 
 
 def path_on_mount(name: str) -> str | None:

@@ -128,6 +128,12 @@ def verify(directory: Path, *, allow_pickle: bool, quick: bool) -> int:
     prefix = "the sizes of " if quick else ""
     found = f"{damaged} damaged" if damaged else "all is well"
     say(f"{prefix}{_totals_text(index)}: {found}")
+    unknown = 0 if quick else sum(not any(index.hashes_of(shard)) for shard in range(index.shards))
+    if unknown:
+        say(
+            f"{count_text(unknown, 'shard')} without a hash: a value that changed unnoticed is not found. Write or "
+            "convert with hashes, such as xxh64"
+        )
     return 1 if damaged else 0
 
 

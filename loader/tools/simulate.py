@@ -185,9 +185,9 @@ def report(
     downloaded = downloads(step_plan, ends, sizes, cache_bytes, epochs)
     gets = [gets_of(nbytes, sizes) for nbytes in downloaded[POLICIES[-1]]]
     figures: dict[str, Figure] = {
-        "index, bytes": opening.nbytes,
-        "index, GETs": opening.gets,
-        "index, memory of a process": opening.memory_bytes,
+        "index of a node, bytes": opening.nbytes,
+        "index of a node, GETs": opening.gets,
+        "index, bytes of memory of a process": opening.memory_bytes,
         "index, CPU seconds of a process": opening.cpu_seconds,
         "index, dollars of all nodes": nodes * dollars_of(opening.gets),
         "steps an epoch": step_plan.steps,
@@ -201,8 +201,8 @@ def report(
         * (LATENCY_SECONDS + float(sizes[first].max(initial=0)) / BYTES_A_SECOND),
         "first batch, seconds by exact bytes": -(-step_plan.samples // CONNECTIONS)
         * (LATENCY_SECONDS + per_sample / BYTES_A_SECOND),
-        **{f"bytes an epoch, {policy}": each for policy, each in downloaded.items()},
-        f"GETs an epoch, {POLICIES[-1]}": gets,
+        **{f"bytes an epoch of a node, {policy}": each for policy, each in downloaded.items()},
+        f"GETs an epoch of a node, {POLICIES[-1]}": gets,
         f"dollars an epoch of all nodes, {POLICIES[-1]}": [nodes * dollars_of(each) for each in gets],
     }
     return figures, counts
@@ -240,6 +240,11 @@ def run_simulate(options: Any) -> int:
     except ValueError as problem:
         raise LoaderError(f"--cache-bytes {problem}") from None
     dataset = MDSDataset(options.dataset)
+    if options.global_batch_size > len(dataset):
+        raise LoaderError(
+            f"--global-batch-size {options.global_batch_size} is more than the {len(dataset)} samples of "
+            f"{options.dataset}: an epoch has no step. Name a smaller one"
+        )
     sampler = ElasticBatchSampler(
         dataset,
         global_batch_size=options.global_batch_size,
@@ -285,7 +290,7 @@ def draw(counts: Ids, figures: Mapping[str, Figure], path: Path) -> None:
     left.plot(counts)
     left.set(title="shards in use", xlabel="step of the first epoch", ylim=(0, None))
     for policy in POLICIES:
-        bytes_an_epoch = np.array(figures[f"bytes an epoch, {policy}"])
+        bytes_an_epoch = np.array(figures[f"bytes an epoch of a node, {policy}"])
         right.plot(bytes_an_epoch / 1e9, marker="o", label=policy)
     right.set(title="GB downloaded", xlabel="epoch", ylim=(0, None))
     right.xaxis.get_major_locator().set_params(integer=True)

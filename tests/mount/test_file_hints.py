@@ -286,8 +286,9 @@ def test_files_that_are_not_there_are_named_once_and_the_others_come(
         wait_until(lambda: jobs(one)[0]["skipped"] == 2, "what was skipped")
         wait_until(lambda: "cannot be fetched" in caplog.text, "the warning")
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
-    assert len(said) == 1
-    assert "train/none/1.jpg" in said[0]
+    assert len(said) == 2
+    assert "no hint for /no/mount/2.jpg: it is in no mount of fusecache" in said[0]
+    assert "train/none/1.jpg" in said[1]
     assert one.log().count("skipped a hinted file") == 1
 
 
@@ -480,7 +481,9 @@ def test_a_function_that_fails_costs_its_own_hints_only(
     with FileHints(table.__getitem__, list(range(IMAGES))) as hints:
         wait_until(lambda: fetched(one, "hint") >= IMAGES // 2 * IMAGE_BYTES, "the others")
         assert list(hints) == list(range(IMAGES))
-    assert [record.getMessage() for record in caplog.records] == ["no hint for 0: KeyError: 0"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "no hint for item 0 of the order: `files` has no path for it (KeyError: 0)"
+    ]
 
 
 def test_the_first_files_are_fetched_while_the_list_is_still_looked_at(

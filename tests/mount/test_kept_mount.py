@@ -23,6 +23,7 @@ import pytest
 
 from fusecache.daemon.connect import START_SECONDS
 from fusecache.model.hints import TO_THE_END, encode_plan
+from tests.mount.conftest import ExpectedLog
 from tests.s3server import Account
 from tests.support import BASE_PYTHON, ROOT
 from tests.support.mounts import (
@@ -681,20 +682,35 @@ def test_a_signal_that_was_ignored_at_the_start_stays_so(mount: MakeMount, bucke
     assert (made.status()["pid"], made.keeper()) == pids
 
 
-def test_a_daemon_that_cannot_start_again_ends_the_mount_with_one_line(
-    mount: MakeMount, bucket: Bucket, tmp_path: Path
+@pytest.mark.parametrize("folder", ["mount", "a mount of mine"])
+def test_the_calls_of_a_daemon_that_cannot_start_again_fail_and_write_nothing_below_the_mount(
+    mount: MakeMount, bucket: Bucket, expect_log: ExpectedLog, tmp_path: Path, folder: str
 ) -> None:
+    """Below it lies a local directory: a trainer's checkpoints would go there, and be lost with the node."""
+    expect_log("recovered files=")
     config = tmp_path / "config.toml"
     config.write_text("")
-    made = mount("--keep-mounted", "--config", str(config))
+    made = mount("--keep-mounted", "--config", str(config), path=tmp_path / folder)
+    (made.path / "closed").write_bytes(b"bytes")
     keeper = made.keeper()
     config.write_text("keep_mounted = maybe\n")  # no TOML
     os.kill(made.pid, signal.SIGKILL)
     wait_until(lambda: not is_running(keeper), "the end of the keeper", seconds=60)
-    assert not mounted_at(made.path)
     lines = [line for line in made.log().splitlines() if line.startswith("keeper:")]
-    assert lines[-1].startswith(f"keeper: the daemon died 5 times in a row: the mount {made.path} ends")
+    assert lines[-1].startswith(
+        f"keeper: the daemon died 5 times in a row: every call on the mount {made.path} fails"
+    )
+    for call in (lambda: os.listdir(made.path), lambda: (made.path / "step-2").write_bytes(b"lost")):
+        with pytest.raises(OSError, match="endpoint is not connected"):
+            call()
+    status = subprocess.run([FUSECACHE, "status", made.path], capture_output=True, text=True, check=False)
+    assert f"clean up with: fusecache unmount {made.path}" in status.stderr
     made.pid = 0
+    run(FUSECACHE, "unmount", made.path)
+    assert os.listdir(made.path) == []
+    made.start()
+    made.sync()
+    assert bucket.get("closed") == b"bytes"
 
 
 def test_without_its_keeper_a_mount_goes_on_and_ends_with_its_daemon(

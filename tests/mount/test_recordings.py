@@ -5,16 +5,19 @@ import os
 import random
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fusecache.daemon.control_server import REPORT_SECONDS
 from fusecache.model.hints import decode_plan
 from fusecache.model.objects import KIB, MIB
 from fusecache.model.recording import Recorder, Recording
-from tests.support.mounts import FUSECACHE, Mount, run, wait_until
+from tests.mount.conftest import ExpectedLog
+from tests.support.mounts import FUSECACHE, ON_PYFUSE3, Mount, run, wait_until
 from tests.support.s3_buckets import Bucket
 
 pytestmark = pytest.mark.s3server_only
@@ -227,3 +230,68 @@ def test_a_place_that_cannot_be_written_is_named_before_the_epoch(
     done = run(FUSECACHE, "record", tmp_path / "none/epoch.rec", one.path, check=False)
     assert done.returncode == 1
     assert "name a directory that you can write" in done.stderr
+
+
+@pytest.mark.parametrize("way", ["kill", "upgrade"])
+def test_a_recording_goes_on_with_the_next_daemon_of_the_mount(
+    mount: Callable[..., Mount], files: list[str], recordings: Recordings, tmp_path: Path, way: str
+) -> None:
+    if ON_PYFUSE3:
+        pytest.skip("on pyfuse3 a mount ends with its daemon")
+    one, file = mount("--keep-mounted"), tmp_path / "epoch.rec"
+    recording = recordings.start(file, one.path)
+    first, later = files[:5], files[5:]
+    for name in first:
+        (one.path / name).read_bytes()
+    time.sleep(2 * REPORT_SECONDS)  # what was reported is kept
+    if way == "kill":
+        os.kill(one.pid, signal.SIGKILL)
+    else:
+        run(FUSECACHE, "upgrade", one.path)
+    assert recording.stderr is not None
+    assert "another daemon serves" in recording.stderr.readline()
+    one.pid = one.status()["pid"]
+    for name in later:
+        (one.path / name).read_bytes()
+    ended(recording)
+    assert list(dict.fromkeys(paths_of(file))) == files
+
+
+@pytest.mark.parametrize("way", ["unmount", "kill"])
+def test_a_recording_ends_with_its_mount(
+    mount: Callable[..., Mount], files: list[str], recordings: Recordings, tmp_path: Path, way: str
+) -> None:
+    one, file = mount(), tmp_path / "epoch.rec"
+    recording = recordings.start(file, one.path)
+    for name in files:
+        (one.path / name).read_bytes()
+    if way == "unmount":
+        one.unmount()
+    else:
+        time.sleep(2 * REPORT_SECONDS)
+        one.kill()
+    output, errors = recording.communicate(timeout=60)
+    assert (recording.returncode, f"of {FILES} files" in output) == (0, True), errors
+    assert "the recording ends: " in errors
+
+
+def test_what_cannot_be_recorded_or_written_is_refused_at_once(
+    mount: Callable[..., Mount], files: list[str], expect_log: ExpectedLog, tmp_path: Path
+) -> None:
+    """An epoch later it would be too late."""
+    expect_log("not created, as train/ is immutable")
+    one = mount("--immutable", "train/")
+    for words, text in (
+        ((tmp_path, one.path), f"{tmp_path} is a directory: name the file"),
+        ((one.path / "train" / "x.rec", one.path), "name a directory that you can write"),
+        ((tmp_path / "no" / "x.rec", one.path), "name a directory that you can write"),
+        (
+            (tmp_path / "x.rec", one.path / "nope"),
+            f"{one.path}/nope does not exist: name a file or a directory",
+        ),
+    ):
+        done = subprocess.run(
+            [FUSECACHE, "record", *words], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert (done.returncode, text in done.stderr) == (1, True), done.stderr
+    assert not list(tmp_path.glob("*.rec*"))

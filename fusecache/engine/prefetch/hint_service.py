@@ -112,6 +112,7 @@ class HintService:
         else:
             process = process_of(pid)
             index = await self._offload.disk(_read_plan, bytes(message))
+            self._end_jobs()  # they make room
             self._timeline.add(job, index, trio.current_time())
             if process is None or process != self._plan_senders.get(job):
                 self._forget_process(job)

@@ -155,26 +155,20 @@ class Timeline:
     # ---- messages of jobs
 
     def add(self, name: str, plan: PlanIndex, now: float) -> Job:
-        """Add a job's plan. Raises NotPermitted while there are too many extents, plans or jobs."""
+        """Add a job's plan. Raises NotPermitted while there are too many extents, plans or jobs.
+
+        Jobs whose process has ended make room, the one first that ended first.
+        """
         job = self.jobs.get(name)
         kept = [each for each in job.plans if each.plan.window < plan.plan.window] if job else []
-        others = [each for other in self.jobs.values() if other is not job for each in other.plans]
-        indexes = [*others, *kept, plan]
-        total = sum(each.weight for each in indexes)
-        if total > MOST_EXTENTS:
-            raise NotPermitted(
-                f"{name}: {total} extents, or paths of their size, are too many: all jobs together may have "
-                f"{MOST_EXTENTS}; remove the hint files of jobs that ended"
-            )
-        if len(indexes) > MOST_PLANS:
-            raise NotPermitted(
-                f"{name}: all jobs together may have {MOST_PLANS} plans; remove the hint files of jobs that ended"
-            )
+        ended = [each for each in self.jobs.values() if each.has_ended and each is not job]
+        ended.sort(key=lambda each: each.ended_at, reverse=True)
+        while excess := self._excess(job, [*kept, plan]):
+            if not ended:
+                raise NotPermitted(f"{name}: {excess}; remove the hint files of jobs that need none any more")
+            del self.jobs[ended.pop().name]
+            self.forgotten += 1
         if job is None:
-            if len(self.jobs) >= MOST_JOBS:
-                raise NotPermitted(
-                    f"{name}: all jobs together may be {MOST_JOBS}; remove the hint files of jobs that ended"
-                )
             job = self.jobs[name] = Job(name, now, step_rate=StepRate(step=plan.plan.step, since=now))
             job.step = plan.plan.step
         job.last_message_at, job.ended_at = now, math.inf
@@ -184,6 +178,18 @@ class Timeline:
         job.skipped_path = ""
         job.move(plan.plan.step, now)
         return job
+
+    def _excess(self, job: Job | None, plans: list[PlanIndex]) -> str:
+        """Return what would be too much if a job, None for a new one, had these plans; "" if nothing."""
+        others = [each for other in self.jobs.values() if other is not job for each in other.plans]
+        total = sum(each.weight for each in (*others, *plans))
+        if total > MOST_EXTENTS:
+            return f"{total} extents, or paths of their size, are too many: all jobs together may have {MOST_EXTENTS}"
+        if len(others) + len(plans) > MOST_PLANS:
+            return f"all jobs together may have {MOST_PLANS} plans"
+        if job is None and len(self.jobs) >= MOST_JOBS:
+            return f"all jobs together may be {MOST_JOBS}"
+        return ""
 
     def move(self, name: str, step: int | None, now: float) -> bool:
         """Receive a job's cursor; False if it has no plan. step: None if its reads tell."""

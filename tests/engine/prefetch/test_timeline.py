@@ -290,6 +290,24 @@ def test_jobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timeline.jobs["a"].extents == 2
 
 
+@pytest.mark.parametrize("limit", ["MOST_JOBS", "MOST_PLANS", "MOST_EXTENTS"])
+def test_jobs_that_ended_make_room_for_others(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """Workers that end with each epoch are jobs, too: they would be all that a mount takes hints for."""
+    monkeypatch.setattr(module, limit, 3)
+    timeline = Timeline()
+    for job in ("a", "b", "c"):
+        take(timeline, job, whole(1), 0.0)
+    timeline.end("b", 1.0)
+    timeline.end("a", 2.0)
+    take(timeline, "d", whole(1), 3.0)
+    assert list(timeline.jobs) == ["a", "c", "d"]
+    take(timeline, "e", whole(1), 4.0)
+    assert list(timeline.jobs) == ["c", "d", "e"]
+    with pytest.raises(NotPermitted, match="all jobs together may"):
+        take(timeline, "f", whole(1), 5.0)
+    assert (list(timeline.jobs), timeline.forgotten) == (["c", "d", "e"], 2)
+
+
 def test_of_many_small_extents_of_one_file_the_next_is_found() -> None:
     timeline, count = Timeline(), 5000
     take(

@@ -471,7 +471,9 @@ def test_a_loop_of_deaths_ends_the_mount_with_one_line(tmp_path: Path) -> None:
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert said.count("start") - said.count("started again") == 0
-    assert "died 5 times in a row: the mount /nowhere ends" in said.splitlines()[-1]
+    assert (
+        "died 5 times in a row: every call on the mount /nowhere fails from now on" in said.splitlines()[-1]
+    )
     assert (tmp_path / "log").read_text().count("start") == 5
 
 

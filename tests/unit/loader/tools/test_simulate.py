@@ -148,8 +148,8 @@ def test_requests_and_dollars_are_those_of_the_downloads_and_of_all_nodes(tmp_pa
     sampler = ElasticBatchSampler(dataset, global_batch_size=40, world=World())
     figures, _ = report(dataset, sampler, 1 << 20, 2, nodes=1000)
     shards = dataset.index.shards
-    assert figures["index, bytes"] == (tmp_path / "index.json").stat().st_size
-    assert figures["GETs an epoch, known order"] == [shards, 0]
+    assert figures["index of a node, bytes"] == (tmp_path / "index.json").stat().st_size
+    assert figures["GETs an epoch of a node, known order"] == [shards, 0]
     assert figures["dollars an epoch of all nodes, known order"] == [
         pytest.approx(1000 * shards * 0.36e-6),
         0,
