@@ -112,7 +112,9 @@ def cache_findings(options: MountOptions) -> Iterator[CheckResult]:
     # What the cache holds already is not free, and yet its own.
     short = "" if options.cache_dir.exists() else shortage_text(options, free - FREE_SPACE_FLOOR_BYTES)
     yield CheckResult(
-        WARNING if short else OK, "cache size", short or f"{size_text(options.cache_size)} (--cache-size)"
+        WARNING if short else OK,
+        "cache size",
+        short or f"{size_text(options.cache_size)}; --cache-size sets it",
     )
     memory = _available_bytes()
     is_tight = 2 * options.memory > memory

@@ -391,7 +391,7 @@ class _Daemon:
             raise NotPermitted("only root and the user who mounted may replace the daemon")
         if self._kept is None or not self._outlives:
             raise MountError(
-                f"{self._options.mountpoint}: has no keeper, so it cannot be upgraded while it is used: mount it again"
+                f"{self._options.mountpoint}: no keeper holds this mount: to upgrade, unmount and mount again"
             )
         await trio.to_thread.run_sync(self._kept.name_program, program, abandon_on_cancel=True)
         if self._stop.is_set():

@@ -121,7 +121,14 @@ def find_mount(
             f"{path} is not in a fusecache mount that you can access: permission denied for {denied}; "
             "mount with --allow-other to give other users access"
         )
-    raise MountError(f"{path} is not in a fusecache mount")
+    raise not_in_a_mount(path)
+
+
+def not_in_a_mount(path: object) -> MountError:
+    """Return the error for a path that no mount of fusecache shows."""
+    return MountError(
+        f"{path} is not in a fusecache mount: `findmnt --types fuse.fusecache` lists those of this node"
+    )
 
 
 def _named_by_variable(mount: Mount, environment: Mapping[str, str]) -> Mount:

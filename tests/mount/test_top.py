@@ -161,7 +161,10 @@ def test_a_log_has_all_mounts_and_no_escapes(mount):
     ("flags", "message"),
     [
         ((), "top shows a live view, and this is no terminal: for a log, add -n 1"),
-        (("/", "-n", "1"), "/ is not in a fusecache mount"),
+        (
+            ("/", "-n", "1"),
+            "/ is not in a fusecache mount: `findmnt --types fuse.fusecache` lists those of this node",
+        ),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(mount, flags, message):

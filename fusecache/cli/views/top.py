@@ -21,6 +21,7 @@ from fusecache.cli.say import print_line
 from fusecache.cli.views.status import status_of
 from fusecache.cli.views.top_text import mount_lines, screen_text
 from fusecache.model.errors import ConfigError, FusecacheError, MountError
+from fusecache.mount.control_client import not_in_a_mount
 from fusecache.mount.mount_table import our_entries, root_of
 
 # A daemon that has not answered for this long is said to hang.
@@ -128,7 +129,7 @@ def top(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 def _root(path: str) -> str:
     root = root_of(path)
     if root is None:
-        raise MountError(f"{path} is not in a fusecache mount")
+        raise not_in_a_mount(path)
     return root
 
 
