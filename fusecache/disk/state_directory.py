@@ -18,11 +18,13 @@ from typing import Self
 from fusecache.disk.native import sync_folder
 from fusecache.model.errors import LocalDiskError, StateError
 from fusecache.model.format_text import count_text, size_text
+from fusecache.model.mount_rows import mount_rows
 
 FORMAT_VERSION = 1
 # What lies in a cache directory (docs/on-disk.md).
 _FOLDERS = frozenset({"journal", "staging", "orphans", "suspect", "cache", "names"})
 _OWN_NAMES = _FOLDERS | {"fusecache.json", "fusecache.new", "fusecache.log", "lock", "empty", "lost+found"}
+_MOUNT_TABLE = Path("/proc/self/mountinfo")
 _LONGEST_LOCK_BYTES = 8192  # a pid, and a path of at most 4096 bytes
 
 
@@ -193,8 +195,7 @@ def _make_private(directory: Path) -> None:
 
 def _refuse_own_mounts(directory: Path) -> None:
     """Raise StateError if the directory lies in a fusecache mount: the cache would fill its own bucket."""
-    table = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    mounts = {line.split(" ")[4]: line.partition(" - ")[2].split(" ")[0] for line in table}
+    mounts = {row.point: row.kind for row in mount_rows(_MOUNT_TABLE.read_bytes())}
     for folder in (directory.resolve(), *directory.resolve().parents):
         if str(folder) in mounts:
             if mounts[str(folder)] == "fuse.fusecache":

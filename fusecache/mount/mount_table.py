@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fusecache.model.errors import MountError
+from fusecache.model.mount_rows import MountRow, mount_rows
 
 TABLE = Path("/proc/self/mountinfo")
 OUR_TYPE = "fuse.fusecache"
@@ -24,8 +25,7 @@ _MOST_LINKS = 40  # the kernel's limit, path_resolution(7)
 
 def mounted_types(table: bytes) -> dict[str, str]:
     """Return the file system type at each mountpoint of a mountinfo table. If mounts are stacked, the top one wins."""
-    lines = (line.partition(b" - ") for line in table.splitlines())
-    return {_mount_point(fields): rest.split(b" ")[0].decode() for fields, _, rest in lines}
+    return {row.point: row.kind for row in mount_rows(table)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +48,19 @@ class TableEntry:
 
 def our_entries(mount_table: Path = TABLE) -> list[TableEntry]:
     """Return all fusecache mounts, bind mounts included, the top one last."""
-    lines = (line.partition(b" - ") for line in mount_table.read_bytes().splitlines())
-    return [
-        _entry(fields.split(b" "), rest) for fields, _, rest in lines if rest.startswith(OUR_TYPE.encode())
-    ]
+    return [_entry(row) for row in mount_rows(mount_table.read_bytes()) if row.kind == OUR_TYPE]
 
 
-def _entry(fields: list[bytes], rest: bytes) -> TableEntry:
-    owner = re.search(rb"[ ,]user_id=(\d+)", rest)
+def _entry(row: MountRow) -> TableEntry:
+    owner = re.search(r"(?:^|,)user_id=(\d+)", row.options)
     return TableEntry(
-        _unescaped(fields[4]),
-        fields[2].decode(),
-        _unescaped(fields[3]).strip("/"),
+        row.point,
+        row.device,
+        row.root.strip("/"),
         None if owner is None else int(owner[1]),
-        _unescaped(rest.split(b" ")[1]) if b" " in rest else "",
-        fields[0].decode(),
-        fields[1].decode(),
+        row.source,
+        row.mount_id,
+        row.parent_id,
     )
 
 
@@ -190,12 +187,3 @@ def _target_of(path: str) -> str | None:
         return os.readlink(path)
     except OSError:
         return None
-
-
-def _mount_point(fields: bytes) -> str:
-    """Return the mountpoint of a mountinfo line: its fifth field, unescaped."""
-    return _unescaped(fields.split(b" ")[4])
-
-
-def _unescaped(field: bytes) -> str:
-    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field))

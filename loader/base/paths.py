@@ -3,9 +3,9 @@
 import errno
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
+from fusecache.model.mount_rows import MountRow, mount_rows
 from loader.errors import ArgumentError
 
 # One slash, because Path turns two into one.
@@ -59,10 +59,17 @@ def mounted_path(url: str) -> str | None:
     If several mounts show it, the first one with the longest prefix counts.
     """
     best, found = "", None
-    for root, kind, source in _mounts():
-        shown = source.rstrip("/")
-        if kind == _OUR_TYPE and len(shown) > len(best) and f"{url.rstrip('/')}/".startswith(f"{shown}/"):
-            best, found = shown, os.path.join(root, url.rstrip("/")[len(shown) :].strip("/")).rstrip("/")
+    for mount in _mounts():
+        shown = mount.source.rstrip("/")
+        if (
+            mount.kind == _OUR_TYPE
+            and len(shown) > len(best)
+            and f"{url.rstrip('/')}/".startswith(f"{shown}/")
+        ):
+            best, found = (
+                shown,
+                os.path.join(mount.point, url.rstrip("/")[len(shown) :].strip("/")).rstrip("/"),
+            )
     return found
 
 
@@ -70,27 +77,18 @@ def _fuse_mount(path: str) -> str | None:
     """Return the FUSE mount that a path lies on. Asks the kernel's mount list, as stat fails if the daemon is gone."""
     best, is_fuse = "", False
     path = os.path.realpath(path)
-    for root, kind, _ in _mounts():
-        if len(root) >= len(best) and f"{path}/".startswith(f"{root.rstrip('/')}/"):
-            best, is_fuse = root, kind.startswith("fuse")
+    for mount in _mounts():
+        if len(mount.point) >= len(best) and f"{path}/".startswith(f"{mount.point.rstrip('/')}/"):
+            best, is_fuse = mount.point, mount.kind.startswith("fuse")
     return best if is_fuse else None
 
 
-def _mounts() -> Iterator[tuple[str, str, str]]:
-    """Yield mount point, type and source of all mounts of this node; none if the kernel's list cannot be read."""
+def _mounts() -> list[MountRow]:
+    """Return all mounts of this node; none if the kernel's list cannot be read."""
     try:
-        lines = Path(_MOUNTS).read_text().splitlines()
+        return mount_rows(Path(_MOUNTS).read_bytes())
     except OSError:
-        return
-    for line in lines:
-        # proc(5): the fifth word is the mount point, with blanks as \040; type and source follow " - ".
-        head, _, rest = line.partition(" - ")
-        kind, source, *_ = rest.split(" ")
-        yield _unescaped(head.split(" ")[4]), kind, _unescaped(source)
-
-
-def _unescaped(word: str) -> str:
-    return re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), word)
+        return []
 
 
 def natural_key(path: str) -> tuple[list[list[tuple[int, int, str]]], str]:

@@ -176,7 +176,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "loader.torch",
         "loader.tools",
     ),
-    "loader.base": ("loader.errors", "fusecache.model.hints"),
+    "loader.base": ("loader.errors", "fusecache.model.hints", "fusecache.model.mount_rows"),
     "loader.order": ("loader.base", "loader.errors", "loader.world"),
     "loader.mds": ("loader.order", "loader.base", "loader.errors"),
     "loader.writing": ("loader.mds", "loader.base", "loader.errors"),

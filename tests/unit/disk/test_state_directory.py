@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fusecache.disk import state_directory
 from fusecache.disk.state_directory import StateDirectory, recorded_identity
 from fusecache.model.errors import LocalDiskError, StateError
 
@@ -95,3 +96,19 @@ def test_who_only_looks_at_one_in_use_is_sent_to_its_mount(tmp_path: Path) -> No
             StateDirectory(tmp_path, "id")
     with StateDirectory(tmp_path, None), pytest.raises(StateError, match="`fusecache recover MOUNTPOINT`"):
         StateDirectory(tmp_path, None)
+
+
+def test_a_directory_in_a_fusecache_mount_whose_name_has_a_blank_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = tmp_path / "my bücket"
+    text = str(point).replace(" ", "\\040")
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        f"22 1 8:1 / / rw - ext4 /dev/root rw\n23 22 0:39 / {text} rw - fuse.fusecache s3://bucket/ rw\n"
+    )
+    monkeypatch.setattr(state_directory, "_MOUNT_TABLE", table)
+    with pytest.raises(StateError, match="lies in a fusecache mount; choose a local disk"):
+        StateDirectory(point / "cache", "id")
+    with StateDirectory(tmp_path / "cache", "id"):
+        pass

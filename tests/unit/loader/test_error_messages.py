@@ -213,6 +213,22 @@ def test_an_error_of_a_disk_is_still_the_shards(mount: Path) -> None:
     assert not module.mount_advice(FileNotFoundError(errno.ENOENT, "no"), mount / "data")
 
 
+@pytest.mark.parametrize(
+    ("name", "written"), [(b"d\xc3\xbc", rb"d\303\274"), (b"d\xff", b"d\xff"), (b"a\rb", b"a\rb")]
+)
+def test_a_mount_is_named_whatever_bytes_its_path_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: bytes, written: bytes
+) -> None:
+    table = tmp_path / "mountinfo"
+    folder = os.fsencode(tmp_path)
+    table.write_bytes(b"23 22 0:39 / " + folder + b"/" + written + b" rw - fuse.fusecache s3://bucket/ rw\n")
+    monkeypatch.setattr(module, "_MOUNTS", str(table))
+    root = tmp_path / os.fsdecode(name)
+    gone = OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+    assert module.mount_advice(gone, root / "data").startswith(f"The daemon of the mount {root} is gone")
+    assert module.mounted_path("s3://bucket/data") == str(root / "data")
+
+
 # What is no dataset
 
 
