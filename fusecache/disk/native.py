@@ -1,4 +1,4 @@
-"""Small services of the Linux kernel: punched holes, prefaulted memory, synced folders, the dirty page limit.
+"""Small services of the Linux kernel: punched holes, prefaulted memory, synced names, the dirty page limit.
 
 The first two are system calls that Python's library lacks, made through ctypes.
 """
@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import resource
+from collections.abc import Iterable
 from pathlib import Path
 
 # linux/falloc.h
@@ -64,6 +65,24 @@ def sync_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def replace_synced(path: Path, pieces: Iterable[str]) -> None:
+    """Replace a file by the joined pieces: after a power cut it is the old or the new one, whole. Raises OSError.
+
+    Only the owner may read it. A process that is killed may leave `path` with the suffix `.new`.
+    """
+    fresh = path.with_suffix(".new")
+    with open(fresh, "w", opener=_private) as file:
+        file.writelines(pieces)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    sync_folder(path.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def dirty_limit_bytes() -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fusecache.disk.native import sync_folder
+from fusecache.disk.native import replace_synced
 from fusecache.model.errors import LocalDiskError, StateError
 from fusecache.model.format_text import count_text, size_text
 from fusecache.model.mount_rows import mount_rows
@@ -105,17 +105,11 @@ class StateDirectory:
             self._check_identity(f"{self.identity}\n{identity}")
 
     def _record(self, path: Path, row: dict[str, object]) -> None:
-        temporary = path.with_suffix(".new")
         try:
             row.setdefault("free_bytes", shutil.disk_usage(self.directory).free)
             self.identity = str(row["identity"] or "")
-            with temporary.open("w") as file:
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-                # Else a power cut may leave an empty file, and no daemon could start here again.
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            sync_folder(self.directory)
+            # Synced, else a power cut may leave an empty file, and no daemon could start here again.
+            replace_synced(path, (json.dumps(row), "\n"))
         except OSError as exc:
             raise LocalDiskError(
                 f"the cache directory {self.directory} cannot be written: {exc.strerror}; "

@@ -13,6 +13,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from fusecache.disk.native import replace_synced
 from fusecache.model.errors import FolderError, StateError
 
 FORMAT_VERSION = 1
@@ -142,12 +143,7 @@ class FolderState:
         lines: list[object] = [{"format": FORMAT_VERSION, "identity": identity}]
         lines += [_have_line(name, row) for name, row in self.rows.items()]
         lines += [_sent_line(name, sent) for name, sent in self.sent.items()]
-        new = self._path.with_suffix(".new")
-        with open(new, "w", opener=_private) as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self._path)
+        replace_synced(self._path, (json.dumps(line) + "\n" for line in lines))
 
 
 def _have_line(name: str, row: Row) -> list[object]:
@@ -156,7 +152,3 @@ def _have_line(name: str, row: Row) -> list[object]:
 
 def _sent_line(name: str, sent: SentContent) -> list[object]:
     return ["sent", name, sent.stamp.size, sent.stamp.mtime_ns, sent.uuid]
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)

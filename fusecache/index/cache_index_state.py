@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fusecache.disk.native import replace_synced
 from fusecache.model.errors import StateError
 
 FORMAT = 2
@@ -25,20 +26,7 @@ class Opening:
 
 def write_state(path: Path, *, boot_id: str, clean: bool) -> None:
     """Replace the state file, synced: it must never say clean about rows that are not on disk."""
-    text = json.dumps({"format": FORMAT, "boot_id": boot_id, "clean": clean})
-    fresh = path.with_suffix(".new")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, text.encode())
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    fresh.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    replace_synced(path, (json.dumps({"format": FORMAT, "boot_id": boot_id, "clean": clean}),))
 
 
 def prepare(directory: Path, boot_id: str, described: Sequence[Path]) -> Opening:

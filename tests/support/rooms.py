@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "fusecache.policy.cache": ("fusecache.policy", "fusecache.model"),
     "fusecache.policy.writeback": ("fusecache.policy", "fusecache.model"),
     "fusecache.disk": ("fusecache.model",),
-    "fusecache.index": ("fusecache.model",),
+    "fusecache.index": ("fusecache.disk.native", "fusecache.model"),
     "fusecache.remote": (
         "fusecache.policy.endpoint_choice",
         "fusecache.policy.pace",
@@ -142,6 +142,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "fusecache.daemon.bucket_link",
         "fusecache.daemon.connect",
         "fusecache.daemon.disk_check",
+        "fusecache.disk.native",
         "fusecache.disk.state_directory",
         "fusecache.engine",
         "fusecache.engine.durability",
