@@ -1,13 +1,12 @@
 """`fusecache metrics`: the numbers of a mount for Prometheus, printed or written for node-exporter."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 from fusecache.cli.extras import require_extra
+from fusecache.cli.say import write_whole
 from fusecache.cli.views.status import status_of
 from fusecache.model.errors import ConfigError
 from fusecache.mount.launch import mount_of_this_node
@@ -41,18 +40,5 @@ def metrics(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     if path is None:
         sys.stdout.write(text.decode())
     else:
-        _write(path, text)
+        write_whole(path, text)  # node-exporter is another user
     return 0
-
-
-def _write(path: Path, text: bytes) -> None:
-    """Replace a file by a rename. Raises OSError."""
-    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)  # node-exporter is another user
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise

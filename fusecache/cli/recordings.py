@@ -10,10 +10,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
-from fusecache.cli.say import print_line, say, say_error
+from fusecache.cli.say import print_line, say, say_error, write_whole
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import count_text, size_text
 from fusecache.model.hints import PLAN, HintError, decode_plan
@@ -153,19 +152,6 @@ class _Session:
                         return True
             time.sleep(_LOOK_SECONDS)
         return False
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Replace a file by a rename: it is whole at any moment."""
-    with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as new:
-        try:
-            new.write(content)
-            new.flush()
-            os.fchmod(new.fileno(), 0o644)
-            os.replace(new.name, file)
-        except BaseException:
-            os.unlink(new.name)
-            raise
 
 
 def _replay(arguments: argparse.Namespace, _: Sequence[str]) -> int:

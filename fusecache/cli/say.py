@@ -1,6 +1,12 @@
-"""How commands print: one line for each call. Keys and paths may hold control characters, which show escaped."""
+"""How commands print: one line for each call. Keys and paths may hold control characters, which show escaped.
 
+Besides, how they write a result to a file.
+"""
+
+import os
 import sys
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from fusecache.model.format_text import printable
 
@@ -20,3 +26,16 @@ def say_error(error: object) -> None:
     say(f"error: {error}")
     for note in getattr(error, "__notes__", ()):
         sys.stderr.write(f"  {printable(note)}\n")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace a file by a rename, so that it is whole at any moment; all users may read it. Raises OSError."""
+    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as new:
+        try:
+            new.write(content)
+            new.flush()
+            os.fchmod(new.fileno(), 0o644)
+            os.replace(new.name, path)
+        except BaseException:
+            os.unlink(new.name)
+            raise
