@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the script runs from anywhere
 
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions  # noqa: E402 (the path comes first)
-from fusecache.engine.runtime.offload import ThreadOffload  # noqa: E402
+from fusecache.engine.runtime.offload import Offload  # noqa: E402
 from fusecache.engine.runtime.supervisor import Supervisor  # noqa: E402
 from fusecache.model.objects import MIB, Extent, ObjectId  # noqa: E402
 from fusecache.remote.endpoints import Credentials, Endpoint  # noqa: E402
@@ -85,7 +85,7 @@ async def read_through_cache(
     result: dict[str, Any] = {}
     for name in ("cold", "warm_from_disk"):
         supervisor = Supervisor()
-        offload = ThreadOffload(supervisor, network_threads=64, upload_threads=1)
+        offload = Offload(supervisor, network_threads=64, upload_threads=1)
         cache = BlockCache(store, offload, options, supervisor)
         async with trio.open_nursery() as nursery:
             await nursery.start(cache.run)

@@ -40,7 +40,7 @@ from fusecache.engine.durability.drain import STALLED
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
-from fusecache.engine.runtime.offload import ThreadOffload
+from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.fs.control import ControlDirectory
 from fusecache.fs.hint_files import HintFiles
@@ -181,7 +181,7 @@ class _Daemon:
     async def run(self) -> int:
         """Assemble the mount, serve it until its end, and return the exit status."""
         options = self._options
-        offload = ThreadOffload(
+        offload = Offload(
             self._supervisor,
             network_threads=NETWORK_THREADS,
             upload_threads=UPLOAD_THREADS,
@@ -291,7 +291,7 @@ class _Daemon:
         await self._announce(filesystem)
         nursery.start_soon(supervisor.run, "status", partial(self._report, filesystem, server), name="status")
 
-    async def _shut_down(self, filesystem: FileSystem, offload: ThreadOffload) -> None:
+    async def _shut_down(self, filesystem: FileSystem, offload: Offload) -> None:
         """Answer waiting calls, drain the queue, and abandon the requests that no caller needs any more."""
         filesystem.end_waiting()
         await self._drain(filesystem)

@@ -28,7 +28,7 @@ from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, in_use
 from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.options import EngineOptions
-from fusecache.engine.runtime.offload import ThreadOffload
+from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.folder.local_files import FolderScan, LocalFile, is_closed
 from fusecache.folder.local_folder import LocalFolder
@@ -439,7 +439,7 @@ async def running_engine(
 ) -> AsyncIterator[FileSystem]:
     """Run an engine without a kernel while the body runs. Raises StateError, LocalDiskError, MountError."""
     supervisor = Supervisor()
-    offload = ThreadOffload(
+    offload = Offload(
         supervisor,
         network_threads=METADATA_THREADS,
         upload_threads=UPLOAD_THREADS,

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
-from fusecache.engine.runtime.offload import Offload, ThreadOffload
+from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.policy.cache.granules import CHUNK_BYTES, PAGE_BYTES
@@ -100,7 +100,7 @@ async def running_cache(  # noqa: PLR0913  # what differs between caches
     """Run a cache until the block ends; then it is stopped in order."""
     supervisor = supervisor or Supervisor()
     offload: Offload = (
-        ThreadOffload(supervisor, network_threads=32, upload_threads=4) if threads else InlineOffload()
+        Offload(supervisor, network_threads=32, upload_threads=4) if threads else InlineOffload()
     )
     options = CacheOptions(
         directory,

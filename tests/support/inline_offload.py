@@ -5,11 +5,16 @@ from typing import Self, TypeVar
 
 import trio
 
+from fusecache.engine.runtime.offload import Offload
+
 T = TypeVar("T")
 
 
-class InlineOffload:
+class InlineOffload(Offload):
     """Runs each call inline, with one checkpoint before it and none after."""
+
+    def __init__(self) -> None:
+        """Start no threads."""
 
     async def network(self, call: Callable[..., T], *args: object) -> T:
         """Run the call inline."""

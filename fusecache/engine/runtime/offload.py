@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Self, TypeVar
 
 import trio
 
@@ -28,54 +28,7 @@ log = logging.getLogger(__name__)
 # Concurrent direct reads; the fetcher never has more in flight.
 _DIRECT_READS = 64
 
-P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Offload(Protocol):
-    """Runs blocking calls for the loop."""
-
-    async def network(self, call: Callable[..., T], *args: object) -> T:
-        """Run a request that reads bytes from the bucket."""
-        ...
-
-    async def metadata(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
-        """Run a LIST or HEAD, which fills no memory of the caller: a cancelled caller abandons its thread.
-
-        ended: called on the loop once the call has ended, or if it never began.
-        """
-        ...
-
-    async def upload(self, call: Callable[..., T], *args: object) -> T:
-        """Run a request that changes the bucket."""
-        ...
-
-    async def publish(self, call: Callable[..., T], *args: object) -> T:
-        """Run a request that makes something visible and sends few bytes: it never waits behind large uploads."""
-        ...
-
-    async def disk(self, call: Callable[..., T], *args: object) -> T:
-        """Run file I/O on the node's disk."""
-        ...
-
-    async def read_disk(self, path: bytes, offset: int, memory: memoryview) -> int | None:
-        """Fill a small page-aligned buffer by direct I/O without a thread; return the bytes read.
-
-        None: it failed, or would have blocked. The caller repeats the read with `disk`, which raises the cause.
-        """
-        ...
-
-    async def rows(self, call: Callable[..., T], *args: object) -> T:
-        """Run an LMDB transaction that may wait for the disk (a synced commit)."""
-        ...
-
-    def call_soon(self, call: Callable[..., object], *args: object) -> None:
-        """Run `call` on the loop soon; the only method that other threads may use."""
-        ...
-
-    def with_own_threads(self) -> "Offload":
-        """Return the same, with as many threads for requests to a bucket again: for another bucket."""
-        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -140,8 +93,8 @@ class _Threads:
         return result
 
 
-class ThreadOffload:
-    """The production Offload: trio's worker threads, with a limit for each kind of work."""
+class Offload:
+    """Runs blocking calls for the loop: in trio's worker threads, with a limit for each kind of work."""
 
     def __init__(
         self, supervisor: Supervisor, *, network_threads: int, upload_threads: int, publish_threads: int = 4
@@ -162,8 +115,8 @@ class ThreadOffload:
         """Run a request that reads bytes from the bucket."""
         return await self._run(self._network, self._reads, call, *args)
 
-    def with_own_threads(self) -> "ThreadOffload":
-        """Return the same, with as many threads for requests to a bucket again."""
+    def with_own_threads(self) -> Self:
+        """Return the same, with as many threads for requests to a bucket again: for another bucket."""
         other = copy.copy(self)
         other._network, other._upload, other._publish = map(_Threads, self._counts)
         return other
@@ -181,7 +134,10 @@ class ThreadOffload:
         await trio.sleep_forever()  # abandoned: the caller's own cancellation follows
 
     async def metadata(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
-        """Run a LIST or HEAD."""
+        """Run a LIST or HEAD, which fills no memory of the caller: a cancelled caller abandons its thread.
+
+        ended: called on the loop once the call has ended, or if it never began.
+        """
 
         def run() -> T:
             try:
@@ -216,7 +172,7 @@ class ThreadOffload:
         return await self._run(self._upload, self._writes, call, *args)
 
     async def publish(self, call: Callable[..., T], *args: object) -> T:
-        """Run a request that makes something visible and sends few bytes."""
+        """Run a request that makes something visible and sends few bytes: it never waits behind large uploads."""
         return await self._run(self._publish, self._writes, call, *args)
 
     async def disk(self, call: Callable[..., T], *args: object) -> T:
@@ -224,15 +180,18 @@ class ThreadOffload:
         return await self._disk.run(call, *args)
 
     async def read_disk(self, path: bytes, offset: int, memory: memoryview) -> int | None:
-        """Fill memory by the kernel's asynchronous I/O."""
+        """Fill a small page-aligned buffer by the kernel's asynchronous I/O, without a thread; return the bytes read.
+
+        None: it failed, or would have blocked. The caller repeats the read with `disk`, which raises the cause.
+        """
         return await self._direct.read(path, offset, memory)
 
     async def rows(self, call: Callable[..., T], *args: object) -> T:
-        """Run an LMDB transaction."""
+        """Run an LMDB transaction that may wait for the disk (a synced commit)."""
         return await self._rows.run(call, *args)
 
     def call_soon(self, call: Callable[..., object], *args: object) -> None:
-        """Run `call` on the loop soon, from any thread."""
+        """Run `call` on the loop soon; the only method that other threads may use."""
         self._token.run_sync_soon(call, *args)
 
 

@@ -11,7 +11,7 @@ import trio
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
 from fusecache.engine.cache.chunks import Fetch
 from fusecache.engine.cache.fetch_task import LOOK_SECONDS, FetchTasks
-from fusecache.engine.runtime.offload import ThreadOffload
+from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.objects import GRANULE_BYTES, KIB, MIB, ObjectId
 from fusecache.policy.cache.stall_timeout import FEWEST_WAITS, FLOOR_SECONDS
@@ -48,7 +48,7 @@ async def cache_on(
         directory, 1 << 30, buffer_bytes=40 * MIB, connections=connections, free_space_floor_bytes=0
     )
     supervisor = Supervisor()
-    offload = ThreadOffload(supervisor, network_threads=16, upload_threads=1)
+    offload = Offload(supervisor, network_threads=16, upload_threads=1)
     cache = BlockCache(store, offload, options, supervisor)
     with closing(store):
         async with trio.open_nursery() as nursery:

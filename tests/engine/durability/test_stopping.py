@@ -17,7 +17,7 @@ from trio.testing import MockClock
 from fusecache.daemon import visitors
 from fusecache.daemon.control_server import ControlServer, Endings
 from fusecache.daemon.control_socket import ControlSocket
-from fusecache.engine.runtime.offload import ThreadOffload
+from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.fs.owned_hints import OwnedHints
 from fusecache.model.errors import NoSpace, ReadOnly, StateError
@@ -234,7 +234,7 @@ async def test_a_read_that_would_begin_after_nobody_waits_for_answers_any_more_d
     autojump_clock: MockClock,
 ) -> None:
     """Such as one that is asked again on another connection: it would hold up the end until it is answered."""
-    offload = ThreadOffload(Supervisor(), network_threads=1, upload_threads=1)
+    offload = Offload(Supervisor(), network_threads=1, upload_threads=1)
     begun: list[str] = []
     await offload.network(begun.append, "before")
     offload.abandon_reads()

@@ -4,13 +4,13 @@ import threading
 
 import trio
 
-from fusecache.engine.runtime.offload import ThreadOffload
+from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
 
 
-def offload(threads: int) -> ThreadOffload:
+def offload(threads: int) -> Offload:
     """Return an offload with so many threads for requests that read."""
-    return ThreadOffload(Supervisor(), network_threads=threads, upload_threads=1)
+    return Offload(Supervisor(), network_threads=threads, upload_threads=1)
 
 
 class Held:
