@@ -12,7 +12,7 @@ Invariants:
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -28,6 +28,7 @@ from fusecache.engine.cache.chunks import (
     FetchState,
     RangeTicket,
 )
+from fusecache.engine.cache.disk_tier import DiskTier
 from fusecache.engine.cache.disk_write_queue import MAX_QUEUE_SECONDS, DiskWriteQueue
 from fusecache.engine.cache.fetch_task import FetchTasks, RangeReader
 from fusecache.engine.cache.statistics import Counters
@@ -53,22 +54,6 @@ IDLE_GAP_SECONDS = 1.0
 _LOOK_AGAIN_SECONDS = 1.0
 
 
-class DiskTierProtocol(Protocol):
-    """The part of the cache that loads and stores granules on disk."""
-
-    async def load(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> int:
-        """Fill granules of a buffer from the cache file; return the mask of the intact ones."""
-        ...
-
-    async def store(self, chunk: Chunk, buffer: Buffer, first: int, stop: int) -> None:
-        """Write granules of a buffer to the cache file if there is space. Never raises NoSpace."""
-        ...
-
-    def count_dropped(self) -> None:
-        """Fetched granules are not stored: a fetch needs their buffer, and the disk is too slow."""
-        ...
-
-
 class Fetcher:
     """Owns the queues, the limits and the tasks of all fetches and loads."""
 
@@ -78,7 +63,7 @@ class Fetcher:
         offload: Offload,
         buffer_pool: BufferPool,
         write_queue: DiskWriteQueue,
-        disk: DiskTierProtocol,
+        disk: DiskTier,
         counters: Counters,
         tasks: TaskNursery,
         *,

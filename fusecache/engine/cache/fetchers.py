@@ -9,9 +9,10 @@ from functools import partial
 
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import Chunk, FetchListener, RangeTicket
+from fusecache.engine.cache.disk_tier import DiskTier
 from fusecache.engine.cache.disk_write_queue import DiskWriteQueue
 from fusecache.engine.cache.fetch_task import RangeReader
-from fusecache.engine.cache.fetcher import DiskTierProtocol, Fetcher
+from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.offload import Offload
@@ -31,7 +32,7 @@ class Fetchers:
         store: RangeReader,
         offload: Offload,
         buffer_pool: BufferPool,
-        disk: DiskTierProtocol,
+        disk: DiskTier,
         counters: Counters,
         tasks: TaskNursery,
         *,
