@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fusecache.model.hints import FOLDER
-from loader.base.pulled_files import pull_connection, pulled_folder
+from loader.base.pulled_files import ask, parsed_answer, pull_connection, pulled_folder, send_request
 
 _SOCKET_VARIABLE = "FUSECACHE_SOCKET"
 _SOCKET_FILE = ".fusecache/socket"
@@ -52,7 +51,8 @@ class MountEndpoint:
         except OSError as problem:
             if problem.errno not in (errno.EROFS, errno.EACCES):
                 raise
-            self._send_by_socket(file, message)
+            with self._connection() as connection:
+                _send(connection, file, message)
 
     def wait_durable(self, path: str) -> str:
         """Return "" once the bucket has all that was closed at or below a path, or why it will not have it.
@@ -60,7 +60,7 @@ class MountEndpoint:
         path: below the root. Raises OSError, TimeoutError included; ValueError if the answer is not JSON.
         """
         with self._connection() as connection, connection.makefile("rb") as lines:
-            connection.sendall(json.dumps({"command": "sync", "path": path}).encode() + b"\n")
+            send_request(connection, {"command": "sync", "path": path})
             for line in lines:  # the daemon reports twice a second
                 answer = json.loads(line)
                 if answer.get("done"):
@@ -79,21 +79,17 @@ class MountEndpoint:
         }  # fmt: skip
         with self._connection() as connection:
             connection.settimeout(_OPEN_SECONDS)
-            connection.sendall(json.dumps(request).encode() + b"\n")
+            send_request(connection, request)
             line, fds, _, _ = socket.recv_fds(connection, 4096, 1, socket.MSG_CMSG_CLOEXEC)
         if fds:
             return fds[0]
         if not line:
             raise OSError(errno.EAGAIN, "the daemon has exited")
-        answer = _parsed(line)
+        answer = parsed_answer(line)
         if answer.get("opened") is False:
             return -1
         reason = str(answer.get("message"))
         raise OSError(errno.EAGAIN if _BUSY in reason else errno.EPERM, reason)
-
-    def _send_by_socket(self, file: str, message: bytes) -> None:
-        with self._connection() as connection:
-            _send(connection, file, message)
 
     @contextmanager
     def _connection(self) -> Iterator[socket.socket]:
@@ -106,22 +102,11 @@ class MountEndpoint:
 
 def _send(connection: socket.socket, file: str, message: bytes) -> None:
     connection.settimeout(_ANSWER_SECONDS)
-    request = {"command": "hint", "file": file, "bytes": len(message)}
-    connection.sendall(json.dumps(request).encode() + b"\n" + message)
-    with connection.makefile("rb") as lines:
-        answer = _parsed(lines.readline())
+    answer = ask(connection, {"command": "hint", "file": file, "bytes": len(message)}, message)
     if answer.get("result") != "ok":
         reason = str(answer.get("message"))
         known = (number for words, number in _REJECTIONS.items() if words in reason)
         raise OSError(next(known, errno.EINVAL), reason)
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    try:
-        answer: dict[str, Any] = json.loads(line)
-    except ValueError as problem:
-        raise OSError(errno.EPROTO, f"the daemon's answer is not JSON: {problem}") from problem
-    return answer
 
 
 def find_endpoint(directory: str | Path) -> tuple[MountEndpoint, str] | None:

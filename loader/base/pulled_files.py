@@ -11,7 +11,8 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,30 @@ def pull_connection(folder: str) -> Iterator[socket.socket]:
         os.close(own)
 
 
+def ask(connection: socket.socket, request: Mapping[str, object], body: bytes = b"") -> dict[str, Any]:
+    """Send a request to a pull or a daemon, and return its answer. Raises OSError: EPROTO if that is not JSON.
+
+    body: the bytes that follow the request's line.
+    """
+    send_request(connection, request, body)
+    with connection.makefile("rb") as lines:
+        return parsed_answer(lines.readline())
+
+
+def send_request(connection: socket.socket, request: Mapping[str, object], body: bytes = b"") -> None:
+    """Send a request as `ask` does, for a caller that reads the answer in its own way."""
+    connection.sendall(json.dumps(request).encode() + b"\n" + body)
+
+
+def parsed_answer(line: bytes) -> dict[str, Any]:
+    """Return an answer from its line. Raises OSError with EPROTO."""
+    try:
+        answer: dict[str, Any] = json.loads(line)
+    except ValueError as problem:
+        raise OSError(errno.EPROTO, f"the daemon's answer is not JSON: {problem}") from problem
+    return answer
+
+
 def _wait_until_pulled(path: str) -> None:
     where = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     folder = pulled_folder(os.path.dirname(where))
@@ -65,16 +90,13 @@ def _wait_until_pulled(path: str) -> None:
     request = {"command": "fetch", "path": os.path.relpath(where, folder)}
     try:
         with pull_connection(folder) as connection:
-            connection.sendall(json.dumps(request).encode() + b"\n")
-            with connection.makefile("rb") as lines:
-                answer = json.loads(lines.readline() or b"null")
-    except (OSError, ValueError):
-        answer = None
-    if answer is None:
+            answer = ask(connection, request)
+    except OSError:  # no pull, or one that has ended
         if not os.path.exists(path):
             log.warning(
                 "%s is not there, and the pull of its folder has ended too early: run `fusecache pull` again",
                 path,
             )
-    elif answer.get("result") != "ok":
+        return
+    if answer.get("result") != "ok":
         raise OSError(errno.EIO, f"`fusecache pull` cannot fetch it: {answer.get('message')}", path)
