@@ -10,7 +10,6 @@ from struct import Struct
 MAJOR = 7
 # The oldest minor version whose structs are these: Linux 5.4.
 OLDEST_MINOR = 31
-ROOT_ID = 1
 
 _ATTR = (
     "ino:Q size:Q blocks:Q atime:Q mtime:Q ctime:Q atimensec:I mtimensec:I ctimensec:I mode:I nlink:I uid:I gid:I "

@@ -15,7 +15,7 @@ Invariants: 1. The set of samples of a complete global batch does not depend on 
 """
 
 from loader.order.batching import BatchPlan, batch_plan
-from loader.order.epoch_order import EpochOrders, epoch_ids, ordered_ids
+from loader.order.epoch_order import EpochOrders, ordered_ids
 from loader.order.native import NativePartition, NativeRun, native_units
 from loader.order.order_files import OrderFiles
 from loader.order.rank_partition import RankPartition, rank_positions, samples_per_rank
@@ -51,7 +51,6 @@ __all__ = [
     "StreamTable",
     "Weight",
     "batch_plan",
-    "epoch_ids",
     "native_units",
     "ordered_ids",
     "rank_positions",

@@ -4,7 +4,6 @@ An `EpochOrder` covers all streams, or a single one. Its ids at positions below 
 every world.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -140,13 +139,6 @@ def ordered_ids(table: StreamTable, spec: OrderSpec, epoch: int, stream: int | N
     out: Stored = np.empty(samples, id_type(int(table.sizes.sum())))
     _order_into(out, table, spec, epoch, stream)
     return out
-
-
-def epoch_ids(
-    sizes: Ids, spec: OrderSpec, epoch: int, shards_per_stream: Sequence[int] | None = None
-) -> Stored:
-    """Like ordered_ids of all streams. sizes: (shards,) samples of each; ids count through the shards in order."""
-    return ordered_ids(StreamTable.of(sizes, shards_per_stream or [sizes.size], spec), spec, epoch)
 
 
 def _order_into(out: Stored, table: StreamTable, spec: OrderSpec, epoch: int, stream: int | None) -> None:

@@ -19,8 +19,6 @@ from fusecache.remote.store import Store
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-# S3's limit on one request.
-BATCH_OBJECTS = 1000
 # Answers of stores that know no DeleteObjects, or not in this form.
 _NO_BATCHES = frozenset(
     {"NotImplemented", "MethodNotAllowed", "MalformedXML", "InvalidRequest", "501", "405"}
@@ -44,7 +42,7 @@ class BulkDelete:
     _has_batches: bool = field(init=False, default=True)
 
     def delete(self, objects: Sequence[ObjectInfo]) -> dict[str, RemoteError]:
-        """Delete up to BATCH_OBJECTS objects; return the errors by key. A missing object is success.
+        """Delete up to 1 000 objects, S3's limit on one request; return the errors by key. A missing object is success.
 
         ObjectChanged: the object is another version than `objects` has. Raises RemoteError if a whole batch fails.
         """

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import botocore.exceptions
-from botocore.credentials import ReadOnlyCredentials
+from botocore.credentials import Credentials, ReadOnlyCredentials
 
 from fusecache.model.errors import ConfigError, CredentialsMissing
 from fusecache.policy.backoff import backoff_seconds
@@ -28,14 +28,6 @@ log = logging.getLogger(__name__)
 LONGEST_PAUSE_SECONDS = 30.0
 _SECTION = re.compile(r"\[(?:profile\s+)?([^\]]+)\]")
 _SETTING = re.compile(r"(?:export\s+)?([A-Za-z_]+)\s*=\s*(.*)")
-
-
-class KeySource(Protocol):
-    """A source of keys, such as botocore's `Credentials`."""
-
-    def get_frozen_credentials(self) -> ReadOnlyCredentials:
-        """Return the keys that are valid now."""
-        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -119,8 +111,8 @@ class KeptCredentials:
     bucket says so.
     """
 
-    def __init__(self, source: Any, name: str) -> None:
-        """source: a `KeySource`. name: of the source, for messages."""
+    def __init__(self, source: Credentials | FileCredentials, name: str) -> None:
+        """name: of the source, for messages."""
         self._source = source
         self._name = name
         self._lock = threading.Lock()
@@ -142,7 +134,7 @@ class KeptCredentials:
         if self._error is not None and time.monotonic() < self._ask_again_at:
             return self._last_or_raise(self._error)
         try:
-            keys: ReadOnlyCredentials = self._source.get_frozen_credentials()
+            keys = self._source.get_frozen_credentials()
         except Exception as exc:  # noqa: BLE001  # botocore's sources raise anything: OSError, KeyError, ClientError, …
             self._on_failed(exc)
             return self._last_or_raise(exc)

@@ -19,12 +19,12 @@ from loader.order import (
     StreamTable,
     Weight,
     batch_plan,
-    epoch_ids,
     rank_positions,
     samples_per_rank,
     shuffle_units,
 )
 from loader.world import World
+from tests.support.epoch_ids import epoch_ids
 from tests.support.streaming_library import Layout, library_work, load_library
 
 # First 16 hex digits of the sha256 of the order as int64, little-endian.

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from loader.errors import OrderError
-from loader.order import OrderSpec, StreamTable, Weight, epoch_ids
+from loader.order import OrderSpec, StreamTable, Weight
 from loader.order.batching import stratified_portions
 from loader.order.streams import chosen_per_shard, sampled_units
+from tests.support.epoch_ids import epoch_ids
 
 SIZES = np.array([10, 20, 30, 40], np.int64)
 
