@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from fusecache.cli.say import print_line, say, say_error, write_whole
@@ -52,7 +53,7 @@ def _record(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     recorder = session.recorder
     if not len(recorder):
         raise MountError(f"{file} is not written: nothing was read at {mount.root / inner}")
-    _write(file, recorder.encode())
+    write_whole(file, recorder.encode())
     print_line(_summary(recorder.files, len(recorder), recorder.nbytes) + f" in {file}")
     if left_out := session.lost + recorder.left_out:
         say(

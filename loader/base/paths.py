@@ -56,21 +56,30 @@ def mount_advice(problem: OSError, path: str | Path) -> str:
 def mounted_path(url: str) -> str | None:
     """Return where a mount of this node shows a bucket's URL, such as `s3://bucket/folder`; None if none does.
 
-    If several mounts show it, the first one with the longest prefix counts.
+    If several mounts show it, the first one with the longest prefix counts. One whose daemon is gone counts last.
     """
-    best, found = "", None
+    found: list[tuple[bool, int, str]] = []
     for mount in _mounts():
-        shown = mount.source.rstrip("/")
-        if (
-            mount.kind == _OUR_TYPE
-            and len(shown) > len(best)
-            and f"{url.rstrip('/')}/".startswith(f"{shown}/")
-        ):
-            best, found = (
-                shown,
-                os.path.join(mount.point, url.rstrip("/")[len(shown) :].strip("/")).rstrip("/"),
-            )
-    return found
+        # Of a folder that is bound elsewhere, as into a container, only what is below it shows there.
+        shown = (mount.source.rstrip("/") + mount.root).rstrip("/")
+        if mount.kind == _OUR_TYPE and f"{url.rstrip('/')}/".startswith(f"{shown}/"):
+            inner = url.rstrip("/")[len(shown) :].strip("/")
+            found.append((_is_dead(mount.point), -len(shown), os.path.join(mount.point, inner).rstrip("/")))
+    return min(found, key=lambda each: each[:2])[2] if found else None
+
+
+def _is_dead(point: str) -> bool:
+    try:
+        os.statvfs(point)
+    except OSError as problem:
+        return problem.errno in _GONE
+    return False
+
+
+def mounts_below(path: str | Path) -> list[str]:
+    """Return the mount points at or below a path."""
+    real = os.path.realpath(path).rstrip("/")
+    return [mount.point for mount in _mounts() if f"{mount.point.rstrip('/')}/".startswith(f"{real}/")]
 
 
 def _fuse_mount(path: str) -> str | None:

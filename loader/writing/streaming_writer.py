@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loader.base.paths import is_url, mounted_path
+from loader.base.paths import is_url, mounted_path, mounts_below
 from loader.errors import ArgumentError, NotEmptyError
 from loader.writing.shard_packer import DEFAULT_SIZE_LIMIT
 from loader.writing.writer import MDSWriter, write_index
@@ -99,9 +99,9 @@ def _make_empty(local: Path, *, exist_ok: bool) -> None:
         raise NotEmptyError(
             f"{local} is not empty: choose another directory, or remove what is in it with exist_ok=True"
         )
-    if os.path.ismount(local):
+    for point in mounts_below(local):
         raise ArgumentError(
-            f"exist_ok=True would remove all that is in the mount {local}: choose a folder in it"
+            f"exist_ok=True would remove all that is in the mount {point}: choose a folder without a mount in it"
         )
     for path in local.iterdir():
         if path.is_dir() and not path.is_symlink():

@@ -1,0 +1,67 @@
+"""`remote="s3://bucket/x"` in the loader: which mount of the node shows it, and what is never removed."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from loader.base import paths
+from loader.base.paths import mounted_path
+from loader.errors import ArgumentError
+from loader.streaming import MDSWriter
+from tests.support.mounts import FUSECACHE, Mount, run, wait_until
+from tests.support.other_user import needs_root
+from tests.support.s3_buckets import Bucket
+
+
+@needs_root
+def test_a_folder_that_is_bound_elsewhere_shows_only_what_is_below_it(
+    mount: Callable[..., Mount], bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container often sees nothing but such a folder of the node's mount."""
+    bucket.put("train/x", b"1")
+    one, bound = mount(), tmp_path / "bound"
+    url = bucket.source.rstrip("/")
+    bound.mkdir()
+    run("mount", "--bind", one.path / "train", bound)
+    try:
+        assert mounted_path(f"{url}/train/x") == str(bound / "x")
+        assert mounted_path(f"{url}/out") == str(one.path / "out")
+        seen = tmp_path / "mountinfo"
+        rows = Path("/proc/self/mountinfo").read_text().splitlines(keepends=True)
+        seen.write_text("".join(row for row in rows if f" {one.path} " not in row))
+        monkeypatch.setattr(paths, "_MOUNTS", str(seen))
+        assert mounted_path(f"{url}/train/x") == str(bound / "x")
+        assert mounted_path(f"{url}/out") is None
+    finally:
+        run("umount", bound)
+
+
+def test_of_two_mounts_the_one_with_a_daemon_counts(mount: Callable[..., Mount], bucket: Bucket) -> None:
+    first, second = mount(), mount()
+    url = f"{bucket.source.rstrip('/')}/x"
+    for gone, other in ((first, second), (second, first)):
+        os.kill(gone.pid, signal.SIGKILL)
+        wait_until(lambda: not gone.is_alive(), "its end")
+        assert mounted_path(url) == str(other.path / "x")
+        run(FUSECACHE, "unmount", gone.path)
+        gone.start()
+
+
+def test_a_writer_that_may_empty_its_folder_removes_nothing_of_a_mount_in_it(
+    mount: Callable[..., Mount], bucket: Bucket, tmp_path: Path
+) -> None:
+    bucket.put("x", b"1")
+    folder = tmp_path / "scratch"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "old").write_bytes(b"old")
+    one = mount(path=folder / "deep" / "bucket")
+    with pytest.raises(ArgumentError, match=f"all that is in the mount {one.path}: choose a folder without"):
+        MDSWriter(columns={"a": "int"}, out=str(folder), exist_ok=True)
+    assert ((folder / "old").read_bytes(), (one.path / "x").read_bytes(), bucket.get("x")) == (
+        b"old",
+        b"1",
+        b"1",
+    )
