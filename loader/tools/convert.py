@@ -2,10 +2,10 @@
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,27 @@ from loader.mds.index import INDEX_NAME, read_index
 from loader.tools.commands import count_text, progress_bar, say
 from loader.tools.image_folder import COLUMNS as IMAGE_COLUMNS
 from loader.tools.image_folder import image_sources
-from loader.tools.input_record import check_inputs, forget_inputs, is_begun, record_inputs
+from loader.tools.input_record import (
+    check_inputs,
+    check_processes,
+    check_sizes,
+    conversion_of,
+    forget_inputs,
+    is_begun,
+    record_inputs,
+)
 from loader.tools.lit_chunks import lit_sources
 from loader.tools.row_sources import JsonLines, ParquetRows, json_columns, parquet_columns
 from loader.tools.tar_rows import TarRows, tar_columns
 from loader.tools.tokens import TokenOptions, TokenSource, load_tokenizer
-from loader.writing.parallel_writer import OneFileSource, numbered, write_named, write_parallel
+from loader.writing.parallel_writer import (
+    OneFileSource,
+    Source,
+    numbered,
+    part_folders,
+    write_named,
+    write_parallel,
+)
 from loader.writing.recompress import recompress
 from loader.writing.shard_packer import DEFAULT_SIZE_LIMIT, PackOptions
 from loader.writing.shuffle import shuffle
@@ -263,12 +278,16 @@ def _write_here(
     resume: bool,
     how: Mapping[str, Any],
 ) -> int:
+    conversion = conversion_of(sources, columns, how)
+    check_processes(out, processes)
     if processes > 1:
         begun = is_begun(out)
-        if begun and resume:
-            check_inputs(out, sources)
+        if begun and resume and any(out.glob("*/shard.*")):
+            check_inputs(out, conversion)
+            finished = (out / folder / INDEX_NAME for folder in part_folders(len(sources)))
+            check_sizes(out, conversion, [number for number, path in enumerate(finished) if path.exists()])
         if not begun or (resume and not (out / INDEX_NAME).exists()):
-            record_inputs(out, sources)
+            record_inputs(out, conversion)
         with closing(progress_bar(len(sources), "file")) as bar:
             samples = write_parallel(
                 out,
@@ -285,11 +304,13 @@ def _write_here(
             MDSWriter(out, columns, resume=resume, **how) as writer,
         ):
             if writer.samples:
-                check_inputs(out, sources)
-            record_inputs(out, sources)
+                check_inputs(out, conversion)
             bar.update(writer.samples)
-            rest = chain.from_iterable(numbered(source) for source in sources)
-            for where, sample in islice(rest, writer.samples, None):
+            every = chain.from_iterable(numbered(source) for source in sources)
+            skipped = _skip_written(writer, every, sources)
+            check_sizes(out, conversion, range(skipped))
+            record_inputs(out, conversion)
+            for where, sample in every:
                 write_named(writer, sample, where)
                 bar.update()
             samples = writer.samples
@@ -297,6 +318,24 @@ def _write_here(
                 raise NoSampleError(f"the files contain no samples: there is nothing to write to {out}")
     forget_inputs(out)
     return samples
+
+
+def _skip_written(
+    writer: MDSWriter,
+    every: Iterator[tuple[tuple[Source, int], Mapping[str, Any]]],
+    sources: Sequence[Source],
+) -> int:
+    """Take the samples that the writer has already; return the number of sources before that of the last one."""
+    last: Source = sources[0]
+
+    def written() -> Iterator[Mapping[str, Any]]:
+        nonlocal last
+        for (source, _), sample in every:
+            last = source
+            yield sample
+
+    writer.skip_written(written())
+    return next(number for number, source in enumerate(sources) if source is last)
 
 
 def _recompress(options: Any) -> int:

@@ -1,10 +1,11 @@
 """Writes a dataset with several processes, each into its own folder, and merges the folders at the end."""
 
+import json
 import multiprocessing
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from itertools import chain, islice
+from itertools import chain
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from loader.base.paths import check_is_local
 from loader.errors import EncodingError, LoaderError, NoSampleError, WriterError, cause_text
 from loader.mds.index import INDEX_NAME, read_index
 from loader.writing.merge import merge
+from loader.writing.shard_packer import packer_of
 from loader.writing.writer import MDSWriter
 
 Source = Callable[[], Iterable[Mapping[str, Any]]]
@@ -64,8 +66,9 @@ def write_parallel(
         raise WriterError(
             f"{root} is not empty: choose another directory, or pass resume=True to continue it"
         )
-    width = max(5, len(str(len(sources) - 1)))
-    folders = [f"{number:0{width}}" for number in range(len(sources))]
+    folders = part_folders(len(sources))
+    for folder in folders if resume else ():
+        _check_finished(root / folder, columns, options or {})
     context = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads hold
     samples = 0
     with ProcessPoolExecutor(max(1, min(processes, len(sources))), mp_context=context) as pool:
@@ -90,6 +93,27 @@ def write_parallel(
     return samples
 
 
+def part_folders(count: int) -> list[str]:
+    """Return the names of the folders of so many parts."""
+    width = max(5, len(str(count - 1)))
+    return [f"{number:0{width}}" for number in range(count)]
+
+
+def _check_finished(directory: Path, columns: Mapping[str, str], options: Mapping[str, Any]) -> None:
+    """Raise WriterError if a part is finished, and its index names other columns or options."""
+    try:
+        shards = json.loads((directory / INDEX_NAME).read_bytes())["shards"]
+    except (OSError, ValueError, KeyError, TypeError):  # it is unfinished; `write_part` names a damaged one
+        return
+    settings = packer_of(columns, options).settings
+    other = [name for name in settings if any(shard.get(name) != settings[name] for shard in shards)]
+    if other:
+        raise WriterError(
+            f"{directory} was written with other settings than these ({', '.join(other)}): continue with its own, "
+            f"choose another directory, or remove it to write it again"
+        )
+
+
 def write_part(
     directory: Path,
     columns: Mapping[str, str],
@@ -104,7 +128,8 @@ def write_part(
     try:
         with MDSWriter(directory, columns, resume=resume, **options) as writer:
             every = chain.from_iterable(numbered(source, f"{directory}: ") for source in sources)
-            for where, sample in islice(every, writer.samples, None):
+            writer.skip_written(sample for _, sample in every)
+            for where, sample in every:
                 write_named(writer, sample, where)
             return writer.samples
     except LoaderError as problem:

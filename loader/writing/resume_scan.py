@@ -103,19 +103,23 @@ def _begin(config: bytes) -> str:
         return "they cannot be read"
 
 
-def _decodes(directory: Path, packer: ShardPacker, number: int) -> bool:
-    raw = (directory / packer.file_name(number)).read_bytes()
+def samples_of(shard: Path, packer: ShardPacker) -> list[bytes]:
+    """Return the encoded samples of a complete shard."""
+    raw = shard.read_bytes()
     if packer.family:
         raw = decompress(packer.family, raw)
+    count = int(np.frombuffer(raw, "<u4", 1)[0])
+    return [raw[start:stop] for start, stop in pairwise(np.frombuffer(raw, "<u4", count + 1, 4).tolist())]
+
+
+def _decodes(directory: Path, packer: ShardPacker, number: int) -> bool:
     schema = packer.schema
     # A pickle could run code, so check only that its bytes are there.
     encodings = ["bytes" if encoding == "pkl" else encoding for encoding in schema.encodings]
     decode = sample_decoder(schema.names, encodings, schema.sizes, allow_pickle=False)
-    count = int(np.frombuffer(raw, "<u4", 1)[0])
-    offsets = np.frombuffer(raw, "<u4", count + 1, 4).tolist()
     try:
-        for start, stop in pairwise(offsets):
-            decode(raw[start:stop])
+        for sample in samples_of(directory / packer.file_name(number), packer):
+            decode(sample)
     except EncodingError:
         return False
     return True

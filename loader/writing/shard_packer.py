@@ -6,7 +6,7 @@ The bytes are identical to those of MosaicML's MDSWriter 0.13, unless `align` pa
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class PackOptions:
 
 
 class ShardPacker:
-    """Packs shards of one schema. Raises WriterError for options that cannot work."""
+    """Packs shards of one schema. Raises WriterError for options that cannot work. settings: what each entry says."""
 
     def __init__(self, schema: Schema, options: PackOptions) -> None:
         self.schema = schema
@@ -60,7 +60,7 @@ class ShardPacker:
                 digest(name, b"")
         except LoaderError as problem:
             raise WriterError(str(problem)) from None
-        self._settings: dict[str, Any] = {
+        self.settings: dict[str, Any] = {
             "version": VERSION,
             "format": "mds",
             "compression": self._compression,
@@ -70,7 +70,7 @@ class ShardPacker:
             "column_encodings": list(schema.encodings),
             "column_sizes": [size or None for size in schema.sizes],
         }
-        self._config = json.dumps(self._settings, sort_keys=True).encode()
+        self._config = json.dumps(self.settings, sort_keys=True).encode()
 
     @property
     def empty_bytes(self) -> int:
@@ -115,7 +115,7 @@ class ShardPacker:
             "samples": samples,
             "raw_data": self._details(raw_name, raw),
             "zip_data": None if packed is None else self._details(self.file_name(number), packed),
-            **self._settings,
+            **self.settings,
         }
 
     def _details(self, name: str, data: bytes | int) -> dict[str, Any]:
@@ -156,3 +156,10 @@ def _size_limit(size: int | str | None) -> int | None:
 def index_text(shards: Sequence[Mapping[str, Any]]) -> str:
     """Return the text of index.json."""
     return json.dumps({"version": VERSION, "shards": list(shards)}, sort_keys=True)
+
+
+def packer_of(columns: Mapping[str, str], options: Mapping[str, Any]) -> ShardPacker:
+    """Return what packs the shards of an MDSWriter with these columns and options. Raises WriterError as it does."""
+    known = {field.name for field in fields(PackOptions)}
+    how = {name: value for name, value in options.items() if name in known}
+    return ShardPacker(schema_of(columns), PackOptions(**how))

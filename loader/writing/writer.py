@@ -9,8 +9,10 @@ Invariants: 1. index.json appears complete, after all shards are closed. 2. No o
 
 import os
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,7 +23,7 @@ from loader.base.paths import check_is_local
 from loader.errors import EncodingError, MissingValueError, NotEmptyError, ValueTypeError, WriterError
 from loader.mds.encodings import encoder
 from loader.mds.index import INDEX_NAME
-from loader.writing.resume_scan import left_over_shards, make_directory, whole_shards
+from loader.writing.resume_scan import left_over_shards, make_directory, samples_of, whole_shards
 from loader.writing.shard_packer import (
     DEFAULT_SIZE_LIMIT,
     OFFSET_LIMIT,
@@ -126,6 +128,32 @@ class MDSWriter:
         """Add one sample that is encoded already, as a shard with these columns holds it; else as `write`."""
         self._check_open()
         self._add(data)
+
+    def skip_written(self, samples: Iterator[Mapping[str, Any]]) -> None:
+        """Take from the iterator as many samples as the complete shards of an earlier writer have.
+
+        Raises WriterError if the samples of the last shard differ: the new ones would then begin at another place.
+        """
+        if not self._shards:
+            return
+        name = self._packer.file_name(len(self._shards) - 1)
+        kept = samples_of(self._directory / name, self._packer)
+        deque(islice(samples, self.samples - len(kept)), maxlen=0)
+        for stored in kept:
+            sample = next(samples, None)
+            if sample is None or not self._is_stored(sample, stored):
+                raise WriterError(
+                    f"{self._directory / name} has other samples than the input gives now, so its input changed: "
+                    f"restore it, choose another directory, or remove {self._directory} and begin again"
+                )
+
+    def _is_stored(self, sample: Mapping[str, Any], stored: bytes) -> bool:
+        if "pkl" in self._packer.schema.encodings:  # equal objects have several pickles
+            return True
+        try:
+            return self._encode(sample) == stored
+        except EncodingError:
+            return False
 
     def _add(self, data: bytes) -> None:
         limit = self._packer.size_limit

@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from loader import LoaderError, MDSDataset, convert
+from loader import LoaderError, MDSDataset, convert, write_parallel
+from loader.__main__ import main
+from loader.tools.row_sources import JsonLines
 
 COLUMNS = {"id": "int"}
 COUNT = 50
@@ -85,3 +88,113 @@ def test_inputs_may_be_named_from_another_directory(
     monkeypatch.chdir(tmp_path)
     names = [path.name for path in files]
     assert convert("jsonl", names, "out", columns=COLUMNS, resume=True, size_limit=300) == 2 * COUNT
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("change", [{"columns": {"id": "json"}}, {"hashes": ["sha1"]}], ids=str)
+def test_other_columns_or_options_are_refused_and_named_with_the_way_out(
+    files: list[Path], tmp_path: Path, processes: int, change: dict[str, Any]
+) -> None:
+    out = tmp_path / "out"
+    begin(files, out, processes)
+    kept = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    how = {"columns": COLUMNS, "processes": processes, "size_limit": 300, "resume": True}
+    with pytest.raises(LoaderError, match=rf"{out}.* other (columns|settings|options).*remove it"):
+        convert("jsonl", files, out, **(how | change))
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == kept
+    assert convert("jsonl", files, out, **how) == 2 * COUNT
+    assert [sample["id"] for sample in MDSDataset(out)] == list(range(2 * COUNT))
+
+
+def test_a_part_that_has_nothing_yet_gets_no_other_columns_than_the_finished_ones(
+    files: list[Path], tmp_path: Path
+) -> None:
+    """As `use --columns x:json` advises, because a column is null in the second file only."""
+    files[1].write_text('{"id": null}\n')
+    how = {"processes": 2, "size_limit": 300}
+    with pytest.raises(LoaderError, match="use --columns id:json"):
+        convert("jsonl", files, tmp_path / "out", **how)
+    with pytest.raises(
+        LoaderError, match=r'other columns, \{"id": "int"\}: continue with these, .* begin again'
+    ):
+        convert("jsonl", files, tmp_path / "out", columns={"id": "json"}, resume=True, **how)
+    assert not list((tmp_path / "out").glob("00001/shard.*"))
+
+
+def test_a_finished_part_of_other_columns_is_refused_before_any_part_goes_on(
+    files: list[Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    begin(files, out, 2)
+    (out / "_inputs.json").unlink()
+    kept = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(LoaderError, match=rf"{out}/00000 was written with other settings .*column_encodings"):
+        write_parallel(out, {"id": "json"}, [JsonLines(str(path), {"id": "json"}) for path in files],
+            processes=2, resume=True, options={"size_limit": 300})  # fmt: skip
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == kept
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_before_anything_is_written_columns_may_change(
+    files: list[Path], tmp_path: Path, processes: int
+) -> None:
+    for path in files:
+        path.write_text('{"id": null}\n')
+    how = {"processes": processes, "resume": True}
+    with pytest.raises(LoaderError, match="id is null"):
+        convert("jsonl", files, tmp_path / "out", columns=COLUMNS, **how)
+    assert convert("jsonl", files, tmp_path / "out", columns={"id": "json"}, **how) == 2
+
+
+def test_the_command_and_the_function_continue_each_other(files: list[Path], tmp_path: Path) -> None:
+    begin(files, tmp_path / "out", 2)
+    words = ["--columns", "id:int", "--size-limit", "300", "--processes", "2", "--resume"]
+    assert main(["convert", "jsonl", *words, *map(str, files), str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_one_process_and_several_do_not_continue_each_other(
+    files: list[Path], tmp_path: Path, processes: int
+) -> None:
+    out = tmp_path / "out"
+    begin(files, out, processes)
+    kept = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    how = {"columns": COLUMNS, "size_limit": 300, "resume": True}
+    told = {1: "one process: .*--processes 1", 2: "several processes: .*--processes 2"}[processes]
+    with pytest.raises(LoaderError, match=rf"{out} holds a conversion by {told}"):
+        convert("jsonl", files, out, processes=3 - processes, **how)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == kept
+    assert convert("jsonl", files, out, processes=processes, **how) == 2 * COUNT
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_file_whose_samples_are_all_written_may_not_change(
+    files: list[Path], tmp_path: Path, processes: int
+) -> None:
+    out = tmp_path / "out"
+    begin(files, out, processes)
+    whole = files[0].read_text()
+    how = {"columns": COLUMNS, "processes": processes, "size_limit": 300, "resume": True}
+    for changed in (whole + '{"id": 777}\n', whole[: whole.rindex("{")], whole.replace("49", "4")):
+        files[0].write_text(changed)
+        with pytest.raises(LoaderError, match=rf"{out}.*changed"):
+            convert("jsonl", files, out, **how)
+    files[0].write_text(whole)
+    assert convert("jsonl", files, out, **how) == 2 * COUNT
+    assert [sample["id"] for sample in MDSDataset(out)] == list(range(2 * COUNT))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_file_that_is_mended_before_the_place_where_the_conversion_goes_on_is_refused(
+    files: list[Path], tmp_path: Path, processes: int
+) -> None:
+    """Its samples would move: as many as before are skipped."""
+    out = tmp_path / "out"
+    begin(files, out, processes)
+    whole = files[1].read_text()
+    files[1].write_text(whole.partition("\n")[2])
+    how = {"columns": COLUMNS, "processes": processes, "size_limit": 300, "resume": True}
+    with pytest.raises(LoaderError, match=r"shard\.\d+\.mds .*input changed"):
+        convert("jsonl", files, out, **how)
+    files[1].write_text(whole)
+    assert convert("jsonl", files, out, **how) == 2 * COUNT
