@@ -98,10 +98,10 @@ def convert_on_cluster(
 
 
 def described(sources: Sequence[OneFileSource]) -> dict[str, Any]:
-    """Return what a conversion reads, as JSON: `files`, in their order, and `kind` with its options."""
+    """Return what a conversion reads, as JSON: `files`, in their order, and `kind` with its settings."""
     return {
         "files": [_named(each) for each in sources],
-        "kind": f"{type(sources[0]).__name__} {getattr(sources[0], 'options', '')}",
+        "kind": f"{type(sources[0]).__name__} {getattr(sources[0], 'settings', '')}",
     }
 
 

@@ -5,6 +5,7 @@ tokens. The tokens left over at the end of a file are dropped, which is logged. 
 sample of its own length.
 """
 
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,8 @@ from loader.errors import LoaderError
 from loader.tools.row_sources import json_rows, text_lines
 
 BATCH_DOCUMENTS = 256  # the tokenizer uses all cores for one batch
+# The files of a tokenizer's folder, which may also have the weights of a model.
+TOKENIZER_ENDINGS = (".json", ".jinja", ".model", ".py", ".tiktoken", ".txt")
 JSON_ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson")
 
 log = logging.getLogger("loader")
@@ -55,6 +58,11 @@ class TokenSource:
 
     path: str
     options: TokenOptions
+
+    @property
+    def settings(self) -> str:
+        """The options and the digest of the tokenizer's files: another tokenizer may not continue a conversion."""
+        return f"{self.options} {_files_digest(self.options.tokenizer)}"
 
     def __call__(self) -> Iterator[dict[str, Any]]:
         """Yield the samples. Raises LoaderError for a file or a tokenizer that cannot be read."""
@@ -103,6 +111,23 @@ def load_tokenizer(options: TokenOptions) -> tuple[Encode, list[int]]:
         return found
 
     return encode, ids
+
+
+def _files_digest(name: str) -> str:
+    """Return the digest of a tokenizer's file, or of the files in its folder; "" for a name of the hub."""
+    paths = [Path(name)] if os.path.isfile(name) else []
+    if os.path.isdir(name):
+        paths = [path for path in sorted(Path(name).iterdir()) if path.suffix in TOKENIZER_ENDINGS]
+    return hashlib.sha256(b"".join(_file_digest(path) for path in paths)).hexdigest() if paths else ""
+
+
+def _file_digest(path: Path) -> bytes:
+    try:
+        return hashlib.sha256(path.name.encode() + b"\0" + path.read_bytes()).digest()
+    except OSError as problem:
+        raise LoaderError(
+            f"{path} cannot be read: {problem.strerror}: check its path and its mode"
+        ) from problem
 
 
 def _is_path(name: str) -> bool:

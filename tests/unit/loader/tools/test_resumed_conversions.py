@@ -5,10 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
-from loader import LoaderError, MDSDataset, convert, write_parallel
+from loader import LoaderError, MDSDataset, TokenOptions, convert, write_parallel
 from loader.__main__ import main
+from loader.clusters.conversion import ENGINES
+from loader.clusters.parts import write_attempt
 from loader.tools.row_sources import JsonLines
+from loader.tools.tokens import TokenSource
 
 COLUMNS = {"id": "int"}
 COUNT = 50
@@ -198,3 +204,48 @@ def test_a_file_that_is_mended_before_the_place_where_the_conversion_goes_on_is_
         convert("jsonl", files, out, **how)
     files[1].write_text(whole)
     assert convert("jsonl", files, out, **how) == 2 * COUNT
+
+
+def save_tokenizer(path: Path, words: list[str]) -> None:
+    """Write a tokenizer that numbers these words in their order."""
+    made = tokenizers.Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="?"))
+    made.pre_tokenizer = Whitespace()
+    path.parent.mkdir(exist_ok=True)
+    made.save(str(path))
+
+
+@pytest.mark.parametrize("how", [{"processes": 1}, {"processes": 2}, {"engine": "here"}], ids=str)
+def test_another_tokenizer_of_the_same_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+) -> None:
+    monkeypatch.setitem(ENGINES, "here", lambda: lambda tasks: map(write_attempt, tasks))
+    tokenizer, out = tmp_path / "tokenizer.json", tmp_path / "out"
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    files[0].write_text('{"text": "a b a b"}\n' * 9)
+    files[1].write_text(files[0].read_text() + "{")
+
+    def run(*, resume: bool) -> int:
+        tokens = TokenOptions(str(tokenizer), 4, end="")
+        return convert("text", files, out, tokens=tokens, size_limit=200, resume=resume, **how)
+
+    save_tokenizer(tokenizer, ["?", "a", "b"])
+    with pytest.raises(LoaderError, match="line 10 is not JSON"):
+        run(resume=False)
+    files[1].write_text(files[0].read_text())
+    save_tokenizer(tokenizer, ["?", "b", "a"])
+    with pytest.raises(LoaderError, match=rf"{out} holds (a|another) conversion"):
+        run(resume=True)
+    save_tokenizer(tokenizer, ["?", "a", "b"])
+    assert run(resume=True) == 18
+    assert {tuple(sample["tokens"].tolist()) for sample in MDSDataset(out)} == {(1, 2, 1, 2)}
+
+
+def test_the_files_of_a_folder_are_those_of_its_tokenizer(tmp_path: Path) -> None:
+    """A model's weights stay unread."""
+    source = TokenSource("a.jsonl", TokenOptions(str(tmp_path / "model"), 4))
+    save_tokenizer(tmp_path / "model/tokenizer.json", ["?", "a"])
+    before = source.settings
+    (tmp_path / "model/model.safetensors").write_bytes(b"weights")
+    assert source.settings == before
+    (tmp_path / "model/merges.txt").write_text("a b")
+    assert source.settings != before
