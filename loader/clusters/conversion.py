@@ -18,7 +18,7 @@ from loader.base.paths import is_url
 from loader.clusters.parts import PartTask, Run, local_folder, sync
 from loader.clusters.ray_data import ray_engine
 from loader.clusters.spark import spark_engine
-from loader.errors import LoaderError, NoSampleError, NotEmptyError, WriterError, cause_text
+from loader.errors import ArgumentError, LoaderError, NoSampleError, NotEmptyError, WriterError, cause_text
 from loader.mds.index import INDEX_NAME, read_index
 from loader.waiting import wait_for
 from loader.writing.merge import merge
@@ -29,9 +29,9 @@ from loader.writing.shard_packer import PackOptions, ShardPacker, schema_of
 RECORD_NAME = "_conversion.json"
 SUCCESS_NAME = "_SUCCESS"
 ATTEMPT = re.compile(r"\d{5,}-[0-9a-f]{8}-[0-9a-f]{12}")  # part, its key, attempt
-# The last line of a traceback. Java's names begin with a domain.
+# The last line of a traceback. Java's names begin with a domain; Ray's error only says that a worker had one.
 PYTHON_ERROR = re.compile(
-    r"(?!(?:java|javax|jdk|org|com|io|scala|py4j)\.)(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?"
+    r"(?!(?:java|javax|jdk|org|com|io|scala|py4j|ray)\.)(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?"
 )
 # A mount without `fsync = "remote"` may still upload what another node wrote; it gives up after 300 s of standstill.
 SHOWN_SECONDS = 300.0
@@ -57,6 +57,10 @@ def convert_on_cluster(
     run = ENGINES[engine]()
     out = out if is_url(out) else os.path.abspath(out)
     root = local_folder(out)
+    if any(sign in str(root) for sign in "*?["):
+        raise ArgumentError(
+            f"{root}: a cluster cannot write to a path with * ? or [: choose another directory"
+        )
     settings = {
         **described(sources),
         "columns": dict(columns),
@@ -134,7 +138,7 @@ def _begin(
     path = root / RECORD_NAME
     settings = json.loads(json.dumps(settings))
     if path.exists():
-        before = json.loads(path.read_bytes())
+        before = _read_record(path)
         done = _complete(root, _keys(before["settings"], before["sizes"], before["counts"]))
         differ = [name for name, value in settings.items() if before["settings"][name] != value]
         if differ and done:
@@ -159,6 +163,25 @@ def _begin(
     temporary.write_text(json.dumps({"settings": settings, "sizes": sizes, "counts": counts}))
     os.replace(temporary, path)
     return counts, _keys(settings, sizes, counts)
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """Return what an earlier run wrote down. Raises WriterError if it is damaged."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        _ = [found["settings"][name] for name in ("files", "kind", "columns", "options")]
+        if sum(found["counts"]) != len(found["sizes"]):
+            raise ValueError("its counts do not match its sizes")
+    except OSError as problem:
+        raise WriterError(
+            f"{path} cannot be read: {problem.strerror}: check the mount, and try again"
+        ) from problem
+    except (ValueError, KeyError, TypeError) as problem:
+        raise WriterError(
+            f"{path} is damaged ({cause_text(problem)}), so it is unknown what its parts have: choose another "
+            f"directory, or remove {path.parent}"
+        ) from None
+    return found
 
 
 def _keys(settings: Mapping[str, Any], sizes: Sequence[int], counts: Sequence[int]) -> list[str]:

@@ -42,7 +42,7 @@ def write_attempt(task: PartTask) -> Attempt:
     """Write a part into a new folder, and sync it.
 
     The attempt is complete once the folder has index.json. An error of the input is returned, because an engine
-    repeats a task that raises. Any other error is raised: another node may not have it.
+    repeats a task that raises. Any other error is raised, such as one of a mount: another node may not have it.
     """
     name = f"{task.name}-{uuid.uuid4().hex[:12]}"
     folder: Path | None = None
@@ -54,8 +54,19 @@ def write_attempt(task: PartTask) -> Attempt:
     except LoaderError as problem:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+        if _is_of_the_system(problem):
+            raise
         return Attempt(task.number, "", 0, str(problem))
     return Attempt(task.number, name, samples, "")
+
+
+def _is_of_the_system(problem: BaseException | None) -> bool:
+    """Return whether the operating system reported an error. Without an errno, a library reports damaged content."""
+    while problem is not None:
+        if isinstance(problem, OSError) and problem.errno is not None:
+            return True
+        problem = problem.__cause__ or problem.__context__
+    return False
 
 
 def local_folder(out: str) -> Path:

@@ -6,11 +6,12 @@ The encoding of a column comes from the file (Parquet), from its first rows (JSO
 import gzip
 import io
 import json
+import os
+import stat
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 from loader.base.optional_imports import optional_module
@@ -273,8 +274,12 @@ def _converted(
 def _parquet_file(path: str) -> Any:
     parquet = optional_module("pyarrow.parquet", why="Parquet")
     arrow = optional_module("pyarrow", why="Parquet")
-    if not Path(path).is_file():
-        raise LoaderError(f"{path} is not a file")
+    try:
+        is_file = stat.S_ISREG(os.stat(path).st_mode)
+    except OSError as problem:
+        raise LoaderError(f"{path} is not a file that can be read: {problem.strerror}") from problem
+    if not is_file:
+        raise LoaderError(f"{path} is not a file: name the files, not their directory")
     try:
         return parquet.ParquetFile(path)
     except (arrow.ArrowException, OSError) as problem:

@@ -12,7 +12,9 @@ from loader import LoaderError, MDSDataset, convert
 from loader.__main__ import main
 from loader.clusters.conversion import ENGINES, RECORD_NAME, _file_counts
 from loader.clusters.parts import Attempt, PartTask, write_attempt
-from loader.tools.row_sources import JsonLines
+from loader.tools.image_folder import ImageFiles
+from loader.tools.row_sources import JsonLines, ParquetRows
+from loader.tools.tar_rows import TarRows
 
 MODULES = {"ray": "ray.data", "spark": "pyspark.sql"}
 COLUMNS = {"id": "int"}
@@ -211,3 +213,50 @@ def test_complete_parts_stay_if_a_file_of_another_part_is_mended_and_are_refused
     assert convert("jsonl", files, tmp_path / "out", resume=True, **how) == 40
     assert [path.name for path in (tmp_path / "out").glob("00000-*")] == [kept.name]
     assert [task.number for task in here.tasks] == [1]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", ["out[1]", "what?", "all*/out"])
+def test_a_path_that_reads_as_a_pattern_is_refused_before_anything_is_written(
+    source: Path, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(LoaderError, match=r"a path with .* choose another directory"):
+        convert("jsonl", [source], tmp_path / name, columns=COLUMNS, engine="here")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "tar", "imagefolder"])
+def test_trouble_of_one_node_is_raised_so_that_another_node_tries_again(tmp_path: Path, kind: str) -> None:
+    """Its input is not there, as on a node without the mount."""
+    sources = {
+        "jsonl": JsonLines(str(tmp_path / "none.jsonl"), COLUMNS),
+        "tar": TarRows(str(tmp_path / "none.tar"), COLUMNS),
+        "imagefolder": ImageFiles(str(tmp_path), {"image": "bytes"}, ("none.png",), (0,)),
+        "parquet": ParquetRows(str(tmp_path / "none.parquet"), COLUMNS),
+    }
+    task = PartTask(0, "00000-key", str(tmp_path / "out"), sources[kind].columns, (sources[kind],), {})
+    with pytest.raises(LoaderError, match=r"none\."):
+        write_attempt(task)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_packed_file_that_is_damaged_is_no_trouble_of_the_node(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl.gz").write_bytes(b"no gzip")
+    source = JsonLines(str(tmp_path / "in.jsonl.gz"), COLUMNS)
+    task = PartTask(0, "00000-key", str(tmp_path / "out"), COLUMNS, (source,), {})
+    assert "it is damaged" in write_attempt(task).problem
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"settings": {}, "sizes": [1], "counts": [1]}', '{"settings": 1}']
+)
+def test_a_damaged_record_is_named_with_the_way_out(source: Path, tmp_path: Path, text: str) -> None:
+    out = tmp_path / "out"
+    assert convert("jsonl", [source], out, columns=COLUMNS, engine="here") == 2
+    (out / RECORD_NAME).write_text(text)
+    with pytest.raises(
+        LoaderError, match=rf"{out / RECORD_NAME} is damaged .*: choose another directory, or remove"
+    ):
+        convert("jsonl", [source], out, columns=COLUMNS, engine="here", resume=True)
+    assert len(MDSDataset(out)) == 2

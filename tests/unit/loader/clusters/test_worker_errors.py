@@ -37,6 +37,17 @@ Traceback (most recent call last):
 JVM stacktrace:
 org.apache.spark.SparkException: Job aborted due to stage failure
 \tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAGScheduler.scala:2856)"""
+# Ray Data's error of a function that raises; its text is that of the worker's traceback.
+RAY_DATA = """ray::Map(_row)() (pid=71, ip=10.0.0.7)
+  File "/srv/loader/clusters/ray_data.py", line 36, in _row
+    return write_attempt(pickle.loads(row["task"]))._asdict()
+{error}
+
+The above exception was the direct cause of the following exception:
+
+ray::Map(_row)() (pid=71, ip=10.0.0.7)
+ray.exceptions.UserCodeException: UDF failed to process a data block.
+"""
 RAY = """ray::Map(_row)() (pid=71, ip=10.0.0.7)
 RuntimeError: The remote function failed to import on the worker. This may be because needed library dependencies are \
 not installed in the worker environment:
@@ -82,7 +93,7 @@ def test_what_the_loader_says_of_a_package_that_it_needs_becomes_the_command_of_
     )
 
 
-@pytest.mark.parametrize("text", [JAVA, SPARK, RAY])
+@pytest.mark.parametrize("text", [JAVA, SPARK, RAY, RAY_DATA])
 @pytest.mark.parametrize(
     "error",
     ["PermissionError: [Errno 13] Permission denied: '/data/out'", "pyarrow.lib.ArrowException: bad page"],
