@@ -54,7 +54,10 @@ NAMES = (
 )
 # Encodings whose bytes are a file of an image.
 _IMAGE_FILES = ("jpeg", "png")
+# Encodings of lists of such files, and the bytes before a list.
+_IMAGE_LISTS = {"jpeg_array": 0, "jpegarray": 0, "list[jpeg]": 4, "list[png]": 4}
 MOST_AXES = 63
+_ENCODE_ERRORS = (ValueError, OverflowError, OSError, RecursionError, pickle.PicklingError, struct.error)
 # The errors of the decoders below, of json, pickle and PIL, for damaged bytes or missing packages.
 _DECODE_ERRORS = (
     *(ValueError, LookupError, TypeError, ArithmeticError, OSError, EOFError, RuntimeError, MemoryError),
@@ -83,17 +86,22 @@ def makes_views(encoding: str) -> bool:
 
 def encoder(encoding: str) -> Encoder:
     """Return the function that encodes one value. It passes values of type bytes through as already encoded, except
-    for `pkl`, text and numbers written as text. It raises EncodingError for a value that does not fit, and for the
-    bytes of an image that is cut short.
+    for `pkl`, text and numbers written as text. It raises EncodingError for a value that does not fit, and for bytes
+    that are no whole image, or no list of such.
     """
     _check(encoding)
     encode = _raw_encoder(encoding)
     takes_bytes = encoding != "pkl" and not encoding.startswith(("str", "json"))
 
+    head = _IMAGE_LISTS.get(encoding, 0)
+    images = _list_decoder(lambda data, start, stop: checked_image(bytes(data[start:stop])), head)
+
     def checked(value: Any) -> bytes:
-        if takes_bytes and isinstance(value, bytes):
-            return checked_image(value) if encoding in _IMAGE_FILES else value
         try:
+            if takes_bytes and isinstance(value, bytes):
+                if encoding in _IMAGE_LISTS and bytes(head) + _join(images(value, 0, len(value))) != value:
+                    raise ValueError("its bytes are no list of images")
+                return checked_image(value) if encoding in _IMAGE_FILES else value
             return encode(value)
         except EncodingError:
             raise
@@ -101,13 +109,7 @@ def encoder(encoding: str) -> Encoder:
             raise ValueTypeError(
                 f"{with_article(value)} is not a valid {encoding}: {cause_text(problem)}"
             ) from problem
-        except (
-            ValueError,
-            OverflowError,
-            OSError,
-            RecursionError,
-            pickle.PicklingError,
-        ) as problem:
+        except _ENCODE_ERRORS as problem:
             raise EncodingError(
                 f"{with_article(value)} is not a valid {encoding}: {cause_text(problem)}"
             ) from problem

@@ -1,5 +1,6 @@
 """Images are checked when they are written: a dataset holds none that is cut short."""
 
+import re
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 
 from loader import EncodingError, MDSDataset, MDSWriter
+from loader.mds.encodings import encoder
 
 PIXELS = np.random.default_rng(3).integers(0, 256, (48, 64, 3), dtype=np.uint8)
 
@@ -72,6 +74,18 @@ def test_images_in_a_list_are_checked_too(tmp_path: Path, encoding: str) -> None
     whole = encoded("JPEG")
     with pytest.raises(EncodingError, match="not a whole image"):
         write(tmp_path, encoding, [whole, whole[:-40]])
+
+
+@pytest.mark.parametrize("encoding", ["list[jpeg]", "jpeg_array", "jpegarray"])
+def test_bytes_are_a_list_of_images_only_if_a_reader_can_read_them(tmp_path: Path, encoding: str) -> None:
+    whole = encoded("JPEG")
+    listed, cut = encoder(encoding)([whole, whole]), encoder("list[png]")([encoded("PNG")])
+    assert encoder(encoding)(listed) == listed
+    for number, data in enumerate((b"", b"raw", whole, listed[:-40], cut[:-20])):
+        with pytest.raises(
+            EncodingError, match=f"column 'image': .*(not a valid {re.escape(encoding)}|not a whole)"
+        ):
+            write(tmp_path / str(number), encoding, data)
 
 
 @pytest.mark.parametrize(("encoding", "mode"), [("jpeg", "RGBA"), ("png", "CMYK")])
