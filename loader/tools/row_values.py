@@ -44,8 +44,11 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _decimal(value: Any) -> Decimal:
+    text = str(value)
+    if "_" in text:  # Python reads 1_0 as 10
+        raise _no_fit(value, "str_decimal")
     try:
-        return Decimal(str(value))
+        return Decimal(text)
     except InvalidOperation:
         raise _no_fit(value, "str_decimal") from None
 

@@ -27,8 +27,8 @@ PIECE_BYTES = 1 << 18  # bytes of a tar read at a time
 DETECTED = {"txt": "str", "cls": "int", "json": "json"}
 WHOLE_NUMBER = re.compile(rb"\s*[+-]?\d+\s*")
 
-# Sample, column, name of the member, its bytes.
-Member = tuple[str, str, str, bytes]
+# Sample, column, name of the member, its bytes; None for a member of no wanted column, which is left out.
+Member = tuple[str, str, str, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,8 @@ class TarRows:
         for sample, group in groupby(members, key=itemgetter(0)):
             found: dict[str, Any] = {}
             for _, column, name, data in group:
+                if data is None:
+                    continue
                 where = f"{self.path}, member {name}"
                 if column in found:
                     raise LoaderError(
@@ -87,11 +89,18 @@ def tar_columns(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _members(path: str, wanted: Collection[str] | None) -> Iterator[Member]:
-    """Yield the members of the wanted columns, all if None. Raises LoaderError for damage, links and odd names."""
+    """Yield the members with an extension. Raises LoaderError for damage, and for links and odd names that are wanted.
+
+    wanted: the columns whose members are read; None: all.
+    """
     with _opened(path) as tar:
         while (info := tar.step()) is not None:
             sample, column = _split(info.name)
-            if info.isdir() or (wanted is not None and column not in wanted):
+            if info.isdir():
+                continue
+            if wanted is not None and column not in wanted:
+                if column:  # its sample may lack the wanted ones
+                    yield sample, column, "", None
                 continue
             if not info.isreg():
                 raise LoaderError(
@@ -221,7 +230,7 @@ def _parser(name: str, encoding: str) -> Callable[[bytes], Any]:
     if kind.startswith(("int", "uint")) or kind == "str_int":
         return _whole
     if kind.startswith("float") or kind == "str_float":
-        return float
+        return _float
     raise LoaderError(
         f"--columns {name}:{encoding}: a member of a tar has bytes, an image, text, JSON or a number: choose bytes, "
         f"jpeg, png, str, json, int, float64 or ndarray"
@@ -232,6 +241,12 @@ def _whole(data: bytes) -> int:
     if not WHOLE_NUMBER.fullmatch(data):
         raise EncodingError(f"{data[:40]!r} is not a whole number")
     return int(data)
+
+
+def _float(data: bytes) -> float:
+    if b"_" in data:  # Python reads 1_0 as 10
+        raise EncodingError(f"{data[:40]!r} is not a number")
+    return float(data)
 
 
 def _array_of_npy(data: bytes) -> Any:
