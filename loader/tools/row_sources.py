@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
+from typing import Any, ClassVar
 
 from loader.base.optional_imports import optional_module
 from loader.errors import EncodingError, LoaderError, cause_text
@@ -31,6 +31,7 @@ class JsonLines:
     columns: name -> encoding. all_names: a row with another name is an error; else its value is left out.
     """
 
+    counted: ClassVar[str] = "line"
     path: str
     columns: Mapping[str, str]
     all_names: bool = False
@@ -53,6 +54,7 @@ class ParquetRows:
     columns: name -> encoding; only these are read. all_names: a file with another column is an error.
     """
 
+    counted: ClassVar[str] = "row"
     path: str
     columns: Mapping[str, str]
     all_names: bool = False
@@ -63,20 +65,19 @@ class ParquetRows:
         file = _parquet_file(self.path)
         missing = sorted(set(self.columns) - set(file.schema_arrow.names))
         if missing:
-            raise LoaderError(f"{self.path} has no column {', '.join(missing)}")
+            raise LoaderError(
+                f"{self.path} has no column {', '.join(missing)}: name columns of {', '.join(file.schema_arrow.names)}"
+            )
         more = set(file.schema_arrow.names) - set(self.columns)
         if self.all_names and more:
             raise _no_column(more, self.path)
         nullable = _nullable(self.columns)
-        number = 0
-        for rows in self._batches(file):
-            for row in rows:
-                yield _converted(row, converts, nullable, f"{self.path}, row {number}")
-                number += 1
+        for number, row in enumerate(chain.from_iterable(self._batches(file)), start=1):
+            yield _converted(row, converts, nullable, f"{self.path}, row {number}")
 
     def _batches(self, file: Any) -> Iterator[list[dict[str, Any]]]:
         arrow = optional_module("pyarrow", why="Parquet")
-        number = 0
+        number = 1
         try:
             for batch in file.iter_batches(BATCH_ROWS, columns=list(self.columns)):
                 rows: list[dict[str, Any]] = batch.to_pylist()

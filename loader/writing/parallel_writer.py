@@ -21,7 +21,10 @@ Source = Callable[[], Iterable[Mapping[str, Any]]]
 
 
 class OneFileSource(Protocol):
-    """A source that reads one file, `path`. A source with a file for each sample has `files` too."""
+    """A source that reads one file, `path`. A source with a file for each sample has `files` too.
+
+    One whose samples are the lines or rows of its file has `counted`: what they are called.
+    """
 
     @property
     def path(self) -> str: ...
@@ -168,7 +171,14 @@ def write_named(writer: MDSWriter, sample: Mapping[str, Any], where: tuple[Sourc
         source, number = where
         files = getattr(source, "files", None)
         file = f"{source.path}, " if hasattr(source, "path") else ""
-        place = files[number] if files else f"{file}sample {number}"
+        counted = getattr(source, "counted", "")
+        place = (
+            files[number]
+            if files
+            else f"{file}{counted} {number + 1}"
+            if counted
+            else f"{file}sample {number}"
+        )
         raise EncodingError(
             f"{place}: {problem}; leave the sample out, or choose another encoding for its column"
         ) from problem

@@ -184,7 +184,7 @@ def test_a_conversion_that_was_cut_short_is_resumed(
 ) -> None:
     file = write_jsonl(tmp_path / "in.jsonl", [*rows(), {"id": "no number"}])
     how = ("convert", "jsonl", file, tmp_path / "out", "--columns", "id:int", "--size-limit", 300)
-    told = f"{file}, sample 30: column 'id': a str is not a valid int"
+    told = f"{file}, line 31: column 'id': a str is not a valid int"
     assert told in refused(capsys, *how)
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("shard.*")}
     assert kept
@@ -322,7 +322,9 @@ def test_parquet_images_and_chosen_columns(tmp_path: Path, capsys: pytest.Captur
     how = ("convert", "parquet", tmp_path / "in.parquet", tmp_path / "out")
     assert "column image is struct" in refused(capsys, *how)
     assert "when is null" in refused(capsys, *how, "--columns", "when:str")
-    assert "has no column nowhere" in refused(capsys, *how, "--columns", "nowhere:str", "--resume")
+    assert "in.parquet has no column nowhere: name columns of image, meta, when" in refused(
+        capsys, *how, "--columns", "nowhere:str", "--resume"
+    )
     assert "write name:encoding" in refused(capsys, *how, "--columns", "meta")
     assert run(*how, "--columns", "image:png,meta:json", "--resume") == 0
     sample = MDSDataset(tmp_path / "out")[0]
@@ -354,7 +356,7 @@ def test_a_damaged_page_of_parquet_is_named_with_its_row(
     said = refused(capsys, "convert", "parquet", path, tmp_path / "out")
     found = re.search(rf"{path}, row (\d+): \S.*; the file is damaged", said)
     assert found, said
-    assert 9_000 <= int(found[1]) <= 10_000
+    assert 9_000 < int(found[1]) <= 10_001
 
 
 @pytest.mark.parametrize("before", [None, "gz"])

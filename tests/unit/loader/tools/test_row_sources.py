@@ -74,7 +74,7 @@ def test_a_list_of_parquet_that_a_column_would_change_is_refused_with_its_row(
     tmp_path: Path, kind: Any, values: list[Any], encoding: str
 ) -> None:
     pq.write_table(pa.table({"x": pa.array(values, kind)}), tmp_path / "in.parquet")
-    with pytest.raises(LoaderError, match=rf"in\.parquet, row [01]: x: \S+ does not fit {encoding}"):
+    with pytest.raises(LoaderError, match=rf"in\.parquet, row [12]: x: \S+ does not fit {encoding}"):
         convert("parquet", [tmp_path / "in.parquet"], tmp_path / "out", columns={"x": encoding})
     assert not list(tmp_path.glob("out/*.mds"))
 
@@ -151,3 +151,26 @@ def test_a_later_parquet_file_with_another_column_is_refused(tmp_path: Path) -> 
     with pytest.raises(LoaderError, match=rf"{files[1]}: b is no column .*--columns"):
         convert("parquet", files, tmp_path / "out")
     assert convert("parquet", files, tmp_path / "named", columns={"a": "int64"}) == 2
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_lines_and_rows_are_counted_from_one_whatever_is_wrong_with_them(
+    tmp_path: Path, processes: int
+) -> None:
+    """The second row does not fit by its type, the third one is null."""
+    kinds = {"jsonl": "line", "parquet": "row"}
+    values = {"range": [1, 1 << 40, 3], "null": [1, 2, None]}
+    for fault, numbers in values.items():
+        json_file(tmp_path / f"{fault}.jsonl", [{"x": number} for number in numbers])
+        pq.write_table(pa.table({"x": numbers}), tmp_path / f"{fault}.parquet")
+        for kind, word in kinds.items():
+            file = tmp_path / f"{fault}.{kind}"
+            place = 2 if fault == "range" else 3
+            with pytest.raises(LoaderError, match=rf"{file}, {word} {place}: "):
+                convert(
+                    kind,
+                    [file] * processes,
+                    tmp_path / f"{fault}-{kind}",
+                    columns={"x": "int32"},
+                    processes=processes,
+                )
