@@ -38,6 +38,7 @@ from loader.writing.parallel_writer import (
     write_parallel,
 )
 from loader.writing.recompress import recompress
+from loader.writing.resume_scan import check_not_below
 from loader.writing.shard_packer import DEFAULT_SIZE_LIMIT, PackOptions
 from loader.writing.shuffle import shuffle
 from loader.writing.writer import MDSWriter
@@ -147,6 +148,8 @@ def run_convert(options: Any) -> int:
             options.tokenizer, options.length, options.dtype, options.end, options.field, options.lines
         )
     columns = _columns(getattr(options, "columns", None))
+    if options.kind == "imagefolder":
+        check_not_below(Path(options.out), options.inputs[0])
     columns, sources = _sources(options.kind, options.inputs, columns, tokens, options.engine)
     how = {
         "compression": options.compression,
@@ -188,6 +191,8 @@ def convert(
     the first file, or all of an image folder. tokens: for text.
     engine: local, ray or spark. processes: of the engine local. options: of MDSWriter. Raises LoaderError.
     """
+    if kind == "imagefolder" and inputs:
+        check_not_below(Path(out), inputs[0])
     columns, sources = _sources(kind, [str(path) for path in inputs], dict(columns or {}), tokens, engine)
     return _write(out, columns, sources, engine=engine, processes=processes, resume=resume, how=options)
 

@@ -15,7 +15,7 @@ from loader.base.paths import check_is_local
 from loader.errors import WriterError
 from loader.mds.index import INDEX_NAME, Index, read_index
 from loader.mds.shard_reader import ReadOptions, ShardReader
-from loader.writing.resume_scan import check_not_below, left_over_shards, make_directory
+from loader.writing.resume_scan import check_no_shards, check_not_below, make_directory
 from loader.writing.shard_packer import PackOptions, ShardPacker
 from loader.writing.writer import write_index
 
@@ -42,11 +42,7 @@ def recompress(
     check_not_below(target, source)
     packers = [ShardPacker(schema, options) for schema in index.schemas]
     make_directory(target)
-    if left_over := left_over_shards(target):
-        raise WriterError(
-            f"{target} holds {left_over[0]}, which an unfinished run left: choose another directory, or "
-            f"remove it"
-        )
+    check_no_shards(target)
     shards: list[dict[str, Any]] = []
     for entry in _in_order(index, packers, target, threads or os.cpu_count() or 1):
         shards.append(entry)

@@ -35,6 +35,15 @@ def left_over_shards(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir() if SHARD_FILE.fullmatch(path.name))
 
 
+def check_no_shards(directory: Path) -> None:
+    """Raise WriterError for a directory with shards, for what cannot be resumed."""
+    left_over = left_over_shards(directory) if directory.is_dir() else []
+    if left_over:
+        raise WriterError(
+            f"{directory} holds {left_over[0]}, which an unfinished run left: choose another directory, or remove it"
+        )
+
+
 def whole_shards(directory: Path, packer: ShardPacker) -> list[dict[str, Any]]:
     """Return the index entries of the complete shards, from number 0 to the last one before a gap or a damaged one.
 

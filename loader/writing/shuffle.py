@@ -20,7 +20,7 @@ from loader.base.paths import check_is_local
 from loader.errors import ArgumentError, LoaderError, WriterError
 from loader.mds.index import Index, read_index
 from loader.mds.shard_reader import ReadOptions, ShardReader
-from loader.writing.resume_scan import check_not_below
+from loader.writing.resume_scan import check_no_shards, check_not_below
 from loader.writing.shard_packer import PackOptions
 from loader.writing.writer import MDSWriter
 
@@ -63,6 +63,7 @@ def shuffle(
         dict(zip(index.schemas[0].names, index.schemas[0].encodings, strict=True)) if index.schemas else {}
     )
     check_not_below(Path(out), source)
+    check_no_shards(Path(out))
     with (
         MDSWriter(
             out,

@@ -136,6 +136,17 @@ def test_other_files_cannot_continue_a_conversion(folder: Path, tmp_path: Path) 
         convert("imagefolder", [folder], tmp_path / "out", resume=True, **how)
 
 
+@pytest.mark.parametrize("name", [".", "out", "ant/out"])
+def test_a_dataset_is_not_written_into_its_own_images(folder: Path, name: str) -> None:
+    """A next run would take it for a class, and advise to remove it."""
+    before = sorted(folder.rglob("*"))
+    told = "which is not written to: choose another directory"
+    with pytest.raises(LoaderError, match=told):
+        convert("imagefolder", [folder], folder / name)
+    assert main(["convert", "imagefolder", str(folder), str(folder / name)]) == 1
+    assert sorted(folder.rglob("*")) == before
+
+
 def test_what_is_no_folder_of_classes_is_refused(folder: Path, tmp_path: Path) -> None:
     for inputs, columns, told in (
         ([folder, folder], {}, "give one folder, whose folders are the classes"),

@@ -120,3 +120,14 @@ def test_a_harmed_source_leaves_no_index(
     assert run("convert", "shuffle", harmed, tmp_path / "out") == 1
     assert gone in capsys.readouterr().err
     assert not (tmp_path / "out" / "index.json").exists()
+
+
+def test_what_an_unfinished_shuffle_left_is_named_without_an_option_that_there_is_not(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "shard.00000.mds").touch()
+    assert run("convert", "shuffle", source, tmp_path / "out") == 1
+    told = capsys.readouterr().err
+    assert "out holds shard.00000.mds, which an unfinished run left: choose another directory" in told
+    assert "--resume" not in told
