@@ -36,8 +36,8 @@ class PlanIndex:
     rows: its extents grouped by path, in the order of the plan within a path; those of path p are
     rows[begins[p]:begins[p + 1]]. longest: the most steps from an extent's first read to its last. last: the step of
     the plan's last read. weight: its memory, in extents.
-    Of exact plans only: by_start, as rows, but in the order of the first byte within a path; longest_bytes, of an
-    extent.
+    Of exact plans, and where a file has more rows than are checked: by_start, as rows, but in the order of the first
+    byte within a path; longest_bytes, of an extent.
     front: the first extent, in the order of the plan, that was neither fetched nor found cached yet. read_to: the
     latest step of which bytes were read. first_bytes, later_bytes: fetched for the plan's first step, for its others.
     """
@@ -100,11 +100,9 @@ class PlanIndex:
         Not all of them if there are very many.
         """
         if not self.by_start:
-            for first, _, begin, end in self.extents_of(path, step):
-                if begin < stop and start < end:
-                    yield first
+            yield from self._soonest_of(path, step, start, stop)
             return
-        # An exact plan has hundreds of small extents of a file, and each read of one calls this.
+        # Such a plan has hundreds of small extents of a file, and each read of one calls this.
         plan, rows = self.plan, self.by_start
         low, high = self._positions_of(path)
         begin = bisect_left(rows, start, low, high, key=plan.start.__getitem__)
@@ -114,6 +112,9 @@ class PlanIndex:
                 break
             if plan.first[row] + plan.span[row] >= step:
                 yield plan.first[row]
+        else:  # more begin there than are checked: look among the soonest, too
+            if begin + _MAX_ROWS_CHECKED < high:
+                yield from self._soonest_of(path, step, start, stop)
         # Extents that begin before these bytes: the nearest first, as most extents have a similar length.
         for position in range(begin - 1, max(low, begin - _MAX_ROWS_CHECKED) - 1, -1):
             row = rows[position]
@@ -121,6 +122,12 @@ class PlanIndex:
                 break
             if plan.start[row] + plan.length[row] > start and plan.first[row] + plan.span[row] >= step:
                 yield plan.first[row]
+
+    def _soonest_of(self, path: str, step: int, start: int, stop: int) -> Iterator[int]:
+        """Yield the first steps of those extents among the path's soonest that hold any of bytes [start, stop)."""
+        for first, _, begin, end in self.extents_of(path, step):
+            if begin < stop and start < end:
+                yield first
 
 
 def index_plan(plan: Plan) -> PlanIndex:
@@ -141,7 +148,7 @@ def index_plan(plan: Plan) -> PlanIndex:
     last = max(map(int.__add__, plan.first, plan.span), default=0)
     weight = max(1, len(plan), len(plan.paths), sum(map(sys.getsizeof, plan.paths)) // _PATH_BYTES)
     index = PlanIndex(plan, rows, begins, longest, last, weight)
-    if plan.is_exact:
+    if plan.is_exact or max(map(int.__sub__, begins[1:], begins), default=0) > _MAX_ROWS_CHECKED:
         for number in range(len(plan.paths)):
             of_path = rows[begins[number] : begins[number + 1]]
             index.by_start.extend(sorted(of_path, key=plan.start.__getitem__))

@@ -350,6 +350,57 @@ def exact(rows: list[tuple[int, int]], *, first: list[int] | None = None) -> mod
     )
 
 
+def parts(steps: range, window: int) -> bytes:
+    """A plan of parts of one file, in a random order that its steps make."""
+    return encode_plan(
+        window=window,
+        step=0,
+        paths=["text.bin"],
+        path=[0] * len(steps),
+        start=[place_of(step) for step in steps],
+        length=[4096] * len(steps),
+        first=steps,
+        span=[0] * len(steps),
+    )
+
+
+def place_of(step: int) -> int:
+    """Return where the part of a step lies."""
+    return step * 7919 % 16384 * 4096
+
+
+def parallel(workers: int, batch: int, count: int) -> list[int]:
+    """Return steps as workers read them side by side: worker w reads batches w, w + workers, …"""
+    return [
+        (first + worker) * batch + place
+        for first in range(0, count // batch, workers)
+        for place in range(batch)
+        for worker in range(workers)
+    ]
+
+
+@pytest.mark.parametrize(("workers", "batch"), [(1, 512), (4, 128), (8, 64), (4, 512), (8, 256)])
+def test_workers_that_read_parts_of_one_file_far_ahead_of_each_other_are_followed(
+    workers: int, batch: int
+) -> None:
+    timeline, count = Timeline(), 16_384
+    take(timeline, "job", parts(range(512), 0), 0.0)
+    take(timeline, "job", parts(range(512, count), 1), 0.0)
+    for now, step in enumerate(parallel(workers, batch, count)):
+        timeline.on_read("text.bin", place_of(step), 4096, now / 1000, has_waited=True)
+        behind = now - timeline.jobs["job"].step
+        assert behind <= 2 * workers * batch
+    assert timeline.jobs["job"].other_bytes == 0
+
+
+def test_the_next_use_of_a_file_of_many_parts_is_found_whatever_bytes_are_looked_at() -> None:
+    timeline = Timeline()
+    take(timeline, "job", parts(range(16_384), 0), 0.0)
+    assert timeline.next_use("text.bin", 0, 64 * MIB) == 0.0
+    late = place_of(9000)
+    assert timeline.next_use("text.bin", late, late + 4096) == pytest.approx(900.0)
+
+
 def test_extents_that_lie_over_each_other_cost_a_reader_little() -> None:
     window = exact([(number, 1 << 40) for number in range(5000)])
     for start in (0, 2500, 1 << 30):
