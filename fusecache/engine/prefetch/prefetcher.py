@@ -298,7 +298,7 @@ class Prefetcher:
         fetch = _PieceInFlight(planned, deadline, piece.nbytes, is_urgent)
         self._fetches.add(fetch)
         self._count(piece, 1)
-        job.on_fetched(planned, piece.nbytes)
+        job.on_fetched(planned, piece.nbytes, trio.current_time())
         depth = int(max(0.0, fetch.deadline) * 10)  # tenths of a second of the loop's clock
         if piece.mask:
             transfer = self._fetch_granules(handle, piece, depth)

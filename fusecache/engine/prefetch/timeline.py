@@ -39,7 +39,7 @@ class Job:
     """One job. step: all steps before it are done. ahead: (first step, bytes) of prefetched extents after that step.
 
     last_message_at: when its last message came. For a job that has never sent a cursor, also when bytes of its plans
-    were last read. last_cursor_at: when its last cursor came.
+    were last read or fetched. last_cursor_at: when its last cursor came.
     bytes_per_second: the rate at which it consumes prefetched bytes. late: fetches that ended after their step began.
     skipped: files that do not exist or cannot be fetched; skipped_path: the first of a plan, logged; "" while none is.
     has_begun: whether any of its files was read since it sent its first plan, or began again with a first plan.
@@ -111,8 +111,10 @@ class Job:
                     return planned
         return None
 
-    def on_fetched(self, planned: PlannedRead, nbytes: int) -> None:
+    def on_fetched(self, planned: PlannedRead, nbytes: int, now: float) -> None:
         """A prefetch of `nbytes` for a planned read was started."""
+        if self.last_cursor_at == -math.inf:
+            self.last_message_at = now
         self.fetched_bytes += nbytes
         if planned.begins_its_plan:
             planned.index.first_bytes += nbytes

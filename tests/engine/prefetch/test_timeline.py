@@ -242,6 +242,20 @@ def test_a_silent_job_is_forgotten_and_one_that_reads_is_not() -> None:
     assert timeline.jobs["reading"].missed_bytes == 1
 
 
+def test_a_job_without_a_cursor_lives_while_anything_is_fetched_for_it() -> None:
+    """A replay of a large recording takes longer than ten minutes, and its program may begin after that."""
+    timeline = Timeline()
+    for job in ("replay", "loader"):
+        take(timeline, job, whole(100), 0.0)
+    timeline.move("loader", 0, 0.0)
+    for job in timeline.running():
+        front = job.front(is_exact=False)
+        assert front is not None
+        job.on_fetched(front, MIB, SILENT_SECONDS - 1)
+    assert timeline.forget_silent(SILENT_SECONDS) == ["loader"]
+    assert timeline.forget_silent(2 * SILENT_SECONDS - 1) == ["replay"]
+
+
 def test_a_job_that_says_where_it_is_is_not_kept_by_what_others_read_of_the_same_files() -> None:
     timeline = Timeline()
     for job in ("killed", "alive"):
