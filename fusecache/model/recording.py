@@ -6,6 +6,7 @@ extent is a step of its own.
 
 import gzip
 import json
+import sys
 import unicodedata
 import zlib
 from array import array
@@ -17,6 +18,8 @@ from fusecache.model.hints import HintError, encode_plan
 VERSION: Final = 1
 # As many extents as a daemon takes of all jobs together.
 MOST_EXTENTS: Final = 1_000_000
+# A daemon counts an extent with a longer path as several: by the memory of the path, above some 100 characters.
+_EXTENT_BYTES: Final = 150
 # Extents end at borders of 8 MiB, so that files that are read side by side are fetched side by side.
 PIECE_BYTES: Final = 8 << 20
 # Reads that the page cache answers leave holes: as large as the kernel's read-ahead of one read.
@@ -36,6 +39,7 @@ class Recorder:
         self._numbers: dict[str, int] = {}
         self._path, self._start, self._stop = array("q"), array("q"), array("q")
         self._recent: dict[tuple[int, int], int] = {}
+        self._weight_bytes = 0
 
     def __len__(self) -> int:
         return len(self._path)
@@ -71,9 +75,11 @@ class Recorder:
             self._start[row] = min(self._start[row], start)
             self._stop[row] = max(self._stop[row], stop)
             return
-        if len(self) >= MOST_EXTENTS:
+        weight_bytes = self._weight_bytes + max(_EXTENT_BYTES, sys.getsizeof(path))
+        if weight_bytes > MOST_EXTENTS * _EXTENT_BYTES:
             self.left_out += 1
             return
+        self._weight_bytes = weight_bytes
         self._numbers[path] = number
         if row is None and len(self._recent) >= _RECENT_PIECES:
             del self._recent[next(iter(self._recent))]

@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+from fusecache.engine.prefetch import timeline
+from fusecache.engine.prefetch.plan_index import index_plan
 from fusecache.model import recording as module
 from fusecache.model.hints import HintError, decode_plan
 from fusecache.model.objects import KIB, MIB
@@ -79,6 +81,24 @@ def test_many_extents_become_several_plans_and_no_more_than_a_daemon_takes(
     assert [path for path, _, _ in rows(recorder)] == names[:25]
     assert recorder.left_out == 5
     assert len(Recording(recorder.encode()).plans) > 2
+
+
+@pytest.mark.parametrize("length", [10, 101, 102, 500])
+def test_a_daemon_takes_all_of_a_recording_however_long_its_paths_are(
+    monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    for limited in (module, timeline):
+        monkeypatch.setattr(limited, "MOST_EXTENTS", 1000)
+    monkeypatch.setattr(module, "_PLAN_EXTENTS", 300)
+    recorder = Recorder()
+    for number in range(1200):
+        recorder.add(f"{number:0{length}}", 0, 1)
+    assert len(recorder) + recorder.left_out == 1200
+    assert len(recorder) >= 1000 * 150 // (150 + max(0, length - 100))
+    daemon = timeline.Timeline()
+    for message in Recording(recorder.encode()).plans:
+        daemon.add("replay", index_plan(decode_plan(message)), 0.0)
+    assert daemon.jobs["replay"].extents == len(recorder)
 
 
 def test_a_recording_is_small() -> None:
