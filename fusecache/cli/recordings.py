@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import time
+import unicodedata
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,8 @@ from fusecache.model.recording import MOST_EXTENTS, Recorder, Recording
 from fusecache.mount.control_client import Mount, connect, peer_of, request_stream
 from fusecache.mount.launch import MountState, mount_of_this_node, mount_state, resolve_in_mount
 
-_STOPS = (signal.SIGINT, signal.SIGTERM)
+# SIGHUP: the terminal was closed. Below nohup it is ignored, and stays so.
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A keeper waits a minute at most before it starts the next daemon, and longer is no end for a person to wait for.
 _NEXT_DAEMON_SECONDS = 120.0
 _LOOK_SECONDS = 0.1
@@ -48,7 +50,7 @@ def _record(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     mount, inner = resolve_in_mount(arguments.path or mount_of_this_node(Path.cwd()))
     if not os.path.lexists(mount.root / inner):
         raise MountError(f"{mount.root / inner} does not exist: name a file or a directory of the mount")
-    session = _Session(file, mount, inner)
+    session = _Session(file, mount, unicodedata.normalize("NFC", inner))
     session.run()
     recorder = session.recorder
     if not len(recorder):
@@ -57,8 +59,8 @@ def _record(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     print_line(_summary(recorder.files, len(recorder), recorder.nbytes) + f" in {file}")
     if left_out := session.lost + recorder.left_out:
         say(
-            f"{count_text(left_out, 'read')} left out: a recording has at most {MOST_EXTENTS} extents, "
-            "and the daemon reports 131072 reads a second; a replay does without them"
+            f"{count_text(left_out, 'read')} left out: a recording has at most {MOST_EXTENTS} extents, fewer if paths "
+            "are longer than 100 characters, and the daemon reports 131072 reads a second; a replay does without them"
         )
     return 0
 
@@ -131,7 +133,8 @@ class _Session:
         """Have the first signal end the recording: the daemon then sends the last reads."""
         self._connection, self._daemon = connection, peer_of(connection)
         for number in _STOPS:
-            signal.signal(number, self._end)
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._end)
 
     def _end(self, *_: object) -> None:
         self._is_ended = True
@@ -166,10 +169,12 @@ def _replay(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         raise MountError(f"{file}: {problem}") from problem
     _check_files(file, mount, paths)
     job = "replay-" + (re.sub(r"[^A-Za-z0-9._-]", "-", file.name)[:80])
-    for message in recording.plans:
+    for window, message in enumerate(recording.plans):
         request = {"command": "hint", "file": job + PLAN, "bytes": len(message)}
         answer = request_stream(mount, request, body=message)
         if answer.get("result") != "ok":
+            if window:  # else a job of that name is not of this replay
+                request_stream(mount, {**request, "bytes": 0})
             raise MountError(f"{file}: the daemon of {mount.root} refused it: {answer.get('message')}")
     print_line(
         f"{mount.root} fetches {_summary(recording.files, recording.extents, recording.nbytes)}, as job {job}: "

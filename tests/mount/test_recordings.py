@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fusecache.daemon.control_server import REPORT_SECONDS
+from fusecache.engine.prefetch.timeline import MOST_PLANS
 from fusecache.model.hints import decode_plan
 from fusecache.model.objects import KIB, MIB
 from fusecache.model.recording import Recorder, Recording
@@ -144,6 +145,37 @@ def test_only_reads_below_a_path_are_recorded_and_the_file_is_replaced(
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 
 
+def test_a_path_is_the_same_in_each_spelling(
+    mount: Callable[..., Mount], bucket: Bucket, recordings: Recordings, tmp_path: Path
+) -> None:
+    bucket.put("caf\u00e9/1.jpg", b"x")
+    one, file = mount(), tmp_path / "epoch.rec"
+    recording = recordings.start(file, one.path / "cafe\u0301")
+    (one.path / "cafe\u0301/1.jpg").read_bytes()
+    ended(recording)
+    assert paths_of(file) == ["caf\u00e9/1.jpg"]
+
+
+@pytest.mark.parametrize("way", ["terminal", "nohup"])
+def test_the_end_of_its_terminal_ends_a_recording_unless_it_runs_below_nohup(
+    mount: Callable[..., Mount], files: list[str], recordings: Recordings, tmp_path: Path, way: str
+) -> None:
+    one, file = mount(), tmp_path / "epoch.rec"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if way == "nohup" else signal.SIG_DFL)
+    try:
+        recording = recordings.start(file, one.path)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    (one.path / files[0]).read_bytes()
+    if way == "nohup":
+        recording.send_signal(signal.SIGHUP)
+        (one.path / files[1]).read_bytes()
+        ended(recording)
+    else:
+        ended(recording, signal.SIGHUP)
+    assert paths_of(file) == files[: 1 + (way == "nohup")]
+
+
 def test_an_unmount_ends_a_recording_and_keeps_it(
     mount: Callable[..., Mount], files: list[str], recordings: Recordings, tmp_path: Path
 ) -> None:
@@ -198,6 +230,20 @@ def test_files_that_are_gone_are_named_and_the_others_are_fetched(
     wait_until(lambda: job_of(one)["skipped"] == 1, "the one that is gone")
     assert job_of(one)["skipped_path"] == "train/gone.jpg"
     assert one.log().count("skipped a hinted file") == 1
+
+
+def test_a_replay_that_is_refused_in_part_leaves_nothing(
+    mount: Callable[..., Mount], files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fusecache.model.recording._PLAN_EXTENTS", 1)
+    recorder = Recorder()
+    for number in range(MOST_PLANS + 1):
+        recorder.add(files[0] if not number else f"train/{number}.gone", 0, 100)
+    (tmp_path / "long.rec").write_bytes(recorder.encode())
+    one = mount()
+    done = run(FUSECACHE, "replay", tmp_path / "long.rec", one.path, check=False)
+    assert (done.returncode, f"may have {MOST_PLANS} plans" in done.stderr) == (1, True), done.stderr
+    assert os.listdir(one.path / ".fusecache/hints") == []
 
 
 def test_a_recording_of_other_files_or_another_version_is_refused_in_one_line(
