@@ -213,10 +213,10 @@ class _Sender:
         atexit.register(self.close)
 
     def takes_first_pass(self) -> bool:
-        """Return True once, if the constructor of FileHints has sent the first items."""
+        """Return True once, if the constructor of FileHints has sent the first items, and all were on mounts."""
         with self._lock:
             is_first, self._is_primed = self._is_primed, False
-            return is_first
+            return is_first and not self._places.has_missing
 
     def begin(self) -> int:
         """Begin a pass: what was sent of the one before is replaced. Return its number, for `add`."""
@@ -297,6 +297,8 @@ class _Sender:
             has_more = bool(self._new)
         if is_new_pass:
             self._sent_turn, self._step = turn, 0
+            if self._places.has_missing:  # their mount may be there now
+                self._places.forget()
             for plans in self._plans.values():
                 plans.sent.clear()
                 plans.unsent.clear()

@@ -9,15 +9,25 @@ import stat
 from loader.base.mount_endpoint import MountEndpoint, find_endpoint
 from loader.hints.plan_messages import path_on_mount
 
+# Directories that are remembered: 600 bytes each, 60 MB. With more, all are looked at again: one lstat(2) each.
+MOST_DIRECTORIES = 100_000
+# Symbolic links from one file to the next, as in Linux.
+_MOST_LINKS = 40
+
 
 class FilePlaces:
     """Finds the mount of each file, and its path there; remembers that of each directory.
 
     A data set may have a million files. So a file costs a look into a dictionary, and a new directory one lstat(2).
+    Outside all mounts, a directory's first file tells whether its files are symbolic links, and only then each is read.
+    has_missing: whether a file was in no mount. A mount may come later: see `forget`.
     """
 
     def __init__(self) -> None:
+        self.has_missing = False
         self._places: dict[str, tuple[MountEndpoint, str] | None] = {}
+        # Directories in no mount whose files are symbolic links.
+        self._linked: set[str] = set()
         # Of absolute directories: the real one, and its device.
         self._real: dict[str, tuple[str, int]] = {}
         # The known mounts, each with its device. A mount below another has another device.
@@ -25,12 +35,39 @@ class FilePlaces:
 
     def find(self, path: str) -> tuple[MountEndpoint, str] | None:
         """Return the mount of a file, and its path there; None if no plan can name it."""
-        folder, name = os.path.split(path.removeprefix("file://").removeprefix("file:"))
-        if folder not in self._places:
-            self._places[folder] = self._look(os.path.abspath(folder))
-        place = self._places[folder]
-        inner = None if place is None else path_on_mount(place[1] + name)
-        return None if place is None or inner is None else (place[0], inner)
+        path = path.removeprefix("file://").removeprefix("file:")
+        for _ in range(_MOST_LINKS):
+            folder, name = os.path.split(path)
+            if folder not in self._places:
+                self._add(folder, path)
+            place = self._places[folder]
+            if place is not None:
+                inner = path_on_mount(place[1] + name)
+                return None if inner is None else (place[0], inner)
+            if folder not in self._linked:
+                break
+            try:
+                path = os.path.join(folder, os.readlink(path))
+            except OSError:  # an ordinary file, or none
+                break
+        self.has_missing = True
+        return None
+
+    def forget(self) -> None:
+        """Look at all directories again."""
+        self.has_missing = False
+        for memory in (self._places, self._linked, self._real):
+            memory.clear()
+
+    def _add(self, folder: str, file: str) -> None:
+        """Look at a directory; file: one in it."""
+        if len(self._places) >= MOST_DIRECTORIES:
+            has_missing = self.has_missing
+            self.forget()
+            self.has_missing = has_missing
+        place = self._places[folder] = self._look(os.path.abspath(folder))
+        if place is None and os.path.islink(file):
+            self._linked.add(folder)
 
     def _look(self, folder: str) -> tuple[MountEndpoint, str] | None:
         """Return the mount of a directory, and its path there with a slash at the end; None if it is on no mount."""

@@ -410,6 +410,35 @@ def test_a_folder_behind_a_symlink_is_the_folder_that_it_names(
         assert jobs(one)[0]["skipped"] == 0
 
 
+def test_links_outside_the_mount_stand_for_the_files_that_they_name(
+    mount: Callable[..., Mount], images: list[str], tmp_path: Path
+) -> None:
+    one = mount()
+    (tmp_path / "real").mkdir()
+    (tmp_path / "chosen").mkdir()
+    for number, name in enumerate(images):
+        (tmp_path / "real" / str(number)).symlink_to(one.path / name)
+        (tmp_path / "chosen" / str(number)).symlink_to(f"../real/{number}")  # a link to a link
+    with FileHints([tmp_path / "chosen" / str(number) for number in range(IMAGES)]):
+        wait_until(lambda: fetched(one, "hint") >= IMAGES * IMAGE_BYTES, "the hinted bytes")
+        assert jobs(one)[0]["skipped"] == 0
+
+
+@pytest.mark.parametrize("when", ["before the first pass", "before the second"])
+def test_a_mount_that_comes_later_gets_the_hints_of_the_next_pass(
+    mount: Callable[..., Mount], images: list[str], tmp_path: Path, when: str
+) -> None:
+    (tmp_path / "later").mkdir()
+    paths = [tmp_path / "later" / name for name in images]
+    with FileHints(paths) as hints:
+        wait_until(lambda: hints._senders[os.getpid()]._step == IMAGES, "the look at the empty folder")
+        if when == "before the second":
+            list(hints)
+        one = mount(path=tmp_path / "later")
+        assert list(hints) == list(range(IMAGES))
+        wait_until(lambda: fetched(one, "hint") >= IMAGES * IMAGE_BYTES, "the hinted bytes")
+
+
 def test_files_of_a_mount_below_another_are_fetched_by_their_own_daemon(
     mount: Callable[..., Mount], images: list[str]
 ) -> None:
