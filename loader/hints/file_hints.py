@@ -21,12 +21,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fusecache.model.hints import CURSOR, FOLDER, PLAN, TO_THE_END, HintError, encode_cursor
+from fusecache.model.hints import CURSOR, FOLDER, PLAN, TO_THE_END, HintError, encode_cursor, is_job
 from loader.base.mount_endpoint import MountEndpoint
 from loader.errors import ArgumentError
 from loader.hints.file_places import FilePlaces
 from loader.hints.file_plans import PLAN_EXTENTS, FileRow, MountPlans, plan_message, split_rows
-from loader.hints.job_name import hold_name, release_name
+from loader.hints.job_name import hold_name, hold_numbered, release_name
 from loader.hints.plan_messages import REFUSED, refusal_text
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,8 @@ CHECK_SECONDS = 10.0
 KEEPALIVE_SECONDS = 60.0
 # Retry after EPERM: other jobs use up the daemon's limits.
 LIMIT_RETRY_SECONDS = 60.0
+# Room for the number that each process adds to the name of its job.
+_LONGEST_JOB = 95
 # Time to withdraw the plans at exit: a mount that does not answer must not block the exit.
 _CLOSE_SECONDS = 2.0
 
@@ -54,7 +56,8 @@ class FileHints:
     result is a path, or a (path, offset, length) in bytes, or a list of those; None: no file. A function is called on
     a thread. order: the items: a sampler, a batch sampler (a list stands for all its items), or any iterable, which may
     be endless; default: all of `files`, in their order. ahead: how many samples are drawn from it in advance, and at
-    least one item; a list counts as many as it has. job: a name in `fusecache status`; default: derived from the run.
+    least one item; a list counts as many as it has. job: a name in `fusecache status`, to which each process adds a number; default: derived from
+    the run.
 
     A sequence as order is sent at once, so that files come before the first iteration, or without any. Each iteration
     begins a new pass over the order. Several threads may iterate at a time: each gets all its items, and the hints are
@@ -90,6 +93,11 @@ class FileHints:
             )
         if ahead < 1:
             raise ArgumentError(f"ahead is {ahead}: at least 1 sample is looked at in advance")
+        if job is not None and (len(job) > _LONGEST_JOB or not is_job(job)):
+            raise ArgumentError(
+                f"job is {job!r}: use 1 to {_LONGEST_JOB} letters, digits, '.', '_' and '-', and no dot at the "
+                "beginning"
+            )
         self._files, self._order, self._ahead, self._job = files, order, ahead, job
         # By process: a forked child has none yet.
         self._senders: dict[int, _Sender] = {}
@@ -193,8 +201,7 @@ class _Sender:
         """items: the first ones of pass 0, before any iteration."""
         self.process = os.getpid()
         self._files = files if callable(files) else files.__getitem__
-        self._job = job or hold_name("files", 0, "")
-        self._is_held = not job
+        self._job = hold_name("files", 0, "") if job is None else hold_numbered(job)
         self._ahead = ahead
         self._places = FilePlaces()
         self._lock = threading.Lock()
@@ -264,8 +271,7 @@ class _Sender:
         finally:
             for endpoint in self._plans:
                 self._try(lambda endpoint=endpoint: endpoint.send(self._job + PLAN, b""))  # type: ignore[misc]
-            if self._is_held:
-                release_name(self._job)
+            release_name(self._job)
 
     def _try_to_send(self, *, is_due: bool) -> float:
         """Send what is new; return the seconds until the next look at the mounts."""

@@ -29,6 +29,11 @@ def hold_name(fingerprint: str, node: int, about: str) -> str:
     told_by = repr((run, _from_environment("CUDA_VISIBLE_DEVICES"), about)).encode(errors="surrogateescape")
     digest = hashlib.blake2b(told_by, digest_size=4).hexdigest()
     stem = re.sub("[^A-Za-z0-9._-]", "_", f"{fingerprint[:12]}-{run[:40]}-{node}-{rank[:6]}-{digest}")
+    return hold_numbered(stem)
+
+
+def hold_numbered(stem: str) -> str:
+    """Return a job name that begins with a text, and reserve it until it is released."""
     return next(name for number in itertools.count(1) if _hold(name := f"{stem}.{number}"))
 
 

@@ -377,16 +377,18 @@ def test_a_plan_that_is_refused_costs_its_own_hints_only(
     )
 
 
-def test_what_no_daemon_takes_is_said_once_and_the_items_come(
-    mount: Callable[..., Mount], images: list[str], caplog: pytest.LogCaptureFixture
+def test_objects_and_processes_of_one_job_name_do_not_replace_each_others_hints(
+    mount: Callable[..., Mount], images: list[str], started
 ) -> None:
-    caplog.set_level(logging.INFO, module.__name__)
     one = mount()
-    with FileHints([one.path / name for name in images], ahead=4, job="not a name") as hints:
-        assert list(hints) == list(range(IMAGES))
-        wait_until(lambda: caplog.records, "the refusal")
-    assert len(caplog.records) == 1
-    assert "are left out; reading continues without them: [Errno 22] Invalid argument" in caplog.text
+    paths = [str(one.path / name) for name in images]
+    program = "import sys; from loader import FileHints; hints = FileHints(sys.argv[1:], job='train'); sys.stdin.read()"
+    with FileHints(paths[:10], job="train"), FileHints(paths[10:30], job="train"):
+        wait_until(lambda: len(jobs(one)) == 2, "two jobs")
+        started(program, *paths[30:])
+        wait_until(lambda: len(jobs(one)) == 3, "the job of the other process")
+        extents = {job["job"]: job["extents"] for job in jobs(one)}
+        assert extents == {"train.1": 10, "train.2": 20, "train.3": IMAGES - 30}
 
 
 def test_a_list_of_very_long_paths_is_sent_in_several_messages(mount: Callable[..., Mount]) -> None:

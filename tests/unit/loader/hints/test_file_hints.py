@@ -194,3 +194,6 @@ def test_what_cannot_work_is_refused(files: list[Path]) -> None:
         FileHints(files, Saving())
     with pytest.raises(ArgumentError, match="ahead is 0"):
         FileHints(files, ahead=0)
+    for name in ("", "../../evil", "my run", "a/b", ".a", "a" * 96):
+        with pytest.raises(ArgumentError, match=r"job is .*: use 1 to 95 letters"):
+            FileHints(files, job=name)
