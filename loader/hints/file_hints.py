@@ -56,8 +56,8 @@ class FileHints:
     result is a path, or a (path, offset, length) in bytes, or a list of those; None: no file. A function is called on
     a thread. order: the items: a sampler, a batch sampler (a list stands for all its items), or any iterable, which may
     be endless; default: all of `files`, in their order. ahead: how many samples are drawn from it in advance, and at
-    least one item; a list counts as many as it has. job: a name in `fusecache status`, to which each process adds a number; default: derived from
-    the run.
+    least one item; a list counts as many as it has. job: a name in `fusecache status`, to which each process adds a
+    number; default: derived from the run.
 
     A sequence as order is sent at once, so that files come before the first iteration, or without any. Each iteration
     begins a new pass over the order. Several threads may iterate at a time: each gets all its items, and the hints are
@@ -275,19 +275,21 @@ class _Sender:
 
     def _try_to_send(self, *, is_due: bool) -> float:
         """Send what is new; return the seconds until the next look at the mounts."""
-        try:
-            has_more = self._take()
-            if is_due:
-                self._look_after()
-            for endpoint, plans in self._plans.items():
+        if self._take():
+            self._woken.set()
+        pauses = []
+        for endpoint, plans in self._plans.items():
+            pauses.append(CHECK_SECONDS)
+            try:  # a mount that refuses costs its own hints only
+                if is_due:
+                    self._look_after(endpoint, plans)
                 while plans.unsent and not self._stopped.is_set():
                     self._send(endpoint, plans)
-            if has_more:
-                self._woken.set()
-        except (OSError, HintError, ValueError, KeyError) as problem:
-            self._say("refused", REFUSED, refusal_text(problem))
-            return LIMIT_RETRY_SECONDS if getattr(problem, "errno", None) == errno.EPERM else CHECK_SECONDS
-        return CHECK_SECONDS
+            except (OSError, HintError, ValueError, KeyError) as problem:
+                self._say(f"refused by {endpoint}", "%s: " + REFUSED, endpoint.root, refusal_text(problem))
+                if getattr(problem, "errno", None) == errno.EPERM:
+                    pauses[-1] = LIMIT_RETRY_SECONDS
+        return min(pauses, default=CHECK_SECONDS)
 
     def _take(self) -> bool:
         """Turn some of the new items into plans; return whether there are more."""
@@ -392,35 +394,34 @@ class _Sender:
         except FileNotFoundError:
             return None
 
-    def _look_after(self) -> None:
+    def _look_after(self, endpoint: MountEndpoint, plans: MountPlans) -> None:
         """Have lost plans sent again, drop finished ones, and report what the daemon could not use."""
-        for endpoint, plans in self._plans.items():
-            at = self._position(endpoint)
-            if at is None:
-                plans.send_again()
-                continue
-            if plans.sent:  # else it is the step of the pass before
-                plans.drop_before(at)
-            if time.monotonic() >= plans.spoken_at + KEEPALIVE_SECONDS:
-                endpoint.send(self._job + CURSOR, encode_cursor(at, by_reads=True))
-                plans.spoken_at = time.monotonic()
-            if endpoint.is_folder:
-                continue
-            report = json.loads((endpoint.root / ".fusecache" / FOLDER / (self._job + PLAN)).read_bytes())
-            if report.get("skipped"):
-                self._say(
-                    "skipped",
-                    "hints name files that cannot be fetched: %s of them, such as %s",
-                    report["skipped"],
-                    report.get("skipped_path"),
-                )
-            if report.get("is_astray"):
-                self._say(
-                    "astray",
-                    "only files that no hint names are read: the daemon fetches no more until a named one is read. "
-                    "This is right while a checkpoint or a validation set is read; else compare the order with "
-                    "what is read",
-                )
+        at = self._position(endpoint)
+        if at is None:
+            plans.send_again()
+            return
+        if plans.sent:  # else it is the step of the pass before
+            plans.drop_before(at)
+        if time.monotonic() >= plans.spoken_at + KEEPALIVE_SECONDS:
+            endpoint.send(self._job + CURSOR, encode_cursor(at, by_reads=True))
+            plans.spoken_at = time.monotonic()
+        if endpoint.is_folder:
+            return
+        report = json.loads((endpoint.root / ".fusecache" / FOLDER / (self._job + PLAN)).read_bytes())
+        if report.get("skipped"):
+            self._say(
+                "skipped",
+                "hints name files that cannot be fetched: %s of them, such as %s",
+                report["skipped"],
+                report.get("skipped_path"),
+            )
+        if report.get("is_astray"):
+            self._say(
+                "astray",
+                "only files that no hint names are read: the daemon fetches no more until a named one is read. "
+                "This is right while a checkpoint or a validation set is read; else compare the order with "
+                "what is read",
+            )
 
     def _try(self, call: Callable[[], None]) -> None:
         try:

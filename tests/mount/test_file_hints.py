@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from fusecache.model.hints import encode_plan
 from fusecache.model.metadata import SYMLINK_TARGET
 from fusecache.model.objects import KIB, MIB
 from loader import FileHints
@@ -389,6 +390,30 @@ def test_objects_and_processes_of_one_job_name_do_not_replace_each_others_hints(
         wait_until(lambda: len(jobs(one)) == 3, "the job of the other process")
         extents = {job["job"]: job["extents"] for job in jobs(one)}
         assert extents == {"train.1": 10, "train.2": 20, "train.3": IMAGES - 30}
+
+
+def test_a_mount_that_refuses_is_named_once_and_costs_its_own_hints_only(
+    mount: Callable[..., Mount],
+    images: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        module, "FIRST_SAMPLES", IMAGES // 2
+    )  # the other mount's files are in the second part
+    caplog.set_level(logging.INFO, module.__name__)
+    full, other = mount(), mount()
+    plan = encode_plan(window=0, step=0, paths=["x"], path=[0], start=[0], length=[5], first=[0], span=[0])
+    for number in range(64):
+        (full.path / f".fusecache/hints/other{number}.plan").write_bytes(plan)
+    paths = [(full, other)[number >= IMAGES // 2].path / name for number, name in enumerate(images)]
+    with FileHints(paths) as hints:
+        wait_until(
+            lambda: fetched(other, "hint") >= IMAGES // 2 * IMAGE_BYTES, "the files of the other mount"
+        )
+        assert list(hints) == list(range(IMAGES))
+    assert len(caplog.records) == 1
+    assert f"{full.path}: the daemon takes no hints; reading continues without them: [Errno 1]" in caplog.text
 
 
 def test_a_list_of_very_long_paths_is_sent_in_several_messages(mount: Callable[..., Mount]) -> None:
