@@ -25,7 +25,7 @@ from fusecache.model.hints import CURSOR, FOLDER, PLAN, TO_THE_END, HintError, e
 from loader.base.mount_endpoint import MountEndpoint
 from loader.errors import ArgumentError
 from loader.hints.file_places import FilePlaces
-from loader.hints.file_plans import PLAN_EXTENTS, FileRow, MountPlans, plan_message, split_rows
+from loader.hints.file_plans import PLAN_EXTENTS, FileRow, MountPlans, RecentSteps, plan_message, split_rows
 from loader.hints.job_name import hold_name, hold_numbered, release_name
 from loader.hints.plan_messages import REFUSED, refusal_text
 
@@ -194,7 +194,9 @@ def _draw(source: Iterator[Any], samples: int) -> list[Any]:
 class _Sender:
     """A job of one process: a thread turns items into plans, and sends them to each mount that has files of them.
 
-    Memory is bounded: the plan of an item is dropped at the latest when `ahead` items after it were drawn.
+    Memory is bounded here and in the daemon: both drop the plan of an item at the latest when half as many samples
+    again as `ahead` were drawn after it. For the daemon's part a plan has a step: reads that the kernel answers do not
+    move the job.
     """
 
     def __init__(self, files: Files, job: str | None, ahead: int, items: Iterable[Any] | None = None) -> None:
@@ -206,11 +208,13 @@ class _Sender:
         self._places = FilePlaces()
         self._lock = threading.Lock()
         self._new: deque[Any] = deque(items or ())
+        self._new_samples = sum(map(_samples, self._new))
         self._passed_over = 0  # items that came before those of `_new`, and were left out
         self._is_primed = items is not None
         self._turn = 0  # of the pass whose items are taken
         self._sent_turn = 0
         self._step = 0
+        self._recent = RecentSteps(ahead + ahead // 2)
         self._plans: dict[MountEndpoint, MountPlans] = {}
         self._warned: set[str] = set()
         self._woken, self._stopped = threading.Event(), threading.Event()
@@ -230,16 +234,19 @@ class _Sender:
         with self._lock:
             self._turn += 1
             self._new.clear()
-            self._passed_over = 0
+            self._new_samples = self._passed_over = 0
             return self._turn
 
     def add(self, items: Iterable[Any], turn: int) -> None:
         """Take the next items of a pass; those of an abandoned pass are left out."""
         with self._lock:
             if turn == self._turn:
-                self._new.extend(items)
-            while len(self._new) > self._ahead:  # the job has the first of them already
-                self._new.popleft()
+                for item in items:
+                    self._new.append(item)
+                    self._new_samples += _samples(item)
+            # The job has the first of them already if `ahead` samples come before the last.
+            while self._new and self._new_samples - _samples(self._new[-1]) >= self._ahead:
+                self._new_samples -= _samples(self._new.popleft())
                 self._passed_over += 1
         self._woken.set()
 
@@ -298,10 +305,11 @@ class _Sender:
             is_new_pass = turn != self._sent_turn
             passed_over, self._passed_over = self._passed_over, 0
             room = FIRST_SAMPLES if is_new_pass or not self._step else PLAN_EXTENTS
-            items = []
-            while self._new and room > 0:
+            items, samples = [], 0
+            while self._new and samples < room:
                 items.append(self._new.popleft())
-                room -= _samples(items[-1])
+                samples += _samples(items[-1])
+            self._new_samples -= samples
             has_more = bool(self._new)
         if is_new_pass:
             self._sent_turn, self._step = turn, 0
@@ -311,7 +319,10 @@ class _Sender:
                 plans.sent.clear()
                 plans.unsent.clear()
                 plans.window = 0
+            self._recent.clear()
+        self._recent.add(self._step, passed_over)
         self._step += passed_over
+        self._recent.add(self._step, samples)
         rows: dict[MountEndpoint, list[FileRow]] = {}
         for item in items:
             for endpoint, row in self._rows(item, self._step):
@@ -320,7 +331,7 @@ class _Sender:
         for endpoint, all_rows in rows.items():
             self._plans.setdefault(endpoint, MountPlans()).unsent.extend(split_rows(all_rows))
         for plans in self._plans.values():
-            plans.drop_before(self._step - self._ahead)
+            plans.drop_before(self._recent.first)
         return has_more
 
     def _rows(self, item: Any, step: int) -> Iterator[tuple[MountEndpoint, FileRow]]:
@@ -363,7 +374,7 @@ class _Sender:
         at = self._position(endpoint)
         if at is None:
             plans.send_again()
-        step = at or 0 if plans.window else 0
+        step = max(at or 0 if plans.window else 0, self._recent.first)
         try:
             endpoint.send(self._job + PLAN, plan_message(plans.unsent[0], plans.window, step))
         except (OSError, HintError) as problem:

@@ -47,6 +47,33 @@ class MountPlans:
                 plans.popleft()
 
 
+class RecentSteps:
+    """The steps of the last parts of a pass, as many parts as have a number of samples together."""
+
+    def __init__(self, samples: int) -> None:
+        self._enough, self._samples = samples, 0
+        self._parts: deque[tuple[int, int]] = deque()  # the first step of each, and its samples
+
+    @property
+    def first(self) -> int:
+        """Return the first of them; 0 before the first part."""
+        return self._parts[0][0] if self._parts else 0
+
+    def add(self, step: int, samples: int) -> None:
+        """Add a part that begins with a step."""
+        if not samples:
+            return
+        self._parts.append((step, samples))
+        self._samples += samples
+        while self._samples - self._parts[0][1] >= self._enough:
+            self._samples -= self._parts.popleft()[1]
+
+    def clear(self) -> None:
+        """Begin a pass."""
+        self._parts.clear()
+        self._samples = 0
+
+
 def split_rows(rows: list[FileRow]) -> Iterator[list[FileRow]]:
     """Split rows into plans, each with at most PLAN_EXTENTS of them, and short enough for a message."""
     room, paths, first = 0, set[str](), 0

@@ -88,6 +88,13 @@ def fetched(mount: Mount, cause: str) -> int:
     return int(mount.status()["cache"]["bytes_by_cause"][cause])
 
 
+def refuse_more_jobs(mount: Mount) -> None:
+    """Send the plans of as many jobs as a daemon takes."""
+    plan = encode_plan(window=0, step=0, paths=["x"], path=[0], start=[0], length=[5], first=[0], span=[0])
+    for number in range(64):
+        (mount.path / f".fusecache/hints/other{number}.plan").write_bytes(plan)
+
+
 @pytest.fixture
 def images(bucket: Bucket) -> list[str]:
     """Files of an ImageFolder; the first byte of each is its number."""
@@ -345,6 +352,51 @@ def test_an_endless_order_holds_no_more_memory_the_longer_it_lasts(
         tracemalloc.stop()
 
 
+def test_a_job_whose_reads_the_kernel_answers_keeps_few_extents_in_the_daemon(
+    mount: Callable[..., Mount], images: list[str]
+) -> None:
+    one, drawn = mount(), 0
+
+    def path_of(item: int) -> Path:
+        nonlocal drawn
+        drawn = item
+        return one.path / images[item % IMAGES]
+
+    with FileHints(path_of, itertools.count(), ahead=500) as hints:
+        for item in hints:  # what it reads is in the page cache: the daemon sees no read
+            if item % 100 == 0:
+                wait_until(lambda item=item: drawn >= item, "the items ahead")  # type: ignore[misc]
+            if item == 5000:
+                break
+        wait_until(lambda: jobs(one)[0]["step"] >= 4000, "the last plans")
+        (job,) = jobs(one)
+        assert job["step"] <= 5000
+        assert job["extents"] <= 3 * 500
+
+
+def test_what_waits_for_a_daemon_that_refuses_is_bounded_in_samples_not_in_batches(
+    mount: Callable[..., Mount],
+) -> None:
+    one, drawn = mount(), 0
+    refuse_more_jobs(one)
+
+    def path_of(item: int) -> str:
+        nonlocal drawn
+        drawn = item
+        return f"{one.path}/{item:0100}"
+
+    tracemalloc.start()
+    try:
+        with FileHints(path_of, ([number] * 100 for number in itertools.count()), ahead=1000) as hints:
+            for number, *_ in hints:
+                wait_until(lambda number=number: drawn >= number, "the batches ahead")  # type: ignore[misc]
+                if number == 300:
+                    break
+            assert tracemalloc.get_traced_memory()[0] < 2 * MIB  # 300 batches have 30 000 paths
+    finally:
+        tracemalloc.stop()
+
+
 def test_parts_that_are_empty_cost_their_own_hints_only(
     mount: Callable[..., Mount], bucket: Bucket, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -403,9 +455,7 @@ def test_a_mount_that_refuses_is_named_once_and_costs_its_own_hints_only(
     )  # the other mount's files are in the second part
     caplog.set_level(logging.INFO, module.__name__)
     full, other = mount(), mount()
-    plan = encode_plan(window=0, step=0, paths=["x"], path=[0], start=[0], length=[5], first=[0], span=[0])
-    for number in range(64):
-        (full.path / f".fusecache/hints/other{number}.plan").write_bytes(plan)
+    refuse_more_jobs(full)
     paths = [(full, other)[number >= IMAGES // 2].path / name for number, name in enumerate(images)]
     with FileHints(paths) as hints:
         wait_until(
