@@ -143,7 +143,7 @@ class MDSWriter:
             sample = next(samples, None)
             if sample is None or not self._is_stored(sample, stored):
                 raise WriterError(
-                    f"{self._directory / name} has other samples than the input gives now, so its input changed: "
+                    f"{self._directory / name} has other samples than the input gives now, so the input changed: "
                     f"restore it, choose another directory, or remove {self._directory} and begin again"
                 )
 

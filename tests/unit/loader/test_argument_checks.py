@@ -316,7 +316,7 @@ def test_a_part_that_is_not_there_is_said_not_to_be(tmp_path: Path) -> None:
         merge(tmp_path, ["0", "nosuch"])
 
 
-def test_rows_of_parquet_are_counted_from_0_in_every_message(
+def test_a_conversion_counts_rows_of_parquet_from_1_in_every_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for values, encoding in (([1, 2, None], "int"), ([1, 2, 300], "uint8")):
@@ -330,7 +330,7 @@ def test_rows_of_parquet_are_counted_from_0_in_every_message(
             f"{tmp_path}/out",
         ]
         assert main(command) == 1
-        assert re.search(r"rows\.parquet, (row|sample) 2: ", capsys.readouterr().err)
+        assert re.search(r"rows\.parquet, row 3: ", capsys.readouterr().err)
 
 
 # Values
