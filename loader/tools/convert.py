@@ -287,10 +287,14 @@ def _write_here(
     check_processes(out, processes)
     if processes > 1:
         begun = is_begun(out)
-        if begun and resume and any(out.glob("*/shard.*")):
+        finished = [
+            number
+            for number, folder in enumerate(part_folders(len(sources)))
+            if (out / folder / INDEX_NAME).exists()
+        ]
+        if begun and resume and (finished or any(out.glob("*/shard.*"))):
             check_inputs(out, conversion)
-            finished = (out / folder / INDEX_NAME for folder in part_folders(len(sources)))
-            check_sizes(out, conversion, [number for number, path in enumerate(finished) if path.exists()])
+            check_sizes(out, conversion, finished)
         if not begun or (resume and not (out / INDEX_NAME).exists()):
             record_inputs(out, conversion)
         with closing(progress_bar(len(sources), "file")) as bar:

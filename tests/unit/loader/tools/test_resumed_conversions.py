@@ -190,6 +190,21 @@ def test_a_file_whose_samples_are_all_written_may_not_change(
     assert [sample["id"] for sample in MDSDataset(out)] == list(range(2 * COUNT))
 
 
+def test_a_file_that_had_no_samples_may_not_get_some_once_its_part_is_finished(
+    files: list[Path], tmp_path: Path
+) -> None:
+    files[0].write_text("")
+    files[1].write_text("{")
+    how = {"columns": COLUMNS, "processes": 2}
+    with pytest.raises(LoaderError, match="line 1 is not JSON"):
+        convert("jsonl", files, tmp_path / "out", **how)
+    assert (tmp_path / "out/00000/index.json").exists()
+    for number, file in enumerate(files):
+        file.write_text(f'{{"id": {number}}}\n')
+    with pytest.raises(LoaderError, match=rf"{files[0]}, which changed since"):
+        convert("jsonl", files, tmp_path / "out", resume=True, **how)
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_file_that_is_mended_before_the_place_where_the_conversion_goes_on_is_refused(
     files: list[Path], tmp_path: Path, processes: int
