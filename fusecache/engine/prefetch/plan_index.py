@@ -82,7 +82,7 @@ class PlanIndex:
             return 0, 0
         return self.begins[number], self.begins[number + 1]
 
-    def extents_of(self, path: str, step: int) -> Iterator[tuple[int, int, int, int]]:
+    def extents_of(self, path: str, step: float) -> Iterator[tuple[int, int, int, int]]:
         """Yield (first, last, start, stop) of a path's extents read from a step on, the first first, not always all."""
         plan = self.plan
         first, rows = plan.first, self.rows
@@ -94,7 +94,7 @@ class PlanIndex:
             if last >= step:
                 yield first[row], last, plan.start[row], plan.start[row] + plan.length[row]
 
-    def steps_of(self, path: str, step: int, start: int, stop: int) -> Iterator[int]:
+    def steps_of(self, path: str, step: float, start: int, stop: int) -> Iterator[int]:
         """Yield the first steps of extents that hold any of bytes [start, stop) and are read from a step on.
 
         Not all of them if there are very many.
@@ -123,7 +123,7 @@ class PlanIndex:
             if plan.start[row] + plan.length[row] > start and plan.first[row] + plan.span[row] >= step:
                 yield plan.first[row]
 
-    def _soonest_of(self, path: str, step: int, start: int, stop: int) -> Iterator[int]:
+    def _soonest_of(self, path: str, step: float, start: int, stop: int) -> Iterator[int]:
         """Yield the first steps of those extents among the path's soonest that hold any of bytes [start, stop)."""
         for first, _, begin, end in self.extents_of(path, step):
             if begin < stop and start < end:

@@ -5,26 +5,33 @@ Nothing here awaits or decides. Times are in seconds of the loop's clock. Not he
 
 Invariants:
 1. A wrong hint changes what is fetched and cached, never what a reader gets.
-2. Memory is bounded by MOST_EXTENTS over all jobs, MOST_PLANS and MOST_JOBS.
+2. Memory is bounded by MOST_EXTENTS over all jobs, MOST_PLANS and MOST_JOBS. Plans behind a job make room for others.
 3. The time that a read costs is bounded: by MOST_PLANS, and by the bounds of `plan_index`.
 """
 
 import math
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
 from fusecache.engine.prefetch.plan_index import PlanIndex, PlannedRead
 from fusecache.model.errors import NotPermitted
-from fusecache.policy.cache.prefetch_horizon import SILENT_SECONDS, StepRate, observe_step, step_of_reads
+from fusecache.policy.cache.prefetch_horizon import (
+    NEAR_STEPS,
+    SILENT_SECONDS,
+    ReadSteps,
+    StepRate,
+    observe_step,
+)
 
 # At most some 150 bytes each, 200 MB in all: enough for an epoch of 10**6 shards.
 MOST_EXTENTS = 1_000_000
 MOST_JOBS = 64
 # Over all jobs, as each read checks all plans. The loader has some 6 at a time.
 MOST_PLANS = 256
-# The step of a job is estimated from the planned steps of this many of its last reads …
-_READS = 8
-# … if it has sent no cursor for this long.
+# A job that sends no cursor may go back. So many plans behind it stay: each costs time on every read.
+_PASSED_PLANS = 4
+# The step of a job is estimated from its reads if it has sent no cursor for this long.
 _QUIET_SECONDS = 5.0
 # A job that sends no cursor is astray once this many bytes were prefetched for it, and this many bytes of other files
 # were read since the last read of its own: it does not read in the planned order. Some seconds of a distant bucket.
@@ -53,7 +60,7 @@ class Job:
     step: int = 0
     last_cursor_at: float = -math.inf
     step_rate: StepRate = field(default_factory=StepRate)
-    reads: deque[int] = field(default_factory=lambda: deque(maxlen=_READS))
+    reads: ReadSteps = field(default_factory=ReadSteps)
     ahead: deque[tuple[int, int]] = field(default_factory=deque)
     ahead_bytes: int = 0
     consumed_bytes: int = 0
@@ -81,6 +88,11 @@ class Job:
         )
 
     @property
+    def is_by_reads(self) -> bool:
+        """Whether it has never said where it is, so that only its reads tell."""
+        return self.last_cursor_at == -math.inf
+
+    @property
     def extents(self) -> int:
         """How many extents its plans have."""
         return sum(len(index.plan) for index in self.plans)
@@ -101,7 +113,7 @@ class Job:
         """
         for index in self.plans:
             plan = index.plan
-            if plan.is_exact is not is_exact:
+            if plan.is_exact is not is_exact or index.last < self.step:
                 continue
             # Skip extents behind the step: their readers have read them, or wait for them as demand.
             index.pass_by(self.step)
@@ -113,7 +125,7 @@ class Job:
 
     def on_fetched(self, planned: PlannedRead, nbytes: int, now: float) -> None:
         """A prefetch of `nbytes` for a planned read was started."""
-        if self.last_cursor_at == -math.inf:
+        if self.is_by_reads:
             self.last_message_at = now
         self.fetched_bytes += nbytes
         if planned.begins_its_plan:
@@ -132,7 +144,8 @@ class Job:
         """The job is at a step; it may have gone back."""
         if step < self.step:
             for index in self.plans:
-                index.front, index.read_to = 0, -1
+                index.front, index.read_to = bisect_left(index.plan.first, step - index.longest), -1
+            self.reads.clear()
             self.ahead.clear()
             self.ahead_bytes = 0
         while self.ahead and self.ahead[0][0] <= step:
@@ -144,7 +157,34 @@ class Job:
         if self.step_rate.since > before.since:
             self.bytes_per_second = self.consumed_bytes / (self.step_rate.since - before.since)
             self.consumed_bytes = 0
-        self.plans = [index for index in self.plans if index.last >= step]
+        self.drop_passed(_PASSED_PLANS if self.is_by_reads else 0)
+
+    def drop_passed(self, kept: int) -> None:
+        """Drop the plans behind the step, but for the last few."""
+        passed = [index for index in self.plans if index.last < self.step]
+        dropped = passed[: max(0, len(passed) - kept)]
+        self.plans = [index for index in self.plans if index not in dropped]
+
+    def is_near(self, step: int) -> bool:
+        """Return whether a step comes soon: few steps, or few extents, lie before it."""
+        if step <= self.step + NEAR_STEPS:
+            return True
+        between = 0
+        for index in self.plans:
+            first = index.plan.first
+            between += bisect_left(first, step) - bisect_left(first, self.step)
+        return between <= NEAR_STEPS
+
+    def move_by_read(self, ahead: int | None, behind: int | None, now: float) -> bool:
+        """Bytes were read that a later step has, or one that is over, or both; return whether the job moves."""
+        if ahead is not None and self.is_near(ahead):
+            step = self.reads.add_near(self.step, max(ahead, self.step))
+        else:
+            step = self.reads.add_away(self.step, [each for each in (ahead, behind) if each is not None])
+        if step == self.step:
+            return False
+        self.move(step, now)
+        return True
 
 
 class Timeline:
@@ -163,6 +203,10 @@ class Timeline:
         """
         job = self.jobs.get(name)
         kept = [each for each in job.plans if each.plan.window < plan.plan.window] if job else []
+        if self._excess(job, [*kept, plan]):
+            for each in self.jobs.values():
+                each.drop_passed(0)
+            kept = [each for each in kept if job and each in job.plans]
         ended = [each for each in self.jobs.values() if each.has_ended and each is not job]
         ended.sort(key=lambda each: each.ended_at, reverse=True)
         while excess := self._excess(job, [*kept, plan]):
@@ -178,7 +222,10 @@ class Timeline:
             job.has_begun, job.other_bytes = False, 0
         job.plans = [*kept, plan]
         job.skipped_path = ""
+        has_said = plan.plan.step > job.step  # else it repeats the step that the daemon assumes
         job.move(plan.plan.step, now)
+        if has_said:
+            job.drop_passed(0)
         return job
 
     def _excess(self, job: Job | None, plans: list[PlanIndex]) -> str:
@@ -260,7 +307,7 @@ class Timeline:
     def follows(self, path: str) -> bool:
         """Return whether a job that sends no cursor has a file in its plans: its reads tell its step."""
         return any(
-            job.last_cursor_at == -math.inf and next(index.extents_of(path, job.step), None) is not None
+            job.is_by_reads and next(index.extents_of(path, -math.inf), None) is not None
             for job in self.running()
             for index in job.plans
         )
@@ -281,16 +328,17 @@ class Timeline:
         """
         has_moved = False
         for job in self.running():
-            step, is_further = _step_read(job, path, offset, nbytes)
+            ahead, is_further = _step_read(job, path, offset, nbytes)
+            behind = _step_behind(job, path, offset, nbytes, ahead)
             has_moved |= is_further
-            if step is None:
-                if job.last_cursor_at == -math.inf:
+            if ahead is None and behind is None:
+                if job.is_by_reads:
                     job.other_bytes += nbytes
                 continue
             has_moved |= job.is_astray
             job.has_begun, job.other_bytes = True, 0
             # Not for a job that has sent cursors: other readers of its files would keep it alive after a kill.
-            if job.last_cursor_at == -math.inf:
+            if job.is_by_reads:
                 job.last_message_at = now
             if has_waited:
                 job.missed_bytes += nbytes
@@ -298,10 +346,7 @@ class Timeline:
                 job.hit_bytes += nbytes
             if now - job.last_cursor_at < _QUIET_SECONDS:
                 continue
-            job.reads.append(max(step, job.step))
-            if len(job.reads) == _READS and (at := step_of_reads(job.reads)) > job.step:
-                job.move(at, now)
-                has_moved = True
+            has_moved |= job.move_by_read(ahead, behind, now)
         return has_moved
 
 
@@ -316,3 +361,14 @@ def _step_read(job: Job, path: str, offset: int, nbytes: int) -> tuple[int | Non
         step = soonest if step is None else min(step, soonest)
         is_further |= index.plan.is_exact and index.on_read(soonest, nbytes, job.step)
     return step, is_further
+
+
+def _step_behind(job: Job, path: str, offset: int, nbytes: int, ahead: int | None) -> int | None:
+    """Return the last step before a job's own that has any of these bytes; None if there is none, or none is needed.
+
+    ahead: the step from its own on that reads them. A job that has sent a cursor does not go back by its reads.
+    """
+    if not job.is_by_reads or (ahead is not None and job.is_near(ahead)):
+        return None
+    found = (step for index in job.plans for step in index.steps_of(path, -math.inf, offset, offset + nbytes))
+    return max((step for step in found if step < job.step), default=None)

@@ -4,8 +4,10 @@ A byte that is prefetched long before its use takes the place of a byte that cou
 prefetch horizon is short where disk space is scarce. Where nothing must be evicted, the horizon is all free space.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 from fusecache.model.objects import GIB
 
@@ -28,6 +30,18 @@ RATE_SECONDS = 0.2
 RATE_WEIGHT = 0.3
 # A step that takes longer than 10 usual ones is a pause (a checkpoint, an evaluation) and does not measure the rate.
 PAUSE_FACTOR = 10.0
+# A read is near a job's step up to 8 steps, or extents, after it. The job is at the smallest step of 8 such reads: they
+# are those of 8 workers.
+NEAR_STEPS = 8
+NEAR_READS = 8
+# A program that copies one file reads one step. One that goes through the files in the order of their names may read
+# two or three steps of another order. 4 steps in rising order are the job's own.
+RUN_STEPS = 4
+RUN_WIDTH = 8
+# Reads of 24 steps ahead, none of them near and without a run: the job skips files, or reads them in another order.
+LOST_STEPS = 24
+# Enough for a run of each of 8 workers. Among more, a random order would often have a run.
+AWAY_STEPS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +129,61 @@ def stalls(deadlines: Sequence[tuple[float, int]], bytes_per_second: float) -> i
     return late
 
 
-def step_of_reads(steps: Sequence[int]) -> int:
-    """Return the step of a job, estimated from the planned steps of its last few reads: the smallest of them.
+@dataclass(slots=True)
+class ReadSteps:
+    """The step of a job, estimated from the planned steps of its reads.
 
     The job's workers read ahead of it, and other programs may read the same files in another order. An estimate too
-    low costs a little space; one too high would drop bytes that are still needed.
+    low costs a little space; one too high would drop bytes that are still needed. So the step follows the reads that
+    are near it, and goes elsewhere only after a run of other steps, between which no read was near.
+
+    near: of the last reads near the step. away: of other reads, each step once, in the order of their last reads.
     """
-    return min(steps)
+
+    near: deque[int] = field(default_factory=lambda: deque(maxlen=NEAR_READS))
+    away: dict[int, None] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Forget all reads: the job has said itself where it is."""
+        self.near.clear()
+        self.away.clear()
+
+    def add_near(self, step: int, read: int) -> int:
+        """Add a read of step `read`, of a job at `step`; return the step of the job: the smallest of the last reads."""
+        self.away.clear()
+        self.near.append(read)
+        return max(step, min(self.near)) if len(self.near) == NEAR_READS else step
+
+    def add_away(self, step: int, reads: Iterable[int]) -> int:
+        """Add a read that may be of any of these steps, none of them near `step`; return the step of the job."""
+        known = len(self.away)
+        for read in reads:
+            known -= read in self.away
+            self.away.pop(read, None)
+            self.away[read] = None
+        if len(self.away) == known:
+            return step  # a file that is still being read
+        while len(self.away) > AWAY_STEPS:
+            del self.away[next(iter(self.away))]
+        found = first_of_run(list(self.away))
+        if found is None:
+            ahead = [read for read in self.away if read > step]
+            found = min(ahead) if len(ahead) >= LOST_STEPS else step
+        if found != step:
+            self.clear()
+        return found
+
+
+def first_of_run(reads: Sequence[int]) -> int | None:
+    """Return the smallest step at which a run begins, None if none does. reads: different steps, in the order of reads.
+
+    A run is RUN_STEPS steps that were read one after the other, RUN_WIDTH at most from the first to the last. Reads of
+    other steps may lie between.
+    """
+    place = {read: number for number, read in enumerate(reads)}
+    steps = sorted(reads)
+    for first in range(len(steps) - RUN_STEPS + 1):
+        run = steps[first : first + RUN_STEPS]
+        if run[-1] - run[0] <= RUN_WIDTH and all(place[a] < place[b] for a, b in pairwise(run)):
+            return run[0]
+    return None

@@ -1,6 +1,8 @@
 """Merged hints: when is what read next, compared with a list of everything that was said."""
 
+import random
 import tracemalloc
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -57,6 +59,7 @@ class Jobs(RuleBasedStateMachine):
         self.timeline = Timeline()
         self.said: dict[str, list[Said]] = {}
         self.steps: dict[str, int] = {}
+        self.with_cursor: set[str] = set()
         self.now = 0.0
 
     @rule(
@@ -81,11 +84,15 @@ class Jobs(RuleBasedStateMachine):
         self.now += seconds
         assert self.timeline.move(job, step, self.now) == (job in self.said)
         if job in self.said:
+            self.with_cursor.add(job)
             self._come_to(job, step)
 
     def _come_to(self, job: str, step: int) -> None:
-        # Windows that lie behind the job as a whole are gone, also if it goes back later.
+        # Windows behind a job that has said its step are gone, also if it goes back later.
+        has_said = job in self.with_cursor or step > self.steps.get(job, step)
         self.steps[job] = step
+        if not has_said:
+            return
         windows = {each.window for each in self.said[job]}
         dead = {w for w in windows if max(e.last for e in self.said[job] if e.window == w) < step}
         self.said[job] = [each for each in self.said[job] if each.window not in dead]
@@ -94,6 +101,8 @@ class Jobs(RuleBasedStateMachine):
     def forget(self, job: str) -> None:
         assert self.timeline.forget(job) == (job in self.said)
         self.said.pop(job, None)
+        self.with_cursor.discard(job)
+        self.steps.pop(job, None)
 
     @invariant()
     def next_uses_are_those_that_were_said(self) -> None:
@@ -122,6 +131,20 @@ class Jobs(RuleBasedStateMachine):
 
 Jobs.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
 TestJobs = Jobs.TestCase
+
+
+def encode_order(order: Sequence[int], *, step: int = 1) -> bytes:
+    """A plan of files of `whole` in an order, one each so many steps."""
+    return encode_plan(
+        window=0,
+        step=0,
+        paths=[f"train/shard.{number:07d}.mds" for number in range(len(order))],
+        path=order,
+        start=[0] * len(order),
+        length=[TO_THE_END] * len(order),
+        first=range(0, len(order) * step, step),
+        span=[0] * len(order),
+    )
 
 
 def whole(count: int, window: int = 0) -> bytes:
@@ -221,7 +244,7 @@ def test_a_job_without_a_cursor_moves_by_its_reads_and_lags_rather_than_leads() 
     take(timeline, "job", whole(100), 0.0)
     for number in (0, 1, 2, 3, 60, 4, 5, 6, 7, 8, 9):
         timeline.on_read(f"train/shard.{number:07d}.mds", 5, 1, 10.0 + number, has_waited=False)
-    assert timeline.jobs["job"].step == 3
+    assert timeline.jobs["job"].step == 2  # the smallest of the last 8 near it
     assert timeline.follows("train/shard.0000050.mds")
     assert not timeline.follows("of no job")
     timeline.move("job", 20, 30.0)
@@ -229,6 +252,115 @@ def test_a_job_without_a_cursor_moves_by_its_reads_and_lags_rather_than_leads() 
     for number in range(50, 60):
         timeline.on_read(f"train/shard.{number:07d}.mds", 5, 1, 31.0, has_waited=False)
     assert timeline.jobs["job"].step == 20  # it says itself where it is
+
+
+def read(timeline: Timeline, numbers: Iterable[int], *, times: int = 8) -> None:
+    """Read files of `whole`, each in so many parts."""
+    for number in numbers:
+        for part in range(times):
+            timeline.on_read(f"train/shard.{number:07d}.mds", part * MIB, MIB, 1.0, has_waited=False)
+
+
+def test_a_file_that_another_program_reads_moves_no_job() -> None:
+    timeline = Timeline()
+    take(timeline, "job", whole(100), 0.0)
+    job = timeline.jobs["job"]
+    for own in range(90):
+        read(timeline, [own])
+        assert job.step == own
+        read(timeline, [95 if own < 80 else 5], times=100)
+        assert job.step == own
+    assert timeline.names("train/shard.0000089.mds")
+
+
+def test_a_look_into_each_file_before_the_first_epoch_moves_a_job_for_a_few_files_only() -> None:
+    timeline = Timeline()
+    take(timeline, "job", whole(60), 0.0)
+    job = timeline.jobs["job"]
+    read(timeline, range(60), times=1)
+    assert job.step > 50
+    read(timeline, range(3))
+    assert timeline.follows("train/shard.0000003.mds")  # its reads are still wanted
+    read(timeline, [3])
+    front = job.front(is_exact=False)
+    assert (front and front.first) == job.step == 0
+    for own in range(4, 60):
+        read(timeline, [own])
+        assert job.step == own
+
+
+def test_two_runs_that_read_the_same_files_in_orders_of_their_own_are_both_followed() -> None:
+    timeline, choice = Timeline(), random.Random(3)
+    orders = {f"run{seed}": random.Random(seed).sample(range(1000), 1000) for seed in (1, 2)}
+    for job, order in orders.items():
+        take(timeline, job, encode_order(order), 0.0)
+    done = dict.fromkeys(orders, 0)
+    while max(done.values()) < 60 * 64:
+        job = choice.choice(list(orders))
+        read(timeline, [orders[job][done[job] // 64]], times=1)
+        done[job] += 1
+        assert abs(timeline.jobs[job].step - done[job] // 64) <= 2
+
+
+def test_a_job_that_begins_elsewhere_or_again_is_followed() -> None:
+    timeline = Timeline()
+    take(timeline, "job", whole(2000), 0.0)
+    job = timeline.jobs["job"]
+    read(timeline, range(1000, 1010))
+    assert job.step == 1009
+    read(timeline, range(300, 310), times=1)  # small files, so that it lags
+    assert 300 <= job.step < 310
+    read(timeline, range(1990, 2000))
+    read(timeline, range(10))  # a replay whose program reads another epoch
+    assert job.step == 9
+    read(timeline, range(0, 2000, 3))  # it skips files
+    assert job.step == 1998
+
+
+def test_a_job_of_whose_steps_few_lie_on_a_mount_is_followed_closely() -> None:
+    timeline, count = Timeline(), 200
+    take(timeline, "job", encode_order(range(count), step=100), 0.0)
+    for number in range(count):
+        read(timeline, [number])
+        assert timeline.jobs["job"].step == number * 100
+
+
+def test_a_job_goes_back_four_windows_at_most_and_their_room_is_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MOST_PLANS", 7)
+    timeline = Timeline()
+    for window in range(7):
+        rows = [Said(window, "a", at, at + 1, at, at) for at in range(window * 20, window * 20 + 20)]
+        take(timeline, "job", plan(window, 0, rows), 0.0)
+    job = timeline.jobs["job"]
+
+    def go(start: int) -> list[int]:
+        for at in range(start, start + 20):
+            timeline.on_read("a", at, 1, 1.0, has_waited=False)
+        return [index.plan.window for index in job.plans]
+
+    assert go(120) == [2, 3, 4, 5, 6]
+    assert go(40) == [2, 3, 4, 5, 6]
+    assert 40 <= job.step < 60
+    assert go(0) == [2, 3, 4, 5, 6]  # no longer known
+    assert 40 <= job.step < 60
+    go(120)
+    take(timeline, "other", plan(0, 0, []), 2.0)
+    take(timeline, "other", plan(1, 0, []), 2.0)
+    assert len(job.plans) == 5
+    take(timeline, "other", plan(2, 0, []), 2.0)
+    assert [index.plan.window for index in job.plans] == [6]
+
+
+def test_a_job_that_says_where_it_is_does_not_go_back_by_reads() -> None:
+    timeline = Timeline()
+    take(timeline, "job", whole(100), 0.0)
+    timeline.move("job", 50, -10.0)
+    read(timeline, range(20))
+    assert timeline.jobs["job"].step == 50
+    read(timeline, range(60, 70))  # it has not said so for a while
+    assert timeline.jobs["job"].step == 69
 
 
 def test_a_silent_job_is_forgotten_and_one_that_reads_is_not() -> None:

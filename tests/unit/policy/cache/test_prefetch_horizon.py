@@ -1,7 +1,9 @@
 """How far ahead, whose turn, at what pace."""
 
 import random
+from collections.abc import Iterable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,14 +13,16 @@ from fusecache.policy.cache.prefetch_horizon import (
     DEFAULT_SECONDS_PER_STEP,
     LEAD_BYTES_MAX,
     LEAD_SHARE_MOST,
+    LOST_STEPS,
+    NEAR_STEPS,
     JobFront,
+    ReadSteps,
     StepRate,
     choose_front,
     lead_bytes,
     may_replace,
     observe_step,
     stalls,
-    step_of_reads,
 )
 
 fronts = st.lists(
@@ -107,6 +111,44 @@ def test_stalls_are_the_fetches_that_end_after_their_deadline() -> None:
     assert stalls([(1.0, 10)], bytes_per_second=0) == 0
 
 
-@given(st.lists(st.integers(0, 1000), min_size=1))
-def test_reads_never_put_a_job_ahead_of_any_of_them(steps: list[int]) -> None:
-    assert step_of_reads(steps) == min(steps)
+def follow(reads: Iterable[int], *, step: int = 0) -> int:
+    """Return the step of a job that was at a step, after reads of these steps, each of one step only."""
+    followed = ReadSteps()
+    for read in reads:
+        is_near = step <= read <= step + NEAR_STEPS
+        step = followed.add_near(step, read) if is_near else followed.add_away(step, [read])
+    return step
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1), st.integers(0, 1000))
+def test_reads_never_put_a_job_at_a_step_that_was_not_read(steps: list[int], step: int) -> None:
+    assert follow(steps, step=step) in {step, *steps}
+
+
+@given(st.integers(NEAR_STEPS + 1, 1000), st.integers(1, 1000))
+def test_one_file_read_far_away_moves_no_job_however_often(away: int, times: int) -> None:
+    assert follow([away] * times) == 0
+    assert follow([0] * times, step=away) == away
+
+
+def test_reads_far_away_between_those_near_a_job_move_it_nowhere() -> None:
+    reads = [step for place in range(100) for step in (place, 500 + place)]
+    assert 90 <= follow(reads) < 100
+
+
+@pytest.mark.parametrize("start", [0, 20, 900])
+def test_a_run_elsewhere_moves_a_job_there_and_back(start: int) -> None:
+    assert follow([start, start + 1, start + 2], step=300) == 300
+    assert follow([start, start + 1, start + 2, start + 3], step=300) == start
+    assert follow([start + 3, start + 2, start + 1, start], step=300) == 300
+
+
+def test_runs_of_workers_side_by_side_begin_at_the_smallest_step() -> None:
+    assert follow([step * 64 + place for place in range(8) for step in range(7, 15)]) == 448
+
+
+def test_a_job_that_skips_or_mixes_files_is_followed_and_does_not_go_back() -> None:
+    skipping = follow(range(0, 10_000, 100))
+    assert 9000 - LOST_STEPS * 200 <= skipping < 10_000
+    mixed = [step for step in random.Random(1).sample(range(4000), 4000) if step < 3900]
+    assert follow(mixed, step=3990) == 3990
