@@ -168,6 +168,23 @@ def test_the_step_is_that_of_the_last_reads(mount: Callable[..., Mount], images:
         assert jobs(one)[0]["step"] < 30
 
 
+def test_what_another_program_reads_moves_no_job(mount: Callable[..., Mount], images: list[str]) -> None:
+    one = mount()
+    paths = [one.path / name for name in images]
+    with FileHints(paths):
+        wait_until(lambda: fetched(one, "hint") >= IMAGES * IMAGE_BYTES, "the hinted bytes")
+        for path in paths[:10]:
+            path.read_bytes()
+        hit_bytes = jobs(one)[0]["hit_bytes"]
+        copy = ["dd", f"if={paths[40]}", "of=/dev/null", "bs=12K", "iflag=direct"]
+        subprocess.run(copy, stderr=subprocess.DEVNULL, check=True)
+        wait_until(lambda: jobs(one)[0]["hit_bytes"] >= hit_bytes + IMAGE_BYTES, "the reads of dd")
+        assert jobs(one)[0]["step"] < 10
+        for path in paths[10:30]:
+            path.read_bytes()
+        wait_until(lambda: 22 <= jobs(one)[0]["step"] < 30, "the step")
+
+
 def make_tar(names: list[str]) -> bytes:
     """Return a tar of samples, 40 KiB each."""
     packed = io.BytesIO()
