@@ -158,7 +158,6 @@ class ReadSteps:
         """Add a read that may be of any of these steps, none of them near `step`; return the step of the job."""
         known = len(self.away)
         for read in reads:
-            known -= read in self.away
             self.away.pop(read, None)
             self.away[read] = None
         if len(self.away) == known:

@@ -1,13 +1,14 @@
 """How far ahead, whose turn, at what pace."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache.model.objects import GIB, MIB
+from fusecache.policy.cache import prefetch_horizon as module
 from fusecache.policy.cache.eviction import EvictionCandidate, choose_victims
 from fusecache.policy.cache.prefetch_horizon import (
     DEFAULT_SECONDS_PER_STEP,
@@ -19,6 +20,7 @@ from fusecache.policy.cache.prefetch_horizon import (
     ReadSteps,
     StepRate,
     choose_front,
+    first_of_run,
     lead_bytes,
     may_replace,
     observe_step,
@@ -152,3 +154,16 @@ def test_a_job_that_skips_or_mixes_files_is_followed_and_does_not_go_back() -> N
     assert 9000 - LOST_STEPS * 200 <= skipping < 10_000
     mixed = [step for step in random.Random(1).sample(range(4000), 4000) if step < 3900]
     assert follow(mixed, step=3990) == 3990
+
+
+def test_many_reads_of_one_file_far_away_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A foreign copy of a large file is thousands of reads, on the path of all of them."""
+    searches: list[int] = []
+
+    def count(reads: Sequence[int]) -> int | None:
+        searches.append(len(reads))
+        return first_of_run(reads)
+
+    monkeypatch.setattr(module, "first_of_run", count)
+    follow([500] * 1000 + [600] * 1000)
+    assert searches == [1, 2]
