@@ -24,6 +24,7 @@ from typing import Any
 from fusecache.model.hints import CURSOR, FOLDER, PLAN, TO_THE_END, HintError, encode_cursor, is_job
 from loader.base.mount_endpoint import MountEndpoint
 from loader.errors import ArgumentError
+from loader.hints.drawn_items import DrawnItems, is_same, samples_of
 from loader.hints.file_places import FilePlaces
 from loader.hints.file_plans import PLAN_EXTENTS, FileRow, MountPlans, RecentSteps, plan_message, split_rows
 from loader.hints.job_name import hold_name, hold_numbered, release_name
@@ -73,14 +74,11 @@ class FileHints:
         ahead: int = AHEAD_SAMPLES,
         job: str | None = None,
     ) -> None:
-        is_table = isinstance(files, (Sequence, Mapping)) or hasattr(files, "dtype")
-        if isinstance(files, (str, bytes)) or not (is_table or callable(files)):
+        if isinstance(files, (str, bytes)) or not (_is_table(files) or callable(files)):
             # Not every object with items: a data set of torch would load its samples.
             raise ArgumentError(
                 f"files is {type(files).__name__}: give a sequence, a mapping, or a function from an item to a path"
             )
-        if order is None and is_table:
-            order = list(files) if isinstance(files, Mapping) else range(len(files))  # type: ignore[arg-type]
         if hasattr(order, "state_dict"):
             raise ArgumentError(
                 f"order is {type(order).__name__}, which saves its position: FileHints would draw items in advance, "
@@ -101,18 +99,29 @@ class FileHints:
         self._files, self._order, self._ahead, self._job = files, order, ahead, job
         # By process: a forked child has none yet.
         self._senders: dict[int, _Sender] = {}
-        if order is not None and hasattr(order, "__getitem__") and hasattr(order, "__len__"):
-            self._senders[os.getpid()] = _Sender(files, job, ahead, _draw(iter(order), ahead))
+        # What earlier passes drew from an order that is an iterator: it gives each item once.
+        self._left: DrawnItems | None = None
+        order = self._present_order()
+        if hasattr(order, "__getitem__") and hasattr(order, "__len__"):
+            self._senders[os.getpid()] = _Sender(files, job, ahead, DrawnItems(iter(order)).draw(ahead))
+
+    def _present_order(self) -> Any:
+        """Return the order, by default that of the files, which may have become more; None if there is none."""
+        files: Any = self._files
+        if self._order is not None or not _is_table(files):
+            return self._order
+        return list(files) if isinstance(files, Mapping) else range(len(files))
 
     def __iter__(self) -> Iterator[Any]:
-        if self._order is None:
+        order = self._present_order()
+        if order is None:
             raise ArgumentError(
                 "this FileHints has no order to iterate over: give one, or call follow(items)"
             )
-        return self._pass_on(self._order, is_order=True)
+        return self._pass_on(order, is_order=True)
 
     def __len__(self) -> int:
-        return len(self._order)  # type: ignore[arg-type]  # TypeError, as for any iterable without a length
+        return len(self._present_order())  # TypeError, as for any iterable without a length
 
     def set_epoch(self, epoch: int) -> None:
         """Pass an epoch on to the order, if that has epochs."""
@@ -125,23 +134,34 @@ class FileHints:
         return self._pass_on(items, is_order=False)
 
     def _pass_on(self, items: Iterable[Any], *, is_order: bool) -> Iterator[Any]:
-        sender = self._own_sender()
-        is_known = is_order and sender.takes_first_pass()  # the constructor has sent it
-        turn = 0 if is_known else sender.begin()
-        source, drawn, samples = iter(items), deque[Any](), 0
+        sender, source = self._own_sender(), iter(items)
+        if is_order and source is items:
+            drawn = self._left = self._left or DrawnItems(source)
+            drawn.has_ended = False
+        else:
+            drawn = DrawnItems(source)
+        known = sender.known_items() if is_order else []
+        turn = 0 if known else sender.begin()
+        waiting, sent = list(drawn.items), sum(map(samples_of, known))
         refill = max(1, self._ahead // 4)
         while True:
-            if samples <= self._ahead - refill:
-                new = _draw(source, self._ahead - samples)
-                drawn.extend(new)
-                samples += sum(map(_samples, new))
-                if not is_known:
-                    sender.add(new, turn)
-                is_known = False
-            if not drawn:
+            if drawn.samples <= self._ahead - refill:
+                new = drawn.draw(self._ahead)
+                is_shorter = drawn.has_ended and len(known) > len(new)
+                if is_same(new[: len(known)], known[: len(new)]) and not is_shorter:
+                    new, known = new[len(known) :], known[len(new) :]
+                else:  # the constructor has sent another order
+                    new, known, sent, turn = list(drawn.items), [], 0, sender.begin()
+                waiting += new
+                # A slow order gives few at a time, and a daemon takes few plans: send as many as before, or more.
+                samples = sum(map(samples_of, waiting))
+                if waiting and (drawn.has_ended or samples >= min(refill, sent)):
+                    sender.add(waiting, turn)
+                    waiting, sent = [], sent + samples
+            try:
+                item = drawn.take()
+            except StopIteration:
                 return
-            item = drawn.popleft()
-            samples -= _samples(item)
             yield item
 
     def _own_sender(self) -> "_Sender":
@@ -175,20 +195,9 @@ class FileHints:
             sender.stop()
 
 
-def _samples(item: Any) -> int:
-    """Return how many samples an item stands for; an empty list counts too, as an order may have nothing else."""
-    return max(1, len(item)) if isinstance(item, list) else 1
-
-
-def _draw(source: Iterator[Any], samples: int) -> list[Any]:
-    """Draw items until they have this many samples, or the source has no more."""
-    items: list[Any] = []
-    for item in source:
-        items.append(item)
-        samples -= _samples(item)
-        if samples <= 0:
-            break
-    return items
+def _is_table(files: Files) -> bool:
+    """Return whether the files are all there, so that their order can be the default."""
+    return isinstance(files, (Sequence, Mapping)) or hasattr(files, "dtype")
 
 
 class _Sender:
@@ -199,7 +208,7 @@ class _Sender:
     move the job.
     """
 
-    def __init__(self, files: Files, job: str | None, ahead: int, items: Iterable[Any] | None = None) -> None:
+    def __init__(self, files: Files, job: str | None, ahead: int, items: Sequence[Any] = ()) -> None:
         """items: the first ones of pass 0, before any iteration."""
         self.process = os.getpid()
         self._files = files if callable(files) else files.__getitem__
@@ -207,10 +216,10 @@ class _Sender:
         self._ahead = ahead
         self._places = FilePlaces()
         self._lock = threading.Lock()
-        self._new: deque[Any] = deque(items or ())
-        self._new_samples = sum(map(_samples, self._new))
+        self._new: deque[Any] = deque(items)
+        self._new_samples = sum(map(samples_of, self._new))
         self._passed_over = 0  # items that came before those of `_new`, and were left out
-        self._is_primed = items is not None
+        self._known = list(items)
         self._turn = 0  # of the pass whose items are taken
         self._sent_turn = 0
         self._step = 0
@@ -223,16 +232,17 @@ class _Sender:
         self._thread.start()
         atexit.register(self.close)
 
-    def takes_first_pass(self) -> bool:
-        """Return True once, if the constructor of FileHints has sent the first items, and all were on mounts."""
+    def known_items(self) -> list[Any]:
+        """Return, once, what the constructor of FileHints has sent; nothing if some of it is on no mount."""
         with self._lock:
-            is_first, self._is_primed = self._is_primed, False
-            return is_first and not self._places.has_missing
+            known, self._known = self._known, []
+            return [] if self._places.has_missing else known
 
     def begin(self) -> int:
         """Begin a pass: what was sent of the one before is replaced. Return its number, for `add`."""
         with self._lock:
             self._turn += 1
+            self._known = []
             self._new.clear()
             self._new_samples = self._passed_over = 0
             return self._turn
@@ -243,10 +253,10 @@ class _Sender:
             if turn == self._turn:
                 for item in items:
                     self._new.append(item)
-                    self._new_samples += _samples(item)
+                    self._new_samples += samples_of(item)
             # The job has the first of them already if `ahead` samples come before the last.
-            while self._new and self._new_samples - _samples(self._new[-1]) >= self._ahead:
-                self._new_samples -= _samples(self._new.popleft())
+            while self._new and self._new_samples - samples_of(self._new[-1]) >= self._ahead:
+                self._new_samples -= samples_of(self._new.popleft())
                 self._passed_over += 1
         self._woken.set()
 
@@ -308,9 +318,9 @@ class _Sender:
             items, samples = [], 0
             while self._new and samples < room:
                 items.append(self._new.popleft())
-                samples += _samples(items[-1])
-            self._new_samples -= samples
+                samples += samples_of(items[-1])
             has_more = bool(self._new)
+            self._new_samples = self._new_samples - samples if has_more else 0
         if is_new_pass:
             self._sent_turn, self._step = turn, 0
             if self._places.has_missing:  # their mount may be there now

@@ -22,6 +22,7 @@ from fusecache.model.hints import encode_plan
 from fusecache.model.metadata import SYMLINK_TARGET
 from fusecache.model.objects import KIB, MIB
 from loader import FileHints
+from loader.hints import drawn_items
 from loader.hints import file_hints as module
 from tests.mount.conftest import FLAGS
 from tests.support import ROOT
@@ -389,6 +390,20 @@ def test_a_job_whose_reads_the_kernel_answers_keeps_few_extents_in_the_daemon(
         (job,) = jobs(one)
         assert job["step"] <= 5000
         assert job["extents"] <= 3 * 500
+
+
+def test_a_slow_order_takes_few_plans_of_the_daemon(
+    mount: Callable[..., Mount], images: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawn_items, "DRAW_SECONDS", 0.0)  # each draw gives one item
+    one = mount()
+    paths = [one.path / images[item % IMAGES] for item in range(1000)]
+    with FileHints(paths) as hints:
+        for item in hints:
+            if item % 10 == 0:
+                wait_until(lambda: not hints._senders[os.getpid()]._new, "the look at what was drawn")
+        wait_until(lambda: jobs(one)[0]["extents"] == 1000, "all items")
+        assert len(jobs(one)[0]["windows"]) <= 12  # each has as many as all before
 
 
 def test_what_waits_for_a_daemon_that_refuses_is_bounded_in_samples_not_in_batches(

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from loader import FileHints
 from loader.errors import ArgumentError
+from loader.hints import drawn_items
+from tests.support.mounts import wait_until
 
 
 class Epochs:
@@ -131,6 +134,87 @@ def test_an_endless_order_and_a_pass_that_is_given_up(files: list[Path]) -> None
     with FileHints(files, itertools.cycle([3, 1, 2]), ahead=5) as hints:
         assert list(itertools.islice(hints, 7)) == [3, 1, 2, 3, 1, 2, 3]
         assert len(list(itertools.islice(hints, 7))) == 7
+
+
+class Broken(Items):
+    """A sampler that fails after its items."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.items
+        raise RuntimeError("the sampler broke")
+
+
+def test_an_order_that_fails_gives_its_items_first(files: list[Path]) -> None:
+    with FileHints(files, Broken(range(10))) as hints:
+        for _ in range(2):
+            order = iter(hints)
+            assert list(itertools.islice(order, 10)) == list(range(10))
+            with pytest.raises(RuntimeError, match="the sampler broke"):
+                next(order)
+
+
+def test_an_iterator_as_order_loses_no_item_between_passes(files: list[Path]) -> None:
+    with FileHints(files, iter(range(10))) as hints:
+        assert [list(itertools.islice(hints, 4)) for _ in range(4)] == [
+            [0, 1, 2, 3],
+            [4, 5, 6, 7],
+            [8, 9],
+            [],
+        ]
+
+
+def test_an_order_that_is_slow_delays_no_item(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawn_items, "DRAW_SECONDS", 0.0)  # any order is slow then
+    sampler = Epochs()
+    with FileHints(files, sampler) as hints:
+        assert [(item, sampler.drawn) for item in hints] == [(item, item + 1) for item in range(10)]
+
+
+def test_hints_follow_a_list_that_changes_before_the_first_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seconds in (0.0, 0.1):
+        monkeypatch.setattr(drawn_items, "DRAW_SECONDS", seconds)
+        for change in (list.reverse, list.pop, lambda items: items.append(7), lambda _: None):
+            order, seen = [5, 3, 4, 1], list[int]()
+            with FileHints(seen.append, order) as hints:
+                wait_until(lambda seen=seen: seen, "the first look")  # type: ignore[misc]
+                change(order)
+                assert list(hints) == order
+                count = len(order)
+                wait_until(lambda: seen[-count:] == order, "the new order")  # noqa: B023
+
+
+def test_a_list_that_does_not_change_is_looked_at_once_for_the_first_pass() -> None:
+    order, seen = [[5, 3], [4], [1]], list[int]()
+    with FileHints(seen.append, order) as hints:
+        wait_until(lambda: len(seen) == 4, "the first look")
+        assert list(hints) == order
+        assert list(hints) == order
+        wait_until(lambda: len(seen) >= 8, "the second pass")
+        assert seen == [5, 3, 4, 1, 5, 3, 4, 1]
+
+
+def test_a_pass_after_other_items_is_looked_at_again() -> None:
+    seen = list[int]()
+    with FileHints(seen.append, [1, 2, 3]) as hints:
+        wait_until(lambda: seen == [1, 2, 3], "the order")
+        assert list(hints.follow([7, 8])) == [7, 8]
+        wait_until(lambda: seen == [1, 2, 3, 7, 8], "the other items")
+        assert list(hints) == [1, 2, 3]
+        wait_until(lambda: seen == [1, 2, 3, 7, 8, 1, 2, 3], "the order, again")
+
+
+def test_files_that_are_added_come_in_the_next_pass(files: list[Path]) -> None:
+    with FileHints(files) as hints:
+        assert list(hints) == list(range(20))
+        files.append(files[0])
+        assert len(hints) == 21
+        assert list(hints) == list(range(21))
+
+
+def test_arrays_as_items_pass_through(files: list[Path]) -> None:
+    order = np.arange(6).reshape(3, 2)  # its rows cannot be compared
+    with FileHints(lambda _: None, order) as hints:  # type: ignore[arg-type]
+        assert [row.tolist() for row in hints] == order.tolist()
 
 
 def test_items_of_any_kind_pass_through(files: list[Path]) -> None:
