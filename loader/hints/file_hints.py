@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import length_hint
 from typing import Any
 
 from fusecache.model.hints import CURSOR, FOLDER, PLAN, TO_THE_END, HintError, encode_cursor, is_job
@@ -212,6 +213,7 @@ class _Sender:
         """items: the first ones of pass 0, before any iteration."""
         self.process = os.getpid()
         self._files = files if callable(files) else files.__getitem__
+        self._table = None if callable(files) else files
         self._job = hold_name("files", 0, "") if job is None else hold_numbered(job)
         self._ahead = ahead
         self._places = FilePlaces()
@@ -373,10 +375,12 @@ class _Sender:
                             *(each, start, length, path),
                         )
             except Exception as problem:  # noqa: BLE001  # the caller's function: its errors must not end the hints
+                is_beyond = isinstance(problem, IndexError) and self._table is not None
+                count = f"; it has {length_hint(self._table)} entries" if is_beyond else ""
                 self._say(
                     "files",
-                    "no hint for item %r of the order: `files` has no path for it (%s: %s)",
-                    *(each, type(problem).__name__, problem),
+                    "no hint for item %r of the order: `files` has no path for it (%s: %s)%s",
+                    *(each, type(problem).__name__, problem, count),
                 )
 
     def _send(self, endpoint: MountEndpoint, plans: MountPlans) -> None:

@@ -1,6 +1,7 @@
 """FileHints yields what an order yields, wherever the files lie, and refuses what it cannot work with."""
 
 import itertools
+import logging
 import pickle
 import sys
 import threading
@@ -209,6 +210,21 @@ def test_files_that_are_added_come_in_the_next_pass(files: list[Path]) -> None:
         files.append(files[0])
         assert len(hints) == 21
         assert list(hints) == list(range(21))
+
+
+def test_an_item_beyond_the_files_is_named_with_their_number(
+    files: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "loader.hints.file_hints")
+    words = (
+        "no hint for item 25 of the order: `files` has no path for it (IndexError: list index out of range)"
+    )
+    for each, more in ((files, "; it has 20 entries"), (files.__getitem__, "")):
+        caplog.clear()
+        with FileHints(each, [25]) as hints:  # type: ignore[arg-type]
+            assert list(hints) == [25]
+            wait_until(lambda: caplog.records, "the words")
+        assert [record.getMessage() for record in caplog.records] == [words + more]
 
 
 def test_arrays_as_items_pass_through(files: list[Path]) -> None:
