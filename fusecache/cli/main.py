@@ -299,11 +299,7 @@ def _add_cache_commands(commands: Any) -> None:
     check.set_defaults(run=cache_commands.check, parser=check, error_status=2)
 
     recordings.add_arguments(
-        _add(
-            commands,
-            "record",
-            "record what is read from a mount, for `replay`, until Ctrl-C, SIGTERM or SIGHUP",
-        ),
+        _add(commands, "record", "record what is read from a mount, for `replay`, until a signal ends it"),
         _add(commands, "replay", "prefetch what a recording names, in its order, in the background"),
     )
 

@@ -221,16 +221,26 @@ def test_tars_that_are_read_from_end_to_end_come_in_the_order_of_a_list(
 
 
 WORKERS = """
-import os, random, sys
+import json, os, sys, time
 from operator import itemgetter
 import torch
 import webdataset as wds
 from loader import FileHints
+
+def slowly(urls):
+    # A worker on a busy machine could have read all before the daemon begins to fetch for it.
+    statistics = os.path.dirname(sys.argv[2]) + "/.fusecache/stats.json"
+    for number, url in enumerate(urls):
+        while number == 1 and not json.load(open(statistics))["cache"]["bytes_by_cause"]["hint"]:
+            time.sleep(0.05)
+        yield url
+
 pipeline = wds.DataPipeline(
     wds.SimpleShardList([f"file:{path}" for path in sys.argv[2:]]),
     wds.split_by_worker,
     wds.shuffle(10),
     FileHints(itemgetter("url")).follow,
+    slowly,
     wds.tarfile_to_samples(),
 )
 if sys.argv[1] == "alone":
