@@ -221,26 +221,21 @@ def test_tars_that_are_read_from_end_to_end_come_in_the_order_of_a_list(
 
 
 WORKERS = """
-import json, os, sys, time
+import os, sys
+from functools import partial
 from operator import itemgetter
 import torch
 import webdataset as wds
 from loader import FileHints
+from tests.support.patience import after_first_hint
 
-def slowly(urls):
-    # A worker on a busy machine could have read all before the daemon begins to fetch for it.
-    statistics = os.path.dirname(sys.argv[2]) + "/.fusecache/stats.json"
-    for number, url in enumerate(urls):
-        while number == 1 and not json.load(open(statistics))["cache"]["bytes_by_cause"]["hint"]:
-            time.sleep(0.05)
-        yield url
-
+root = os.path.dirname(os.path.dirname(sys.argv[2]))
 pipeline = wds.DataPipeline(
     wds.SimpleShardList([f"file:{path}" for path in sys.argv[2:]]),
     wds.split_by_worker,
     wds.shuffle(10),
     FileHints(itemgetter("url")).follow,
-    slowly,
+    partial(after_first_hint, root) if sys.argv[1] != "alone" else iter,
     wds.tarfile_to_samples(),
 )
 if sys.argv[1] == "alone":
