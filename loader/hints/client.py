@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from fusecache.model.hints import CURSOR, FOLDER, PLAN, HintError, encode_cursor
 from loader.base.mount_endpoint import MountEndpoint, find_endpoint
 from loader.errors import ArgumentError, LoaderError
-from loader.hints.job_name import hold_name, release_name
+from loader.hints.job_name import check_job, hold_name, release_name
 from loader.hints.page_warmer import PageWarmer
 from loader.hints.plan_messages import REFUSED, MountMap, PlanMessage, choose, refusal_text
 from loader.hints.planned_reads import Ids, PlannedReads, reads_from, sample_reads, shard_reads, table_bytes
@@ -100,6 +100,7 @@ class Hints:
                 f"Hints takes a dataset and its sampler, in this order, not {type(dataset).__name__} and "
                 f"{type(sampler).__name__}"
             )
+        check_job(job)
         if isinstance(sampler, ElasticBatchSampler):
             sampler.check_dataset(dataset)
         self._sampler = sampler

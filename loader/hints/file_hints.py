@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import length_hint
 from typing import Any
 
-from fusecache.model.hints import CURSOR, FOLDER, PLAN, TO_THE_END, HintError, encode_cursor, is_job
+from fusecache.model.hints import CURSOR, FOLDER, PLAN, TO_THE_END, HintError, encode_cursor
 from loader.base.mount_endpoint import MountEndpoint
 from loader.errors import ArgumentError
 from loader.hints.drawn_items import DrawnItems, is_same, samples_of
 from loader.hints.file_places import FilePlaces
 from loader.hints.file_plans import PLAN_EXTENTS, FileRow, MountPlans, RecentSteps, plan_message, split_rows
-from loader.hints.job_name import hold_name, hold_numbered, release_name
+from loader.hints.job_name import check_job, hold_name, hold_numbered, release_name
 from loader.hints.plan_messages import REFUSED, refusal_text
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,6 @@ CHECK_SECONDS = 10.0
 KEEPALIVE_SECONDS = 60.0
 # Retry after EPERM: other jobs use up the daemon's limits.
 LIMIT_RETRY_SECONDS = 60.0
-# Room for the number that each process adds to the name of its job.
-_LONGEST_JOB = 95
 # Time to withdraw the plans at exit: a mount that does not answer must not block the exit.
 _CLOSE_SECONDS = 2.0
 
@@ -92,11 +90,7 @@ class FileHints:
             )
         if ahead < 1:
             raise ArgumentError(f"ahead is {ahead}: at least 1 sample is looked at in advance")
-        if job is not None and (len(job) > _LONGEST_JOB or not is_job(job)):
-            raise ArgumentError(
-                f"job is {job!r}: use 1 to {_LONGEST_JOB} letters, digits, '.', '_' and '-', and no dot at the "
-                "beginning"
-            )
+        check_job(job)
         self._files, self._order, self._ahead, self._job = files, order, ahead, job
         # By process: a forked child has none yet.
         self._senders: dict[int, _Sender] = {}

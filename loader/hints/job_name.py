@@ -12,9 +12,22 @@ import os
 import re
 import socket
 
+from fusecache.model.hints import is_job
+from loader.errors import ArgumentError
+
+# Room for the number that each process adds.
+_LONGEST = 95
 _ADDRESS = "\0fusecache-job-"
 # Names of this process -> their sockets; None if the kernel offers no such address.
 _held: dict[str, socket.socket | None] = {}
+
+
+def check_job(name: str | None) -> None:
+    """Raise ArgumentError for a name that a daemon would refuse: it is a part of a file name on the mount."""
+    if name is not None and (len(name) > _LONGEST or not is_job(name)):
+        raise ArgumentError(
+            f"job is {name!r}: use 1 to {_LONGEST} letters, digits, '.', '_' and '-', and no dot at the beginning"
+        )
 
 
 def hold_name(fingerprint: str, node: int, about: str) -> str:

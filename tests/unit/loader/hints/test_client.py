@@ -19,6 +19,7 @@ import pytest
 from fusecache.model.hints import PLAN, Plan, decode_plan
 from loader import ElasticBatchSampler, World
 from loader.base.mount_endpoint import MountEndpoint
+from loader.errors import ArgumentError
 from loader.hints import Hints
 from loader.hints import client as module
 from loader.hints.job_name import hold_name, release_name
@@ -240,6 +241,15 @@ def test_runs_of_one_allocation_that_differ_have_names_that_differ(slurm: pytest
     finally:
         for name in held:
             release_name(name)
+
+
+@pytest.mark.parametrize("name", ["", "../../evil", "my run", "a/b", ".a", "a" * 96])
+def test_a_name_that_a_daemon_would_refuse_is_refused(tmp_path: Path, name: str) -> None:
+    """It is a part of a path on the mount: `../../evil` would make an object in the bucket."""
+    dataset = facts(tmp_path / "data", ["a.mds", "b.mds"])
+    sampler = ElasticBatchSampler(dataset, global_batch_size=2, canonical_nodes=1, world=World())
+    with pytest.raises(ArgumentError, match=r"job is .*: use 1 to 95 letters"):
+        Hints(dataset, sampler, job=name)
 
 
 def test_a_name_is_one_live_process_alone_and_that_of_a_run_that_is_started_again(
