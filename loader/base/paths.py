@@ -58,14 +58,17 @@ def mounted_path(url: str) -> str | None:
 
     If several mounts show it, the first one with the longest prefix counts. One whose daemon is gone counts last.
     """
-    found: list[tuple[bool, int, str]] = []
+    found: list[tuple[int, str, str]] = []
     for mount in _mounts():
         # Of a folder that is bound elsewhere, as into a container, only what is below it shows there.
         shown = (mount.source.rstrip("/") + mount.root).rstrip("/")
         if mount.kind == _OUR_TYPE and f"{url.rstrip('/')}/".startswith(f"{shown}/"):
             inner = url.rstrip("/")[len(shown) :].strip("/")
-            found.append((_is_dead(mount.point), -len(shown), os.path.join(mount.point, inner).rstrip("/")))
-    return min(found, key=lambda each: each[:2])[2] if found else None
+            found.append((len(shown), mount.point, os.path.join(mount.point, inner).rstrip("/")))
+    found.sort(key=lambda each: each[0], reverse=True)
+    # The others are not asked: one may hang.
+    alive = (path for _, point, path in found if not _is_dead(point))
+    return next(alive, found[0][2] if found else None)
 
 
 def _is_dead(point: str) -> bool:

@@ -11,7 +11,7 @@ from loader.base import paths
 from loader.base.paths import mounted_path
 from loader.errors import ArgumentError
 from loader.streaming import MDSWriter
-from tests.support.mounts import FUSECACHE, Mount, run, wait_until
+from tests.support.mounts import FUSECACHE, Mount, run, run_python, wait_until
 from tests.support.other_user import needs_root
 from tests.support.s3_buckets import Bucket
 
@@ -50,6 +50,21 @@ def test_of_two_mounts_the_one_with_a_daemon_counts(
     assert mounted_path(f"{bucket.source.rstrip('/')}/x") == str(other.path / "x")
     gone.pid = 0
     run(FUSECACHE, "unmount", gone.path)
+
+
+def test_a_mount_that_hangs_delays_no_url_that_another_one_shows_more_closely(
+    mount: Callable[..., Mount], bucket: Bucket
+) -> None:
+    bucket.put("train/x", b"1")
+    outer, inner = mount(), mount(of=bucket.below("train"))
+    os.kill(outer.pid, signal.SIGSTOP)
+    try:
+        code = (
+            f"from loader.base.paths import mounted_path; print(mounted_path({bucket.source + 'train/x'!r}))"
+        )
+        assert run_python(code, seconds=30).stdout == f"{inner.path}/x\n"
+    finally:
+        os.kill(outer.pid, signal.SIGCONT)
 
 
 def test_a_writer_that_may_empty_its_folder_removes_nothing_of_a_mount_in_it(

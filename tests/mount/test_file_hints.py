@@ -13,6 +13,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,15 @@ def images(bucket: Bucket) -> list[str]:
     return sorted(names)
 
 
+@contextmanager
+def hinted(one: Mount, images: list[str]) -> Iterator[list[Path]]:
+    """Give hints for all images in their order; yield their paths once the daemon has fetched them."""
+    paths = [one.path / name for name in images]
+    with FileHints(paths):
+        wait_until(lambda: fetched(one, "hint") >= IMAGES * IMAGE_BYTES, "the hinted bytes")
+        yield paths
+
+
 @pytest.fixture
 def started() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     """Start programs; none is left."""
@@ -159,9 +169,7 @@ def test_the_daemon_follows_the_reads_over_passes(mount: Callable[..., Mount], i
 
 def test_the_step_is_that_of_the_last_reads(mount: Callable[..., Mount], images: list[str]) -> None:
     one = mount()
-    paths = [one.path / name for name in images]
-    with FileHints(paths):
-        wait_until(lambda: fetched(one, "hint") >= IMAGES * IMAGE_BYTES, "the hinted bytes")
+    with hinted(one, images) as paths:
         for path in paths[:30]:
             path.read_bytes()
         # It is the least of the last eight reads, and each file took one or two.
@@ -171,9 +179,7 @@ def test_the_step_is_that_of_the_last_reads(mount: Callable[..., Mount], images:
 
 def test_what_another_program_reads_moves_no_job(mount: Callable[..., Mount], images: list[str]) -> None:
     one = mount()
-    paths = [one.path / name for name in images]
-    with FileHints(paths):
-        wait_until(lambda: fetched(one, "hint") >= IMAGES * IMAGE_BYTES, "the hinted bytes")
+    with hinted(one, images) as paths:
         for path in paths[:10]:
             path.read_bytes()
         hit_bytes = jobs(one)[0]["hit_bytes"]

@@ -78,7 +78,7 @@ def given_after_an_epoch(one: Mount, loader: Loader) -> int:
 
 
 def test_a_loader_reads_whole_shards_without_the_mount(one: Mount, bucket: Bucket, tmp_path: Path) -> None:
-    """`Loader` opens all shards again in each epoch, also those that it first opened through the mount."""
+    """`Loader` opens every shard again in each epoch. So the daemon gives those that were not whole at first, too."""
     path = one.path / put_dataset(bucket, tmp_path / "data")
     wait_until(path.exists, "the data set on the mount")
     dataset = MDSDataset(path)

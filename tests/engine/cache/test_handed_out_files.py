@@ -10,7 +10,7 @@ import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.model.objects import MIB, ObjectId
-from tests.support.block_caches import fill_all, new_bucket, running_cache, some_bytes, until
+from tests.support.block_caches import Bucket, fill_all, new_bucket, running_cache, some_bytes, until
 
 
 def wanted(prefix: str):
@@ -31,14 +31,19 @@ async def handed_out(cache: BlockCache, object_id: ObjectId, size: int) -> int:
     return fd
 
 
+async def handed_out_file(cache: BlockCache, bucket: Bucket, data: bytes) -> tuple[ObjectId, int]:
+    """Return an object that the cache has as a whole, and a program's descriptor of its file."""
+    object_id = bucket.put("a", data)
+    await fill_all(cache, object_id, len(data))
+    return object_id, await handed_out(cache, object_id, len(data))
+
+
 async def test_a_program_of_an_earlier_run_keeps_its_file_when_another_one_gets_none(tmp_path: Path) -> None:
     """Its check waits behind others, and the request gives up: the last of all holds looks whether a program has it."""
     data = some_bytes(9 * MIB + 77)
     bucket = new_bucket()
-    object_id = bucket.put("a", data)
     async with running_cache(bucket.watched, tmp_path) as cache:
-        await fill_all(cache, object_id, len(data))
-        fd = await handed_out(cache, object_id, len(data))
+        object_id, fd = await handed_out_file(cache, bucket, data)
     async with running_cache(bucket.watched, tmp_path) as cache:
         maintenance, table = cache.maintenance, cache._table
         async with maintenance._verifiers, AsyncExitStack() as stack:
@@ -59,10 +64,8 @@ async def test_a_hold_of_an_earlier_run_ends_once(tmp_path: Path) -> None:
     """The task that ends these holds is started again after an error of the program."""
     data = some_bytes(9 * MIB)
     bucket = new_bucket()
-    object_id = bucket.put("a", data)
     async with running_cache(bucket.watched, tmp_path) as cache:
-        await fill_all(cache, object_id, len(data))
-        fd = await handed_out(cache, object_id, len(data))
+        _, fd = await handed_out_file(cache, bucket, data)
     async with running_cache(bucket.watched, tmp_path) as cache:
         await until(lambda: sum(cache._table.held.values()) == 1)
         cache.maintenance.release_found()
@@ -101,10 +104,8 @@ async def test_a_look_that_fails_is_repeated(tmp_path: Path, monkeypatch: pytest
     """As without a free descriptor: whether a program has a file is unknown then."""
     data = some_bytes(9 * MIB)
     bucket = new_bucket()
-    object_id = bucket.put("a", data)
     async with running_cache(bucket.watched, tmp_path) as cache:
-        await fill_all(cache, object_id, len(data))
-        fd = await handed_out(cache, object_id, len(data))
+        _, fd = await handed_out_file(cache, bucket, data)
         looks, is_in_use = [], cache._files.is_in_use
 
         def failing(number: int) -> bool:
@@ -123,10 +124,8 @@ async def test_a_file_that_a_scrub_found_damaged_is_not_held_again(tmp_path: Pat
     """The program that has it reads what the disk has; the next one reads through the mount."""
     data = some_bytes(9 * MIB)
     bucket = new_bucket()
-    object_id = bucket.put("a", data)
     async with running_cache(bucket.watched, tmp_path) as cache:
-        await fill_all(cache, object_id, len(data))
-        fd = await handed_out(cache, object_id, len(data))
+        object_id, fd = await handed_out_file(cache, bucket, data)
         (path,) = (path for path in (tmp_path / "files").glob("??/*"))
         disk = os.open(path, os.O_WRONLY)
         os.pwrite(disk, b"damage", 5 * MIB)

@@ -30,6 +30,12 @@ def files(tmp_path: Path) -> list[Path]:
     return made
 
 
+def check_all_converted(files: list[Path], out: Path, **how: Any) -> None:
+    """Convert, and check that each sample comes once, in its order."""
+    assert convert("jsonl", files, out, **how) == 2 * COUNT
+    assert [sample["id"] for sample in MDSDataset(out)] == list(range(2 * COUNT))
+
+
 def begin(files: list[Path], out: Path, processes: int) -> None:
     """Convert up to the line that is no JSON, and mend it."""
     with pytest.raises(LoaderError, match="line 51 is not JSON"):
@@ -53,8 +59,7 @@ def test_other_inputs_or_another_order_are_refused(
     ):
         convert("jsonl", others, out, resume=True, **how)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == kept
-    assert convert("jsonl", files, out, resume=True, **how) == 2 * COUNT
-    assert [sample["id"] for sample in MDSDataset(out)] == list(range(2 * COUNT))
+    check_all_converted(files, out, resume=True, **how)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -108,8 +113,7 @@ def test_other_columns_or_options_are_refused_and_named_with_the_way_out(
     with pytest.raises(LoaderError, match=rf"{out}.* other (columns|settings|options).*remove it"):
         convert("jsonl", files, out, **(how | change))
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == kept
-    assert convert("jsonl", files, out, **how) == 2 * COUNT
-    assert [sample["id"] for sample in MDSDataset(out)] == list(range(2 * COUNT))
+    check_all_converted(files, out, **how)
 
 
 def test_a_part_that_has_nothing_yet_gets_no_other_columns_than_the_finished_ones(
@@ -186,8 +190,7 @@ def test_a_file_whose_samples_are_all_written_may_not_change(
         with pytest.raises(LoaderError, match=rf"{out}.*changed"):
             convert("jsonl", files, out, **how)
     files[0].write_text(whole)
-    assert convert("jsonl", files, out, **how) == 2 * COUNT
-    assert [sample["id"] for sample in MDSDataset(out)] == list(range(2 * COUNT))
+    check_all_converted(files, out, **how)
 
 
 def test_a_file_that_had_no_samples_may_not_get_some_once_its_part_is_finished(
@@ -218,7 +221,7 @@ def test_a_file_that_is_mended_before_the_place_where_the_conversion_goes_on_is_
     with pytest.raises(LoaderError, match=r"shard\.\d+\.mds .*input changed"):
         convert("jsonl", files, out, **how)
     files[1].write_text(whole)
-    assert convert("jsonl", files, out, **how) == 2 * COUNT
+    check_all_converted(files, out, **how)
 
 
 def save_tokenizer(path: Path, words: list[str]) -> None:
