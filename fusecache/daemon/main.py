@@ -195,6 +195,7 @@ class _Daemon:
             self._supervisor,
             self._kernel_caches,
         )
+        self._kept_files.settle(filesystem.journal)
         self._facts |= initial_facts(options, self._mounts)
         answers = BucketAnswers(self._kept)
         self._links = [
@@ -286,6 +287,7 @@ class _Daemon:
         await nursery.start(supervisor.run_service, "control", server.run, name="control")
         session = self._mount(operations)
         operations.adopt()
+        self._kept_files.begin(filesystem.tree.nodes)
         nursery.start_soon(self._serve, session, name="fuse")
         nursery.start_soon(operations.passthrough.hold_adopted, name="passthrough")
         await self._announce(filesystem)

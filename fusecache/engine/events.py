@@ -35,8 +35,11 @@ class KernelListener:
     def on_name_lost(self, parent: Node, name: str) -> None:
         """A name no longer means the inode that the kernel knows."""
 
-    def on_changed(self, node: Node) -> None:
-        """An inode has another name, or a file other content: a version here, or an object in the bucket."""
+    def on_moved(self, node: Node) -> None:
+        """An inode got another name, or lost its name."""
+
+    def on_content_changed(self, node: Node) -> None:
+        """A file has another version here, or the bucket shows another one under its name."""
 
     def on_dropped(self, node: Node) -> None:
         """The kernel does not know an inode any more."""
@@ -94,7 +97,11 @@ class TreeEvents(_Events, TreeListener):
 
     def on_moved(self, node: Node) -> None:
         """What a successor of this daemon must know of an open file or a directory is kept."""
-        self._targets.kernel.on_changed(node)
+        self._targets.kernel.on_moved(node)
+
+    def on_content_changed(self, node: Node) -> None:
+        """What a successor must know of an open file is kept."""
+        self._targets.kernel.on_content_changed(node)
 
     def on_dropped(self, node: Node) -> None:
         """A successor need not know of it."""
@@ -147,10 +154,6 @@ class PublishEvents(_Events, PublishListener):
     def on_conflict(self, key: str, kept_as: str, size: int, error: str, number: int) -> None:
         """The conflict is recorded, for `status` and `recover`."""
         self._targets.conflict_log.record(key, kept_as, size, error, number)
-
-    def on_content_changed(self, node: Node) -> None:
-        """What a successor of this daemon must know of an open file is kept."""
-        self._targets.kernel.on_changed(node)
 
     def on_published(self, key: str) -> None:
         """A recorded conflict of the key is settled."""
@@ -219,10 +222,6 @@ class WriteEvents(_Events, WriteListener):
     def on_name_lost(self, parent: Node, name: str) -> None:
         """The kernel forgets the name."""
         self._targets.kernel.on_name_lost(parent, name)
-
-    def on_content_changed(self, node: Node) -> None:
-        """What a successor of this daemon must know of an open file is kept."""
-        self._targets.kernel.on_changed(node)
 
     def on_resolved(self, version: FileVersion) -> list[Change]:
         """Commit markers that were held for it are queued."""

@@ -4,36 +4,48 @@ Rows of the table (`fuse/kept_table.py`), by key:
 
     start           how many daemons have served the mount before this one
     owner           user and group of the mountpoint
-    d/<inode>       a directory that the kernel knows: its parent's inode, name, attributes, and the number of the
-                    request that made it, 0 if it was found
-    n/<inode>       an open file: the same, and its content, which is a generation here or an object in the bucket
+    d/<inode>       a directory that the kernel knows: its places, attributes
+    n/<inode>       an open file: its places, attributes, and the generation of its content here (0: the bucket's;
+                    LOST: bytes are missing in it, as a write failed)
     k/<inode>       the handle of an open file whose writer was killed
     h/<handle>      an open file's handle, with the number of the request that opened it
     o/<handle>      an open directory's
     r/<handle>      how far it has been read: the places from which the kernel may go on
     u/<handle>      the names that were unpublished when its reading began, and that were not returned since
 
+A *place* is what the journal must agree with: the inode of the directory (0: the file has no name), the name, and the
+object that the bucket shows under it. A call changes places in memory first, and answers when the journal has its rows.
+So a row has several places, each with the journal's commit from which on it holds. `settle` chooses: the last one that
+the journal took. The rest of a row holds from the moment at which it is written, as the call is not asked for a commit.
+
 A row is written before the request's reply is sent. A successor ignores the handles whose open was not answered.
 """
 
+import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fusecache.engine.namespace.nodes import DirectoryHandle, FileHandle, Kind, ListedName, Node, Shown
+from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.fuse.kept_mount import KeptMount
-from fusecache.fuse.requests import KernelRequest, names_of
+from fusecache.fuse.requests import KernelRequest
 from fusecache.fuse.values import ROOT_INODE
 from fusecache.model.objects import ObjectInfo
-from fusecache.model.predecessor import KeptHandle, KeptNode, KeptReading, Predecessor, ReadPlace
+from fusecache.model.predecessor import LOST, KeptHandle, KeptNode, KeptReading, Predecessor, ReadPlace
 from fusecache.model.records import PosixAttributes
+from fusecache.model.states import FileState
+
+log = logging.getLogger(__name__)
 
 # Handles of one daemon, and inodes of its hint files; the next one begins with another multiple.
 HANDLES_OF_START = 1 << 32
 # Names in a reply of a page at most. Later kernels (6.16) ask for no more than a program's buffer takes, and take all.
 _SMALL_REPLY = 32
+# From so many files on that were moved, those whose moves are on disk are forgotten.
+_MOVES_MAX = 4096
 
 
 class KeptFiles:
@@ -41,21 +53,31 @@ class KeptFiles:
 
     def __init__(self, kept: KeptMount | None) -> None:
         self._table = None if kept is None else kept.table
-        self.is_on = kept is not None
+        self._journal: JournalWriter | None = None
+        # The commit that has the last move of a file, by inode.
+        self._moves: dict[int, int] = {}
         # How many names the row `u/<handle>` has.
         self._unpublished: dict[int, int] = {}
         self.predecessor: Predecessor | None = None
         self.start = 0
-        # Directories of which the kernel was to hear by an answer that was never sent.
-        self._untold: frozenset[int] = frozenset()
+        self._unanswered: frozenset[int] = frozenset()
+        # The table is of a program with other rows, which goes on with it if this one cannot serve.
+        self._is_held = False
         if kept is None:
             return
         self.start = int(kept.table.get("start") or 0) + kept.is_resumed
         kept.table.put("start", self.start)
         if kept.is_resumed:
-            self.predecessor = self._read(
-                [KernelRequest(each.buffer.view[: each.size]) for each in kept.unanswered]
+            self._is_held = kept.table.is_old
+            self.predecessor = Predecessor(self.start)
+            self._unanswered = frozenset(
+                KernelRequest(each.buffer.view[: each.size]).unique for each in kept.unanswered
             )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is kept memory."""
+        return self._table is not None
 
     def owner(self, mountpoint: Path) -> tuple[int, int]:
         """Return user and group of the mountpoint. Under a mount that waits for this daemon it cannot be looked at."""
@@ -69,18 +91,17 @@ class KeptFiles:
 
     # ---- while this daemon serves
 
-    def on_shown(self, shown: Shown, parent: Node | None, made_by: int = 0) -> None:
-        """The kernel hears of an inode. Directories are kept, as a process may work in one. made_by: a request."""
+    def on_shown(self, shown: Shown, parent: Node | None) -> None:
+        """The kernel hears of an inode. Directories are kept, as a process may work in one."""
         if self._table is None or shown.kind is not Kind.DIRECTORY or shown.number == ROOT_INODE:
             return
-        key = f"d/{shown.number}"
-        if key not in self._table:
-            self._put_directory(key, shown, parent, made_by)
+        if f"d/{shown.number}" not in self._table:
+            self._put_node("d", shown, parent)
 
     def on_opened(self, number: int, request: int, handle: FileHandle, backing_id: int) -> None:
-        """A file was opened under a handle number. request: the number of the request."""
+        """A file was opened under a handle number, after `wait_for_moves`. request: the number of the request."""
         if self._table is not None:
-            self._put_file(handle.node)
+            self._put_node("n", handle.node, handle.node.parent)
             self._table.put(
                 f"h/{number}",
                 [
@@ -127,21 +148,44 @@ class KeptFiles:
                 self._table.remove(f"n/{node.number}")
                 self._table.remove(f"k/{node.number}")
 
+    def on_lost_closed(self, number: int) -> None:
+        """A handle of a predecessor is gone whose file is not certain."""
+        if self._table is not None:
+            self._table.remove(f"h/{number}")
+
     def on_directory_closed(self, number: int) -> None:
         """A directory's handle is gone."""
         if self._table is not None:
             self._unpublished.pop(number, None)
             self._forget_directory(number)
 
-    def on_changed(self, node: Node | None) -> None:
-        """A file or directory has another name, other attributes or other content."""
-        if self._table is None or node is None:
+    def on_moved(self, node: Node) -> None:
+        """A file or directory is about to have another name, or none."""
+        if self._table is None or self._journal is None:
             return
-        if f"n/{node.number}" in self._table:
-            self._put_file(node)
-        key = f"d/{node.number}"
-        if key in self._table:
-            self._put_directory(key, node, node.parent, _made_by(self._table.get(key)))
+        if node.kind is Kind.FILE:
+            if len(self._moves) >= _MOVES_MAX:
+                self._moves = {
+                    inode: commit
+                    for inode, commit in self._moves.items()
+                    if commit > self._journal.last_commit
+                }
+            self._moves[node.number] = self._journal.next_commit
+        self.on_changed(node)
+
+    async def wait_for_moves(self, node: Node) -> None:
+        """Return when the journal has the last move of a file, so that its first row can say where it is.
+
+        Raises what `JournalWriter.commit` raises.
+        """
+        while self._journal is not None and self._moves.get(node.number, 0) > self._journal.last_commit:
+            await self._journal.wait_committed()
+
+    def on_changed(self, node: Node) -> None:
+        """A file or directory has another name, other attributes or other content."""
+        kind = "d" if node.kind is Kind.DIRECTORY else "n"
+        if self._table is not None and f"{kind}/{node.number}" in self._table:
+            self._put_node(kind, node, node.parent)
 
     def on_forgotten(self, inodes: Iterable[int]) -> None:
         """The kernel does not know inodes any more."""
@@ -149,88 +193,103 @@ class KeptFiles:
             for inode in inodes:
                 self._table.remove(f"d/{inode}")
 
-    def knows(self, parent: Node, name: str) -> bool:
-        """Return whether the kernel has been told of a directory of that name, under the inode that it has now."""
-        node = parent.children.get(name)
-        if self._table is None or node is None or node.number in self._untold:
-            return False
-        return f"d/{node.number}" in self._table
-
     def _forget_directory(self, number: int | str) -> None:
         assert self._table is not None
         for kind in "oru":
             self._table.remove(f"{kind}/{number}")
 
-    def _put_directory(self, key: str, shown: Shown, parent: Node | None, made_by: int) -> None:
+    def _put_node(self, kind: str, shown: Shown, parent: Node | None) -> None:
+        """Write the row of a file or directory as it is now in memory."""
         assert self._table is not None
-        number = 0 if parent is None else parent.number
-        self._table.put(key, [number, shown.name, *_attributes(shown), made_by])
-
-    def _put_file(self, node: Node) -> None:
-        assert self._table is not None
-        version, remote = node.version, node.object
-        self._table.put(
-            f"n/{node.number}",
-            [
-                0 if node.parent is None else node.parent.number,
-                node.name,
-                *_attributes(node),
-                0 if version is None else version.record.generation,
-                None
-                if remote is None
-                else [remote.key, remote.etag, remote.size, remote.modified, remote.metadata],
-            ],
-        )
+        assert self._journal is not None
+        if self._is_held:
+            return
+        remote = shown.object if isinstance(shown, Node) and shown.kind is Kind.FILE else None
+        place: list[Any] = [0 if parent is None else parent.number, shown.name, _object_row(remote)]
+        key, commit, taken = f"{kind}/{shown.number}", self._journal.next_commit, self._journal.last_commit
+        row = self._table.get(key)
+        places: list[list[Any]] = [[0, *place]] if row is None else row[0]
+        if places[-1][1:] != place:
+            first = max(index for index, each in enumerate(places) if each[0] <= taken)
+            # All that was made since the last commit began is one change.
+            places = [*(each for each in places[first:] if each[0] < commit), [commit, *place]]
+        self._table.put(key, [places, *_attributes(shown), _generation(shown)])
 
     # ---- what a predecessor left
 
-    def _read(self, unanswered: list[KernelRequest]) -> Predecessor:
-        assert self._table is not None
-        open_requests = {each.unique for each in unanswered}
-        directories = [(int(number), row) for number, row in self._table.items("d/")]
-        self._untold = frozenset(number for number, row in directories if _made_by(row) in open_requests)
-        files = {int(number): _kept_file(int(number), row) for number, row in self._table.items("n/")}
-        unused, written = set(files), set()
-        handles: list[KeptHandle] = []
+    def settle(self, journal: JournalWriter) -> None:
+        """Begin with a journal: find out which of its last changes the predecessor's journal took, and keep that.
+
+        Call it before anything is committed. `predecessor` has the files, directories and handles afterwards.
+        """
+        self._journal = journal
+        if self._table is None or self.predecessor is None:
+            return
+        nodes = {kind: self._settled(kind, journal.last_commit) for kind in ("d", "n")}
+        files, written = nodes["n"], set[int]()
+        unused = set(files)
+        handles = self.predecessor.handles
         for number, (request, inode, *rest) in list(self._table.items("h/")):
-            if request in open_requests:
+            if request in self._unanswered:
                 self._table.remove(f"h/{number}")
-            elif inode in files:
-                unused.discard(inode)
-                pid, writable, process, appends, backing_id = rest
-                if writable:
-                    written.add(inode)
-                handles.append(
-                    KeptHandle(
-                        int(number),
-                        inode,
-                        pid,
-                        writable=writable,
-                        process=process,
-                        appends=appends,
-                        backing_id=backing_id,
-                        was_killed=self._table.get(f"k/{inode}") == int(number),
-                    )
+                continue
+            unused.discard(inode)
+            pid, writable, process, appends, backing_id = rest
+            if writable:
+                written.add(inode)
+            handles.append(
+                KeptHandle(
+                    int(number),
+                    inode,
+                    pid,
+                    writable=writable,
+                    process=process,
+                    appends=appends,
+                    backing_id=backing_id,
+                    was_killed=self._table.get(f"k/{inode}") == int(number),
                 )
+            )
         for number, (request, inode, pid) in list(self._table.items("o/")):
-            if request in open_requests:
+            if request in self._unanswered:
                 self._forget_directory(number)
             else:
                 reading = self._reading(number)
                 handles.append(KeptHandle(int(number), inode, pid, is_directory=True, reading=reading))
         for inode in unused:
+            del files[inode]
             self._table.remove(f"n/{inode}")
-        return Predecessor(
-            self.start,
-            [KeptNode(number, row[0], row[1], PosixAttributes(*row[2:6])) for number, row in directories],
-            [
-                replace(each, is_written=each.number in written)
-                for each in files.values()
-                if each.number not in unused
-            ],
-            handles,
-            frozenset(name for each in unanswered for name in _names_changed(each)),
-        )
+        self.predecessor.directories += nodes["d"].values()
+        self.predecessor.files += [
+            replace(each, is_written=each.number in written) for each in files.values()
+        ]
+
+    def begin(self, nodes: Mapping[int, Node]) -> None:
+        """This daemon is about to serve: from now on a program with other rows cannot go on with the mount."""
+        if self._is_held and self._table is not None:
+            self._is_held = False
+            self._table.set_format()
+            for kind in ("d", "n"):
+                for inode, _ in list(self._table.items(f"{kind}/")):
+                    self._table.remove(f"{kind}/{inode}")
+                    if node := nodes.get(int(inode)):
+                        self._put_node(kind, node, node.parent)
+
+    def _settled(self, kind: str, commit: int) -> dict[int, KeptNode]:
+        """Return the nodes of a kind as they were after a commit of the predecessor, and keep only that."""
+        assert self._table is not None
+        found: dict[int, KeptNode] = {}
+        for inode, row in list(self._table.items(f"{kind}/")):
+            try:
+                place, attributes, generation = _parsed(row, commit)
+                found[int(inode)] = _kept_node(int(inode), place, attributes, generation)
+            except (ValueError, TypeError, IndexError) as exc:
+                # Its handles get EIO, and what was written through them is quarantined: nothing is guessed.
+                log.error("a row of the predecessor is not readable row=%s/%s error=%s", kind, inode, exc)
+                self._table.remove(f"{kind}/{inode}")
+                continue
+            if not self._is_held:
+                self._table.put(f"{kind}/{inode}", [[[0, *place]], *attributes, generation])
+        return found
 
     def _reading(self, number: str) -> KeptReading | None:
         assert self._table is not None
@@ -240,6 +299,47 @@ class KeptFiles:
         return KeptReading(tuple(map(_place, places)), tuple(self._table.get(f"u/{number}") or ()))
 
 
+# What a row says of a place: the directory's inode, the name, the object's row.
+_Place = tuple[int, str, list[Any] | None]
+
+
+def _parsed(row: list[Any], commit: int) -> tuple[_Place, list[int], int]:
+    """Return a row's place after a commit, its attributes and its generation.
+
+    Raises ValueError, TypeError or IndexError if the row has none.
+    """
+    if isinstance(row[0], list):
+        places, *attributes, generation = row
+        _, parent, name, remote = [each for each in places if each[0] <= commit][-1]
+    else:  # of a program that kept one place: its journal may lack the last change
+        parent, name, *rest = row
+        attributes = rest[:4]
+        generation, remote = rest[4:] if len(rest) == 6 else (0, None)
+    return (parent, name, remote), attributes, int(generation)
+
+
+def _kept_node(number: int, place: _Place, attributes: list[int], generation: int) -> KeptNode:
+    parent, name, remote = place
+    shown = None if remote is None else ObjectInfo(*remote)
+    return KeptNode(number, parent, name, PosixAttributes(*attributes), generation, shown)
+
+
+def _generation(shown: Shown) -> int:
+    """Return the number of a file's content on this node, 0 if it has none; LOST if bytes are missing in it."""
+    if not isinstance(shown, Node):
+        return 0
+    version = shown.version
+    if shown.write_error is not None or (version is not None and version.state is FileState.FAILED):
+        return LOST
+    return 0 if version is None else version.record.generation
+
+
+def _object_row(remote: ObjectInfo | None) -> list[Any] | None:
+    if remote is None:
+        return None
+    return [remote.key, remote.etag, remote.size, remote.modified, remote.metadata]
+
+
 def _place(row: list[Any]) -> ReadPlace:
     position, after, early_files = row
     return ReadPlace(position, after, tuple(early_files))
@@ -247,26 +347,3 @@ def _place(row: list[Any]) -> ReadPlace:
 
 def _attributes(shown: Node | ListedName) -> list[int]:
     return [shown.mode, shown.uid, shown.gid, shown.mtime_ns]
-
-
-def _made_by(directory: list[Any]) -> int:
-    # Absent in rows of the first daemons that outlived themselves.
-    return int(directory[6]) if len(directory) > 6 else 0
-
-
-def _kept_file(number: int, row: list[Any]) -> KeptNode:
-    parent, name, *attributes, generation, remote = row
-    return KeptNode(
-        number,
-        parent,
-        name,
-        PosixAttributes(*attributes),
-        generation,
-        None if remote is None else ObjectInfo(*remote),
-    )
-
-
-def _names_changed(request: KernelRequest) -> Iterator[tuple[int, str]]:
-    """Yield the names that a request changes, each with the inode of its directory."""
-    for inode, name in names_of(request):
-        yield inode, name.decode("utf-8", "surrogateescape")

@@ -18,8 +18,12 @@ class KernelCaches(KernelListener):
         self._kept = kept
         self._session: FuseSession | None = None
 
-    def on_changed(self, node: Node) -> None:
+    def on_moved(self, node: Node) -> None:
         """Keep what a successor must know of an open file or a directory."""
+        self._kept.on_moved(node)
+
+    def on_content_changed(self, node: Node) -> None:
+        """Keep what a successor must know of an open file."""
         self._kept.on_changed(node)
 
     def on_dropped(self, node: Node) -> None:

@@ -66,11 +66,11 @@ class NameOperations(RequestHandlers):
         try:
             node = await self._fs.namespace_ops.mkdir(parent, new_name, bits, (ctx.uid, ctx.gid))
         except AlreadyExists:
-            # A predecessor made it, but did not get to say so.
-            if not ctx.is_redone or self._kept.knows(parent, new_name):
-                raise
+            # A predecessor made it, but did not get to say so: the kernel asks only where it knows of no such name.
             node = await self._fs.lookup.lookup(parent, new_name)
-        return self._new(node, ctx.unique)
+            if not ctx.is_redone or node.kind is not Kind.DIRECTORY:
+                raise
+        return self._new(node)
 
     @guarded
     @killable
@@ -213,10 +213,10 @@ class NameOperations(RequestHandlers):
             self._directory(parent_inode), self._new_name(parent_inode, name), mode, (ctx.uid, ctx.gid)
         )
 
-    def _new(self, node: Node, made_by: int = 0) -> EntryAttributes:
-        """Return what the kernel hears of a node. made_by: the request that made it."""
+    def _new(self, node: Node) -> EntryAttributes:
+        """Return what the kernel hears of a node."""
         node.lookups += 1
-        self._kept.on_shown(node, node.parent, made_by)
+        self._kept.on_shown(node, node.parent)
         return self._entries.of_node(node)
 
 

@@ -75,6 +75,8 @@ class Operations(NameOperations):
         self._control = control_directory
         self._read_only = self.enable_passthrough = read_only
         self._files: dict[int, FileHandle] = {}
+        # Handles of a predecessor whose content is quarantined, or not certain.
+        self._lost: set[int] = set()
         self._entries = EntryBuilder(filesystem, read_only=read_only)
         self.passthrough = Passthrough(filesystem)
         self.handed_files = HandedFiles(filesystem, self.passthrough, self._revalidate)
@@ -92,7 +94,9 @@ class Operations(NameOperations):
                     self._directories.adopt(each, node)
                 continue
             handle = self._fs.replayed.handles.get(each.number)
-            if handle is not None:
+            if handle is None:
+                self._lost.add(each.number)
+            else:
                 self._files[each.number] = handle
                 if each.backing_id:
                     self.passthrough.adopt(handle, each.backing_id)
@@ -258,6 +262,7 @@ class Operations(NameOperations):
             # The kernel has not heard yet that the name lost this file, as of a writer that was killed.
             raise ObjectChanged(f"{node.name}: this file lost its name")
         await self.passthrough.prepare(node)
+        await self._kept.wait_for_moves(node)
         appends = writable and bool(flags & os.O_APPEND)
         handle = self._fs.file_io.open(node, writable=writable, pid=ctx.pid, appends=appends)
         if writable and flags & os.O_TRUNC:
@@ -292,6 +297,8 @@ class Operations(NameOperations):
         """Handle one close(2)."""
         if self._control.hints.owns_handle(fh):
             await self._control.hints.flush(fh)
+        if fh in self._lost:
+            raise FUSEError(errno.EIO)
         handle = self._files.get(fh)
         if handle is not None:
             await self._close_file(handle)
@@ -304,6 +311,8 @@ class Operations(NameOperations):
     @guarded
     async def fsync(self, fh: int, datasync: bool) -> None:
         """Sync data and journal to the disk, and to the bucket if the mount is configured so."""
+        if fh in self._lost:
+            raise FUSEError(errno.EIO)
         handle = self._files.get(fh)
         if handle is not None:
             await self._fs.fsync(handle)
@@ -318,8 +327,10 @@ class Operations(NameOperations):
             self._control.hints.release(fh)
             return
         handle = self._files.pop(fh, None)
-        if handle is None:
-            return  # of a predecessor
+        if handle is None:  # of a predecessor
+            self._lost.discard(fh)
+            self._kept.on_lost_closed(fh)
+            return
         self.passthrough.close(handle.node)
         try:
             await self._fs.file_io.release(handle)
@@ -363,8 +374,8 @@ class Operations(NameOperations):
 
     def _file(self, fh: int) -> FileHandle:
         handle = self._files.get(fh)
-        if handle is None:  # of a predecessor, which did not keep it: of the control directory
-            raise FUSEError(errno.ESTALE)
+        if handle is None:  # of a predecessor; one that it did not keep is of the control directory
+            raise FUSEError(errno.EIO if fh in self._lost else errno.ESTALE)
         return handle
 
     def _file_info(self, handle: FileHandle, ctx: RequestContext) -> FileInfo:

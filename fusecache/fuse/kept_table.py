@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 _MAGIC = b"fusekept"
-# Changes with the meaning of rows: a process does not take over the table of another format.
-FORMAT = 1
+# Changes with the meaning of rows: a process does not take over the table of another format, but of the one before.
+FORMAT = 2
 _HEADER = struct.Struct("<8sQ")  # magic, format
 _ACTIVE = 16  # where the index of the region in use is
 _REGIONS = (24, 40)  # where each region's start and end are
@@ -50,11 +50,20 @@ class KeptTable:
             _HEADER.pack_into(self._memory, 0, _MAGIC, FORMAT)
             for place in _REGIONS:
                 self._store(place, _REGION.pack(_FIRST, _FIRST))
-        elif _HEADER.unpack_from(self._memory, 0) != (_MAGIC, FORMAT):
+        elif _HEADER.unpack_from(self._memory, 0) not in {(_MAGIC, FORMAT), (_MAGIC, FORMAT - 1)}:
             raise FormatUnknown(f"shared memory of another version of the program ({size} bytes)")
         self._region = _REGIONS[_NUMBER.unpack_from(self._memory, _ACTIVE)[0]]
         self._start, self._end = _REGION.unpack_from(self._memory, self._region)
         self._read()
+
+    @property
+    def is_old(self) -> bool:
+        """Whether a process of the format before wrote the rows."""
+        return _HEADER.unpack_from(self._memory, 0) != (_MAGIC, FORMAT)
+
+    def set_format(self) -> None:
+        """The rows have the present meaning from now on."""
+        self._store(0, _HEADER.pack(_MAGIC, FORMAT))
 
     def __contains__(self, key: str) -> bool:
         return key in self._rows

@@ -81,13 +81,6 @@ _REPEATABLE = _READING - {Opcode.OPEN, Opcode.OPENDIR}
 SILENT = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT})
 
 
-# Requests that change names, and the struct before the name.
-_BEFORE_NAMES: dict[int, Struct | None] = {
-    Opcode.RENAME: RENAME_IN, Opcode.RENAME2: RENAME2_IN, Opcode.MKDIR: MKDIR_IN, Opcode.MKNOD: MKNOD_IN,
-    Opcode.CREATE: CREATE_IN, Opcode.UNLINK: None, Opcode.RMDIR: None, Opcode.SYMLINK: None,
-}  # fmt: skip
-
-
 class Malformed(FUSEError):
     """A request whose lengths do not fit; it is answered with EINVAL."""
 
@@ -216,20 +209,6 @@ def _opened(info: FileInfo) -> bytes:
         | (FOPEN_NONSEEKABLE if info.nonseekable else 0)
     )
     return OPEN_OUT.pack(info.fh, flags, 0)
-
-
-def names_of(request: KernelRequest) -> list[tuple[int, bytes]]:
-    """Return the names that a request changes, each with the inode of its directory; none if it is malformed."""
-    if request.opcode not in _BEFORE_NAMES:
-        return []
-    struct = _BEFORE_NAMES[request.opcode]
-    try:
-        if struct in (RENAME_IN, RENAME2_IN):
-            old, new = request.names(2, struct)
-            return [(request.nodeid, old), (request.fields(struct)[0], new)]
-        return [(request.nodeid, request.names(1, struct)[0])]
-    except Malformed:
-        return []
 
 
 def packed_statfs(data: StatvfsData) -> bytes:

@@ -209,8 +209,10 @@ class Journal:
         self.is_open = False
         self._env.close()
 
-    def apply(self, changes: Iterable[Change]) -> None:
+    def apply(self, changes: Iterable[Change], commit: int = 0) -> None:
         """Write all changes in one synced transaction. Raises NoSpace or StateError, and then writes none of them.
+
+        commit: the number that `last_commit` returns from then on; 0: as before.
 
         JournalMapFull asks for `grow`. After an error of the disk itself the journal is closed: LMDB would not go on,
         and a page fault on such a disk is a SIGBUS. It needs `reopen`.
@@ -227,6 +229,8 @@ class Journal:
                     self._apply_one(txn, table, key, value)
                 if highest > self._number(txn, b"highest"):
                     txn.put(b"highest", str(highest).encode(), db=self._meta)
+                if commit:
+                    txn.put(b"commit", str(commit).encode(), db=self._meta)
         except lmdb.MapFullError as exc:
             raise JournalMapFull(
                 f"{self._directory}: the journal has {self._map_bytes >> 30} GiB of rows, more than its address space"
@@ -302,6 +306,11 @@ class Journal:
         """Return the highest generation or sequence ever written; new ones start above it."""
         with self._env.begin() as txn:
             return self._number(txn, b"highest")
+
+    def last_commit(self) -> int:
+        """Return the number of the last numbered `apply`; 0: there was none."""
+        with self._env.begin() as txn:
+            return self._number(txn, b"commit")
 
     def _apply_one(self, txn: Any, table: str, key: bytes, value: bytes | None) -> None:
         database = self._tables[table]

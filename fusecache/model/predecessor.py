@@ -6,12 +6,16 @@ from typing import NamedTuple
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import PosixAttributes
 
+# The generation of content in which bytes are missing that a program wrote. It is never published.
+LOST = -1
+
 
 @dataclass(frozen=True, slots=True)
 class KeptNode:
     """An inode that the kernel knows. parent: its directory's number, 0 if it has no name.
 
-    generation: of the local content, 0 if it has none; object: the version in the bucket, as far as it was known.
+    generation: of the local content; 0 if it has none, LOST if a write to it failed. object: the version that the
+    bucket shows under its name, as far as it was known.
     is_written: a program has it open for writing.
     """
 
@@ -68,16 +72,15 @@ class KeptHandle:
 
 @dataclass(slots=True)
 class Predecessor:
-    """What a killed daemon left to this one. start: how many daemons have served the mount before this one.
+    """What a killed daemon left to this one, as its journal has it.
 
-    busy: names, with the numbers of their directories, that a request was changing.
+    start: how many daemons have served the mount before this one.
     """
 
     start: int
     directories: list[KeptNode] = field(default_factory=list)
     files: list[KeptNode] = field(default_factory=list)
     handles: list[KeptHandle] = field(default_factory=list)
-    busy: frozenset[tuple[int, str]] = frozenset()
 
     @property
     def generations(self) -> dict[int, KeptNode]:

@@ -80,9 +80,13 @@ class Reaper:
         raise Crash(label)
 
     def _commit(
-        self, apply: Callable[[Journal, list[Change]], None], journal: Journal, changes: list[Change]
+        self,
+        apply: Callable[[Journal, list[Change], int], None],
+        journal: Journal,
+        changes: list[Change],
+        commit: int,
     ) -> None:
-        apply(journal, changes)
+        apply(journal, changes, commit)
         for change in changes:
             if isinstance(change, PutFile):
                 self.journaled.add(change.record.upload_id)
@@ -98,9 +102,9 @@ class Reaper:
             setattr(owner, name, make(original))
 
         def commits(original: Any) -> Any:
-            def apply(journal: Journal, changes: Any) -> None:
+            def apply(journal: Journal, changes: Any, commit: int = 0) -> None:
                 listed = list(changes)
-                self.passing(COMMIT, _label(listed), lambda: self._commit(original, journal, listed))
+                self.passing(COMMIT, _label(listed), lambda: self._commit(original, journal, listed, commit))
 
             return apply
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from fusecache.engine.namespace.nodes import Kind, Node, in_use
-from fusecache.model.errors import NotFound, NotPermitted, ReadOnly
+from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, in_use
+from fusecache.model.errors import FusecacheError, NotFound, NotPermitted, ReadOnly
 from fusecache.model.names import check_key
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import PosixAttributes
@@ -59,13 +59,18 @@ class _Tombstone:
 
 
 class TreeListener:
-    """Hears of nodes that leave memory. Does nothing unless overridden."""
+    """Hears of nodes that change or leave memory. Does nothing unless overridden."""
 
     def on_listing_lost(self, directory: Node) -> None:
         """The node of a listed directory was dropped: nothing refers to its listing any more."""
 
+    # The next two are called in the middle of a change, before its rows are submitted to the journal.
+
     def on_moved(self, node: Node) -> None:
-        """A node has another name, or lost its name."""
+        """A node got another name, or lost its name."""
+
+    def on_content_changed(self, node: Node) -> None:
+        """A node has another version here, or the bucket shows another one under its name."""
 
     def on_dropped(self, node: Node) -> None:
         """A node left memory: the kernel does not know its number."""
@@ -233,7 +238,7 @@ class Tree:
             attributes.mtime_ns, object=version, target=target,
         )  # fmt: skip
         self.nodes[node.number] = node
-        self.attach(node, parent, name)
+        self._link(node, parent, name)
         return node
 
     def make_nameless(
@@ -282,12 +287,15 @@ class Tree:
 
     def attach(self, node: Node, parent: Node, name: str) -> None:
         """Link a node without a name under a parent."""
+        self._link(node, parent, name)
+        self._listener.on_moved(node)
+
+    def _link(self, node: Node, parent: Node, name: str) -> None:
         if node.parent is not None or name in parent.children:
             raise ValueError(f"{name!r}: attached twice")
         node.parent, node.name = parent, name
         parent.children[name] = node
         self._add_local_refs(parent, node.local_refs)
-        self._listener.on_moved(node)
 
     def detach(self, node: Node) -> None:
         """Unlink a node. It stays in memory while the kernel or a handle refers to it."""
@@ -311,6 +319,25 @@ class Tree:
             node.parent = None
             self._add_local_refs(old, -node.local_refs)
         self.attach(node, parent, name)
+
+    def set_object(self, node: Node, shown: ObjectInfo | None) -> None:
+        """The bucket shows this version under the node's name now, or will after a queued rename; None: nothing."""
+        node.object = shown
+        self._listener.on_content_changed(node)
+
+    def set_version(self, node: Node, version: FileVersion | None) -> None:
+        """The node has this local content now; None: the bucket's version is its content."""
+        node.version = version
+        self._listener.on_content_changed(node)
+
+    def set_write_error(self, node: Node, error: FusecacheError) -> None:
+        """Bytes that a program wrote are missing in the node's content: nothing written after them is published."""
+        node.write_error = error
+        self._listener.on_content_changed(node)
+
+    def on_failed(self, node: Node) -> None:
+        """A write to the node's version failed."""
+        self._listener.on_content_changed(node)
 
     def hold_local(self, node: Node) -> None:
         """Make the node authoritative for its name until each call is undone by `release_local`."""

@@ -62,7 +62,7 @@ class Rename:
                 changes += self._disposal.drop(target.version)
             elif target.version is not None and not self._is_queued(target):
                 changes += self._disposal.drop_replaced(target.version)
-                if target.version.state in {FileState.LOCAL, FileState.REJECTED}:
+                if target.version.state in {FileState.OPEN, FileState.LOCAL, FileState.REJECTED}:
                     changes.append(dropped_row(target.version))  # it ends with its last handle
             with in_use(new_parent):  # else the parent's node goes with its only child
                 self._tree.detach(target)
@@ -141,7 +141,7 @@ class Rename:
             )
             self._tree.add_tombstone(key_before)
         # The base under the new name, for content that is closed later.
-        node.object = None if base is None else ObjectInfo(key_now, base, 0, 0.0)
+        self._tree.set_object(node, None if base is None else ObjectInfo(key_now, base, 0, 0.0))
 
     def sequences_of(self, nodes: list[tuple[Node, str]]) -> list[tuple[int, str]]:
         """Return the sequences of the nodes' queued items, with their keys, in order; deferred items do not count."""

@@ -30,7 +30,7 @@ class BaseEtags:
         is_its_own = follower is None or (isinstance(follower, FileVersion) and follower.node is node)
         if node is not None and node.version is not None and is_its_own:
             # Local content under this name, open or queued, is older than this answer: this is its base from now on.
-            node.object = None if etag is None else ObjectInfo(key, etag, 0, 0.0)
+            self._tree.set_object(node, None if etag is None else ObjectInfo(key, etag, 0, 0.0))
             rejected = rejected_before(node)
             if rejected is not None:
                 rejected.record = replace(rejected.record, base_etag=etag)

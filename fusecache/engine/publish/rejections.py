@@ -41,9 +41,6 @@ class PublishListener:
     def on_name_lost(self, parent: Node, name: str) -> None:
         """The name no longer means the inode that the kernel knows."""
 
-    def on_content_changed(self, node: Node) -> None:
-        """The file's content is an object in the bucket now."""
-
     def on_conflict(self, key: str, kept_as: str, size: int, error: str, number: int) -> None:
         """Another client changed the key first. kept_as: the key of our version, "" if the change was dropped.
 
@@ -238,7 +235,7 @@ class Rejections:
             self._tree.release_local(node)
             changes.append(DropOperation(first.sequence))
             key, shown = first.record.target, first.record.base_etag
-            node.object = None if shown is None else ObjectInfo(key, shown, 0, 0.0)
+            self._tree.set_object(node, None if shown is None else ObjectInfo(key, shown, 0, 0.0))
             first = next(iter(self._queue.for_key(key)), None)
         return changes
 
@@ -254,7 +251,7 @@ class Rejections:
             self._preparer.restart(item)
         elif item.record.base_etag is not None and node.published_etag(key) is None:
             # It had superseded a removal: from now on only the node records what the bucket shows.
-            node.object = ObjectInfo(key, item.record.base_etag, 0, 0.0)
+            self._tree.set_object(node, ObjectInfo(key, item.record.base_etag, 0, 0.0))
         newer = next((each for each in self._queue.for_key(key_now) if _is_content(each, node)), None)
         if newer is None:
             newer = node.version if node.version is not item else None

@@ -77,15 +77,14 @@ class PublishResults:
         ]
         node = version.node
         if node is not None:
-            node.object = published
+            self._tree.set_object(node, published)
             if self._tree.is_linked(node):
                 if self._tree.key(node) == published.key:  # else a rename is queued behind it
                     self._lookup.on_published(node)
             else:
                 self._lookup.on_removed(published)
             if node.version is version and (self._tree.is_linked(node) or node.handles == 0):
-                node.version = None
-            self._listener.on_content_changed(node)
+                self._tree.set_version(node, None)
             self._tree.release_local(node)
         self._retirement.add(version, published, self._journal.submit_batched(*changes))
 
@@ -109,8 +108,7 @@ class PublishResults:
             changes += _dropped_attributes(record.key, record.source_etag or record.base_etag)
         if node is not None:
             if result.version is not None:
-                node.object = result.version
-                self._listener.on_content_changed(node)
+                self._tree.set_object(node, result.version)
             if self._tree.is_linked(node):
                 self._lookup.on_published(node)
             elif result.version is not None:

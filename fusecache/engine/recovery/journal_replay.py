@@ -151,12 +151,13 @@ class JournalReplay:
 
     def _recover_file(self, record: FileRecord, found: ReplayResult) -> list[Change]:
         match record.state:
+            case FileState.STORED | FileState.DROPPED if record.generation in (self._still_open or ()):
+                # It lost its name, and ends with its last handle.
+                unlinked = replace(without_upload(record), state=FileState.OPEN, key="", sequence=0)
+                return self._recover_open(unlinked, found)
             case FileState.STORED:
                 self._staging.delete(record.generation)
                 return [DropFile(record.generation)]
-            case FileState.DROPPED if record.generation in (self._still_open or ()):
-                # It lost its name, and ends with its last handle.
-                return self._recover_open(replace(record, state=FileState.OPEN, key=""), found)
             case FileState.DROPPED:
                 self._staging.delete(record.generation)
                 self._staging.delete_quarantined(record.generation)

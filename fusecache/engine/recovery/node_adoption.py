@@ -3,9 +3,15 @@
 Only of files that are open, and of directories, which may be working directories. The kernel looks every other name up
 again, as its old inode number answers ESTALE: numbers are not used twice (`Tree.numbers_used`).
 
-Invariant: nothing here is published that was not closed. Content that was being written stays open, or is quarantined.
+What the predecessor left is as its journal has it, and the tree was just rebuilt from that journal. So a file that had
+a name then is the one that the tree shows there; one that had none is none of those that have.
+
+Invariants:
+1. Nothing here is published that was not closed. Content that was being written stays open, or is quarantined.
+2. A file is found by its inode and its content by its generation. A name only says where it is linked.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -13,11 +19,11 @@ from dataclasses import replace
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, in_use
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.recovery.journal_replay import ReplayResult
-from fusecache.engine.recovery.places import node_at
-from fusecache.model.errors import LocalDiskError
-from fusecache.model.objects import ObjectId, ObjectInfo
+from fusecache.model.objects import ObjectId
 from fusecache.model.predecessor import KeptNode, Predecessor
 from fusecache.model.states import FileState
+
+log = logging.getLogger(__name__)
 
 # Older than any TTL, but known: it is served while the bucket does not answer.
 _LONG_AGO_SECONDS = 10.0**7
@@ -28,105 +34,82 @@ class NodeAdoption:
 
     def __init__(self, left: Predecessor, found: ReplayResult, tree: Tree) -> None:
         self._left = left
-        # Numbers of files that are being written, and have a name.
-        self._adopted: set[int] = set()
         self._found = found
         self._tree = tree
         self._directories = {each.number: each for each in left.directories}
-        self._versions: dict[int, FileVersion] = {
+        self._queued: dict[int, FileVersion] = {
             each.record.generation: each for each in (*found.versions, *found.rejected, *found.local)
         }
 
     def run(self) -> Iterator[FileVersion]:
         """Adopt directories, then files. Yields the versions that are open for writing."""
-        now = self._tree.now()
-        for each in reversed(self._left.directories):  # of two with one name, the newer one is known by it
-            self._directory(each.number, now)
-        for each in self._left.files:
-            version = self._file(each, now)
-            if version is not None:
-                yield version
+        # Two have one name if another client replaced the object of the older one: then the newer one has the name.
+        for each in sorted(self._left.directories, key=_newest_first):
+            self._directory(each.number)
+        for each in sorted(self._left.files, key=_newest_first):
+            opened, closed = self._found.open.get(each.generation), self._queued.get(each.generation)
+            if each.generation and opened is None and closed is None:
+                log.error(
+                    "the content of an open file is quarantined, its programs get EIO name=%s", each.name
+                )
+                continue
+            node = self._node(each)
+            if opened is not None:
+                self._open(node, each, opened)
+                yield opened
+            elif closed is not None and closed.state is FileState.FLUSHED:
+                yield closed
 
-    def _directory(self, number: int, now: float) -> Node | None:
+    def _directory(self, number: int) -> Node | None:
         """Return the directory with a number, made with its parents if it is not in the tree; None if it is gone."""
         node = self._tree.nodes.get(number)
         if node is not None:
             return node if node.kind is Kind.DIRECTORY else None
-        kept = self._directories.get(number)
-        parent = self._directory(kept.parent, now) if kept is not None and kept.parent != number else None
+        kept = self._directories.pop(number, None)
+        parent = None if kept is None else self._directory(kept.parent)
         if kept is None or parent is None:
             return None
-        node = self._named(kept, parent, Kind.DIRECTORY, now)
+        node = self._linked(kept, parent, Kind.DIRECTORY)
         if node is not None:
             node.lookups = 1
         return node
 
-    def _named(self, kept: KeptNode, parent: Node, kind: Kind, now: float) -> Node | None:
-        """Return the node of a name, with the number that the kernel knows; None if the name may be another's."""
+    def _linked(self, kept: KeptNode, parent: Node, kind: Kind) -> Node | None:
+        """Return the node of a name, with the number that the kernel knows; None if that name is another's by now."""
         there = parent.children.get(kept.name)
-        if there is not None:
-            if there.kind is not kind or there.number in self._directories:
-                return None
-            self._tree.renumber(there, kept.number)
-            return there
-        key = self._tree.child_key(parent, kept.name, directory=kind is Kind.DIRECTORY)
-        if (kept.parent, kept.name) in self._left.busy or self._tree.is_hidden(key, now):
+        if there is None:
+            node = self._tree.make(parent, kept.name, kind, attributes=kept.attributes, number=kept.number)
+            node.verified = self._tree.now() - _LONG_AGO_SECONDS
+            return node
+        if there.kind is not kind or there.number <= self._tree.numbers_used:
             return None
-        node = self._tree.make(
-            parent, kept.name, kind, attributes=kept.attributes, version=kept.object, number=kept.number
-        )
-        node.verified = now - _LONG_AGO_SECONDS
-        return node
+        self._tree.renumber(there, kept.number)
+        return there
 
-    def _file(self, kept: KeptNode, now: float) -> FileVersion | None:
-        opened = self._found.open.get(kept.generation)
-        known = self._versions.get(kept.generation)
-        if known is not None and known.node is not None:
-            # Closed, and still open.
-            self._tree.renumber(known.node, kept.number)
-            return known if known.state is FileState.FLUSHED else None
-        if opened is not None:
-            self._open(self._place(kept, opened, now), kept, opened)
-            return opened
-        parent = self._directory(kept.parent, now) if kept.parent else None
-        node: Node | None = None
-        if parent is not None:
-            there = parent.children.get(kept.name)
-            # With local content: it was published, or is about to be, and is this file's.
-            is_same = there is None or there.version is not None or _shows(there, kept.object)
-            node = self._named(kept, parent, Kind.FILE, now) if is_same else None
+    def _node(self, kept: KeptNode) -> Node:
+        """Return the node of an open file: with its name, or without one."""
+        parent = self._directory(kept.parent) if kept.parent else None
+        node = None if parent is None else self._linked(kept, parent, Kind.FILE)
         if node is None:
             node = self._nameless(kept)
-        if kept.generation and kept.is_written:
-            node.write_error = LocalDiskError(
-                f"{kept.name}: the daemon was restarted, and what was written to this open file is quarantined; "
-                "see `fusecache recover`"
-            )
-        return None
-
-    def _place(self, kept: KeptNode, opened: FileVersion, now: float) -> Node:
-        """Return the node of a file that is being written. It has a name as long as it was not removed.
-
-        The name is that of its journal row, which a rename that was carried out has changed. A file that was just made
-        may have none yet.
-        """
-        if not kept.parent:
-            return self._nameless(kept)
-        if opened.record.key:
-            node = node_at(self._tree, opened.record.key, Kind.FILE, kept.attributes)
-        else:
-            parent = self._directory(kept.parent, now)
-            if parent is None:
-                return self._nameless(kept)
-            node = node_at(self._tree, self._tree.child_key(parent, kept.name), Kind.FILE, kept.attributes)
-        if node.number in self._adopted:
-            return self._nameless(kept)
-        self._adopted.add(kept.number)
-        self._tree.renumber(node, kept.number)
+        node.object = kept.object
         return node
 
     def _nameless(self, kept: KeptNode) -> Node:
-        return self._tree.nodes.get(kept.number) or make_nameless(kept, self._tree)
+        """Return the node of an open file that lost its name, with its content if that is still to be published."""
+        node = self._tree.nodes.get(kept.number) or make_nameless(kept, self._tree)
+        version = self._queued.get(kept.generation)
+        before = None if version is None else version.node
+        if version is None or before is node:
+            return node
+        version.node, node.version = node, version
+        self._tree.hold_local(node)
+        if before is not None:
+            # Replay places content by its name, which newer content may have since.
+            if before.version is version:
+                before.version = None
+            self._tree.release_local(before)
+        return node
 
     def _open(self, node: Node, kept: KeptNode, version: FileVersion) -> None:
         """Make a version that was being written the node's content again."""
@@ -143,6 +126,10 @@ class NodeAdoption:
         self._tree.hold_local(node)
 
 
+def _newest_first(kept: KeptNode) -> int:
+    return -kept.number
+
+
 def make_nameless(kept: KeptNode, tree: Tree) -> Node:
     """Make the node of a file that lost its name."""
     return tree.make_nameless(kept.number, kept.name, kept.attributes, kept.object)
@@ -157,14 +144,3 @@ def removed_objects_in_use(left: Predecessor | None, tree: Tree) -> Iterator[dic
         for node in found.values():
             stack.enter_context(in_use(node))
         yield found
-
-
-def _shows(node: Node, version: ObjectInfo | None) -> bool:
-    """Return whether a node is that version in the bucket, without local content."""
-    shown = node.object
-    return (
-        node.version is None
-        and shown is not None
-        and version is not None
-        and shown.object_id == version.object_id
-    )

@@ -11,6 +11,9 @@ The same holds for an unexpected exception, after which the batch may be on disk
 row is written or removed by its own key. But if a change itself cannot be encoded, no retry helps: its ticket fails,
 and the others go on.
 
+Commits are numbered, and the journal has the number of the last one. So a successor of a killed daemon knows which
+changes of names it took: those that were made in memory before `next_commit` was on disk.
+
 Invariants:
 1. Changes reach the disk in the order in which they were submitted, each once its predecessors are there.
 2. No change is dropped while the daemon runs, except those of a ticket that fails: memory and disk agree after the
@@ -55,6 +58,9 @@ class JournalWriter:
         self._offload = offload
         self._supervisor = supervisor
         self._highest = max(journal.highest_number(), highest_in_use)
+        # The last commit on disk; and the one that takes what is submitted now.
+        self.last_commit = journal.last_commit()
+        self.next_commit = self.last_commit + 1
         self._committing = False
         self._is_awaited = False  # whether a caller waits for a change in `_waiting`
         self._waiting: _Batch = []
@@ -159,9 +165,10 @@ class JournalWriter:
         self._began = trio.current_time()
         changes = [change for group, _ in batch for change in group]
         self._committing = True
+        commit, self.next_commit = self.next_commit, self.next_commit + 1
         try:
             with trio.CancelScope(shield=True):  # a cancelled commit must not lose its batch
-                await self._apply(changes)
+                await self._apply(changes, commit)
         except Exception as exc:  # noqa: BLE001  # recorded
             writable = batch if isinstance(exc, FusecacheError) else self._fail_unwritable(batch)
             self._waiting = writable + self._waiting
@@ -173,6 +180,7 @@ class JournalWriter:
             return False
         finally:
             self._committing = False
+        self.last_commit = commit
         for _, ticket in batch:
             ticket.succeed()
         if self.failure is not None:
@@ -196,12 +204,12 @@ class JournalWriter:
                 writable.append((changes, ticket))
         return writable
 
-    async def _apply(self, changes: "Sequence[Change]") -> None:
+    async def _apply(self, changes: "Sequence[Change]", commit: int) -> None:
         if not self.journal.is_open:
             self.journal.reopen()
         while True:
             try:
-                return await self._offload.rows(self.journal.apply, changes)
+                return await self._offload.rows(self.journal.apply, changes, commit)
             except JournalMapFull:
                 # Here, on the loop: no other thread may use the map while it moves.
                 self.journal.grow()

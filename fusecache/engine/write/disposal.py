@@ -57,7 +57,7 @@ class VersionDisposal:
         version.node = None
         if node is not None:
             if node.version is version:
-                node.version = None
+                self._tree.set_version(node, None)
             self._tree.release_local(node)
         self._listener.on_dropped(version)
         return [dropped_row(version), *self.drop_replaced(version), *self._listener.on_resolved(version)]
@@ -124,7 +124,7 @@ class VersionDisposal:
             self._listener.on_quarantined(record)
             self._cache.release_staging(version.reserved - version.size, version.record.key)
             version.reserved = version.size
-            node.version = None
+            self._tree.set_version(node, None)
             version.node = None
             self._tree.release_local(node)
         if parent is not None and node.parent is not None:
@@ -194,7 +194,7 @@ class VersionDisposal:
             self._tree.hold_local(successor)
             self._tree.release_local(node)
             if isinstance(item, FileVersion):
-                successor.version = item
+                self._tree.set_version(successor, item)
 
 
 def named_row(version: FileVersion, tree: Tree, queue: WritebackQueue) -> list[PutFile]:

@@ -175,7 +175,7 @@ class FileIO:
                 try:
                     version = await self._versions.make_mutable(node, keep_bytes=None)
                 except FusecacheError as exc:
-                    node.write_error = exc
+                    self._tree.set_write_error(node, exc)
                     raise
             try:
                 if version.state is FileState.FAILED and version.error is not None:
@@ -187,7 +187,7 @@ class FileIO:
                 if version.is_mutable:
                     self._states.fail(version, exc)
                 else:  # published as a snapshot in the meantime: that is whole without these bytes
-                    node.write_error = exc
+                    self._tree.set_write_error(node, exc)
                 raise
             if version.is_mutable and stop <= version.reserved:
                 return version

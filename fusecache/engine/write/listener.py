@@ -25,9 +25,6 @@ class WriteListener:
     def on_sealed(self) -> None:
         """Content was closed or sealed: the queue has more to publish."""
 
-    def on_content_changed(self, node: Node) -> None:
-        """A file has another version of local content."""
-
     # ---- content that the bucket does not get as it is
 
     def on_upload_obsolete(self, version: FileVersion) -> None:

@@ -67,7 +67,7 @@ def build_write_parts(  # noqa: PLR0913  # the one place where each part is give
     close_protocol = CloseProtocol(journal, offload, states, disposal, local_only, space, backpressure)
     reader = FileReader(tree, cache, queue, offload, listener)
     writer = StagingWriter(cache, reader, offload)
-    versions = VersionFactory(tree, journal, queue, staging, space, writer, disposal, listener, boot_id)
+    versions = VersionFactory(tree, journal, queue, staging, space, writer, disposal, boot_id)
     file_io = FileIO(
         tree, journal, versions, reader, writer, space, states, close_protocol, disposal, local_only, listener
     )

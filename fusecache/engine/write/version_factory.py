@@ -12,7 +12,6 @@ from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.callers import ends_with_caller
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.disposal import VersionDisposal, named_row
-from fusecache.engine.write.listener import WriteListener
 from fusecache.engine.write.staging_space import StagingSpace
 from fusecache.engine.write.staging_writer import StagingWriter
 from fusecache.engine.writeback.queue import WritebackQueue
@@ -33,12 +32,12 @@ class VersionFactory:
     _space: StagingSpace
     _writer: StagingWriter
     _disposal: VersionDisposal
-    _listener: WriteListener
     _boot_id: str
 
     def create(self, node: Node) -> None:
         """Give a new file its first, empty version."""
         version = self._make(node)
+        self._tree.set_version(node, version)
         self._journal.submit_lazily(PutFile(version.record))
 
     async def make_mutable(self, node: Node, keep_bytes: int | None) -> FileVersion:
@@ -55,8 +54,6 @@ class VersionFactory:
             keep = node.size if keep_bytes is None else min(keep_bytes, node.size)
             version = self._make(node)
             try:
-                # Until the bytes are copied, readers see the old version.
-                node.version = old
                 if keep:
                     async with ends_with_caller():
                         await self._fill(node, version, old, keep)
@@ -79,8 +76,7 @@ class VersionFactory:
                 self._disposal.end_unlinked(old)
             if old is not None and old.state is FileState.REJECTED:
                 version.replaces = old
-            node.version = version
-            self._listener.on_content_changed(node)
+            self._tree.set_version(node, version)
             self._journal.submit(*dropped, *named_row(version, self._tree, self._queue))
             return version
 
@@ -97,7 +93,6 @@ class VersionFactory:
             attributes=attributes_of(node),
         )
         version = FileVersion(record, self._staging.create(number), node, size=0)
-        node.version = version
         self._tree.hold_local(node)
         return version
 

@@ -83,6 +83,8 @@ class VersionStates:
         if version.state is not FileState.FAILED:
             version.transition_to(FileState.FAILED, error=str(error))
             self._journal.submit(*self.row_of(version))
+            if version.node is not None:
+                self._tree.on_failed(version.node)
 
     def set_attributes(self, version: FileVersion, attributes: PosixAttributes) -> None:
         """Record new attributes of the file, and journal them."""

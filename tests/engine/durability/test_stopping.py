@@ -109,7 +109,7 @@ async def controlled(bucket: Bucket, cache: Path) -> AsyncIterator[Control]:
 def break_journal(user: User) -> None:
     """From now on its disk takes no row."""
 
-    def failing(_: object) -> None:
+    def failing(*_: object) -> None:
         raise NoSpace("the journal's disk is full")
 
     user.fs.journal.journal.apply = failing  # type: ignore[method-assign]

@@ -691,7 +691,7 @@ async def test_when_the_journal_fails_writing_stops_and_reading_goes_on(
     async with running_node(bucket, cache) as user:
         await user.write("file", b"2")
 
-        def failing(_: object) -> None:
+        def failing(*_: object) -> None:
             raise StateError("the journal's disk is broken")
 
         user.fs.journal.journal.apply = failing  # type: ignore[method-assign]

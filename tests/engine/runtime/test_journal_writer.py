@@ -24,9 +24,9 @@ class FailingJournal(Journal):
     error: Exception | None = None
     writes_before_error = False
 
-    def apply(self, changes: "list[Change]") -> None:  # type: ignore[override]
+    def apply(self, changes: "list[Change]", commit: int = 0) -> None:  # type: ignore[override]
         if self.error is None or self.writes_before_error:
-            super().apply(changes)
+            super().apply(changes, commit)
         if self.error is not None:
             raise self.error
 

@@ -28,11 +28,11 @@ class CountingJournal(Journal):
         super().__init__(directory)
         self.commits: list[tuple[float, list[int]]] = []
 
-    def apply(self, changes: Sequence[Change]) -> None:
+    def apply(self, changes: Sequence[Change], commit: int = 0) -> None:
         """Note, and write."""
         rows = [change.generation for change in changes if isinstance(change, DropFile)]
         self.commits.append((trio.current_time(), rows))
-        super().apply(changes)
+        super().apply(changes, commit)
 
 
 async def test_rows_that_no_process_waits_for_share_commits_and_keep_their_order(
@@ -94,9 +94,9 @@ async def test_many_small_files_share_commits_on_their_way_to_the_bucket(
         commits: list[int] = []
         apply = user.fs.journal.journal.apply
 
-        def counted(changes: Sequence[Change]) -> None:
+        def counted(changes: Sequence[Change], commit: int) -> None:
             commits.append(len(changes))
-            apply(changes)
+            apply(changes, commit)
 
         user.fs.journal.journal.apply = counted  # type: ignore[method-assign]
         for number in range(FILES):
