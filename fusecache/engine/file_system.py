@@ -126,7 +126,9 @@ class FileSystem:
     def _adopt(self) -> None:
         """Take over the inodes and the open content of a daemon whose mount outlived it."""
         left = self.options.predecessor
-        if left is not None:
+        if left is None:
+            return
+        with self.tree.freeze_forgets():  # until the handles are counted, nothing holds the nodes
             for version in NodeAdoption(left, self.replayed, self.tree).run():
                 self._write_back.write.states.adopt_open(version)
             for each in left.handles:

@@ -229,12 +229,12 @@ class KeptFiles:
         files, written = nodes["n"], set[int]()
         unused = set(files)
         handles = self.predecessor.handles
-        for number, (request, inode, *rest) in list(self._table.items("h/")):
-            if request in self._unanswered:
+        for number, row in list(self._table.items("h/")):
+            if not row or row[0] in self._unanswered:
                 self._table.remove(f"h/{number}")
                 continue
+            _, inode, pid, writable, process, appends, backing_id = row
             unused.discard(inode)
-            pid, writable, process, appends, backing_id = rest
             if writable:
                 written.add(inode)
             handles.append(
@@ -249,10 +249,11 @@ class KeptFiles:
                     was_killed=self._table.get(f"k/{inode}") == int(number),
                 )
             )
-        for number, (request, inode, pid) in list(self._table.items("o/")):
-            if request in self._unanswered:
+        for number, row in list(self._table.items("o/")):
+            if not row or row[0] in self._unanswered:
                 self._forget_directory(number)
             else:
+                _, inode, pid = row
                 reading = self._reading(number)
                 handles.append(KeptHandle(int(number), inode, pid, is_directory=True, reading=reading))
         for inode in unused:

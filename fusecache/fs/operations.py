@@ -16,7 +16,7 @@ from typing import Any
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import FileHandle, Kind, Node, attributes_of, in_use
 from fusecache.fs import control, hint_files
-from fusecache.fs.control import ControlDirectory
+from fusecache.fs.control import FIRST_HANDLE, ControlDirectory
 from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.errno_table import errno_of
 from fusecache.fs.handed_files import HandedFiles
@@ -75,8 +75,6 @@ class Operations(NameOperations):
         self._control = control_directory
         self._read_only = self.enable_passthrough = read_only
         self._files: dict[int, FileHandle] = {}
-        # Handles of a predecessor whose content is quarantined, or not certain.
-        self._lost: set[int] = set()
         self._entries = EntryBuilder(filesystem, read_only=read_only)
         self.passthrough = Passthrough(filesystem)
         self.handed_files = HandedFiles(filesystem, self.passthrough, self._revalidate)
@@ -94,9 +92,7 @@ class Operations(NameOperations):
                     self._directories.adopt(each, node)
                 continue
             handle = self._fs.replayed.handles.get(each.number)
-            if handle is None:
-                self._lost.add(each.number)
-            else:
+            if handle is not None:  # else its calls get EIO
                 self._files[each.number] = handle
                 if each.backing_id:
                     self.passthrough.adopt(handle, each.backing_id)
@@ -297,10 +293,8 @@ class Operations(NameOperations):
         """Handle one close(2)."""
         if self._control.hints.owns_handle(fh):
             await self._control.hints.flush(fh)
-        if fh in self._lost:
-            raise FUSEError(errno.EIO)
-        handle = self._files.get(fh)
-        if handle is not None:
+        if fh < FIRST_HANDLE:  # else of the control directory
+            handle = self._file(fh)
             await self._close_file(handle)
             self._kept.on_flushed(fh, handle)
 
@@ -311,11 +305,8 @@ class Operations(NameOperations):
     @guarded
     async def fsync(self, fh: int, datasync: bool) -> None:
         """Sync data and journal to the disk, and to the bucket if the mount is configured so."""
-        if fh in self._lost:
-            raise FUSEError(errno.EIO)
-        handle = self._files.get(fh)
-        if handle is not None:
-            await self._fs.fsync(handle)
+        if fh < FIRST_HANDLE:
+            await self._fs.fsync(self._file(fh))
 
     @guarded
     async def release(self, fh: int) -> None:
@@ -328,7 +319,6 @@ class Operations(NameOperations):
             return
         handle = self._files.pop(fh, None)
         if handle is None:  # of a predecessor
-            self._lost.discard(fh)
             self._kept.on_lost_closed(fh)
             return
         self.passthrough.close(handle.node)
@@ -374,8 +364,9 @@ class Operations(NameOperations):
 
     def _file(self, fh: int) -> FileHandle:
         handle = self._files.get(fh)
-        if handle is None:  # of a predecessor; one that it did not keep is of the control directory
-            raise FUSEError(errno.EIO if fh in self._lost else errno.ESTALE)
+        if handle is None:
+            # Of a predecessor, and nobody knows what was written; or of its control directory.
+            raise FUSEError(errno.EIO if fh < FIRST_HANDLE else errno.ESTALE)
         return handle
 
     def _file_info(self, handle: FileHandle, ctx: RequestContext) -> FileInfo:

@@ -29,7 +29,7 @@ _GROWTH_BYTES = 256 * 1024
 
 
 class FormatUnknown(Exception):  # what is found, not an error of the program
-    """The memory holds the table of another version of the program, or none."""
+    """The memory holds the table of another version of the program, or none, or is damaged."""
 
 
 class KeptTable:
@@ -54,7 +54,12 @@ class KeptTable:
             raise FormatUnknown(f"shared memory of another version of the program ({size} bytes)")
         self._region = _REGIONS[_NUMBER.unpack_from(self._memory, _ACTIVE)[0]]
         self._start, self._end = _REGION.unpack_from(self._memory, self._region)
-        self._read()
+        if not _FIRST <= self._start <= self._end <= size:
+            raise FormatUnknown(f"damaged shared memory ({self._start}..{self._end} of {size} bytes)")
+        try:
+            self._read()
+        except (struct.error, UnicodeDecodeError) as exc:
+            raise FormatUnknown(f"damaged shared memory ({exc})") from exc
 
     @property
     def is_old(self) -> bool:
@@ -74,10 +79,13 @@ class KeptTable:
         return None if value is None else json.loads(value)
 
     def items(self, prefix: str) -> Iterator[tuple[str, Any]]:
-        """Yield the rows whose keys begin so: the rest of the key, and the value."""
+        """Yield the rows whose keys begin so: the rest of the key, and the value; None if that is damaged."""
         for key, value in list(self._rows.items()):
             if key.startswith(prefix):
-                yield key[len(prefix) :], json.loads(value)
+                try:
+                    yield key[len(prefix) :], json.loads(value)
+                except ValueError:
+                    yield key[len(prefix) :], None
 
     def put(self, key: str, value: Any) -> None:
         """Set a row."""

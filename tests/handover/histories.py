@@ -55,13 +55,14 @@ def run_with_kills(
 
     Returns how many runs it were, and what went wrong.
     """
-    whole = History(steps)
+    seed = rng.randrange(1 << 30)
+    whole = History(steps, seed=seed)
     try:
         whole.run()
     except Wrong as exc:
         return 1, [Finding(steps, "never", str(exc))]
-    kills = [History(steps, kill_before=index) for index in range(1, len(steps))]
-    kills += [History(steps, moment) for moment in every_moment(whole.counts)]
+    kills = [History(steps, kill_before=index, seed=seed) for index in range(1, len(steps))]
+    kills += [History(steps, moment, seed=seed) for moment in every_moment(whole.counts)]
     chosen = kills if moments is None else rng.sample(kills, min(moments, len(kills)))
     found = []
     for each in chosen:

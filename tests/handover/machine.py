@@ -38,6 +38,7 @@ from fusecache.fuse.values import ROOT_INODE, FUSEError, RequestContext
 from fusecache.model.objects import MIB
 from tests.history.bucket import WatchedBucket
 from tests.history.crashes import Crash, Moment, Reaper
+from tests.history.runs import repeatable
 from tests.support.inline_offload import InlineOffload
 
 # One call of a program: a word and its arguments.
@@ -84,11 +85,15 @@ class _DyingReaper(Reaper):
 
 @dataclass
 class History:
-    """One history. kill_before: a step before which the first daemon dies. counts: of moments in the first life."""
+    """One history. kill_before: a step before which the first daemon dies. counts: of moments in the first life.
+
+    seed: of the order of tasks.
+    """
 
     steps: tuple[Step, ...]
     moment: Moment | None = None
     kill_before: int = -1
+    seed: int = 0
     counts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -104,10 +109,12 @@ class History:
         self._rest: Iterator[Any] = iter(())
         self._writes = 0
         self._operations: Operations | None = None
+        self._reaper = Reaper()
 
     def run(self) -> None:
         """Run it over one or two daemons. Raises Wrong."""
-        reaper = _DyingReaper()
+        self._reaper = reaper = _DyingReaper()
+        repeatable(self.seed)
         bucket = WatchedBucket(reaper)
         memory = Path("/dev/shm")
         with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name, reaper.watching():
@@ -125,6 +132,7 @@ class History:
                 if not reaper.is_dead:
                     return
             reaper.begin(None, next_place, Path(name) / "2")
+            repeatable(self.seed)
             with _memory() as fd:
                 os.pwrite(fd, reaper.table, 0)
                 self._live(bucket, next_place, fd, self._pending, None)
@@ -218,7 +226,10 @@ class History:
                 continue
             name, arguments, done = await request()
             self._pending = (name, arguments, done, request)
-            done(await self._call(name, arguments))
+            answer = await self._call(name, arguments)
+            if self._reaper.is_dead:  # before this answer, in another task
+                raise Crash("the answer was not sent")
+            done(answer)
             self._pending = None
 
     _unique = 1

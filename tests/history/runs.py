@@ -91,7 +91,7 @@ def run_program(program: Program) -> Outcome:
         reaper.watching(),
     ):
         directory = Path(name)
-        _repeatable(program.seed)
+        repeatable(program.seed)
         try:
             trio.run(main, clock=MockClock(autojump_threshold=0))
         except BaseException as exc:
@@ -169,7 +169,7 @@ def seeds_from(first: int) -> Iterator[int]:
     return itertools.count(first)
 
 
-def _repeatable(seed: int) -> None:
+def repeatable(seed: int) -> None:
     """Let pauses and the order of trio's tasks be the seed's."""
     random.seed(seed)
     scheduler: Any = trio._core._run  # type: ignore[attr-defined]

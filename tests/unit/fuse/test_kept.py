@@ -18,14 +18,11 @@ import pytest
 import trio
 
 from fusecache import keeper
-from fusecache.engine.namespace.nodes import Kind, Node
-from fusecache.fs.kept_files import KeptFiles
 from fusecache.fuse import session as session_module
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.kept_mount import STATUS_CANNOT_RESUME, STATUS_HAND_OVER, KeptMount
 from fusecache.fuse.kept_requests import KeptRequests, make_memory
 from fusecache.fuse.kept_table import FORMAT, FormatUnknown, KeptTable
-from fusecache.fuse.negotiation import Negotiated
 from fusecache.fuse.protocol import IN_HEADER, INTERRUPT_IN, WRITE_IN, WRITE_OUT, Opcode
 from fusecache.fuse.session import OwnSession
 from fusecache.fuse.values import EntryAttributes, RequestContext
@@ -102,6 +99,14 @@ def test_memory_of_another_version_is_refused(memory: Callable[[], int]) -> None
     KeptTable(fd).put("a", 1)
     os.pwrite(fd, (FORMAT + 1).to_bytes(8, "little"), 8)
     with pytest.raises(FormatUnknown, match="another version"):
+        KeptTable(fd)
+
+
+def test_damaged_memory_is_refused(memory: Callable[[], int]) -> None:
+    fd = memory()
+    KeptTable(fd).put("a", "row")
+    os.pwrite(fd, (1 << 40).to_bytes(8, "little"), 32)  # the end of the log
+    with pytest.raises(FormatUnknown, match="damaged"):
         KeptTable(fd)
 
 
@@ -295,34 +300,6 @@ async def test_a_reply_that_was_kept_is_sent_and_not_worked_out_again(memory: Ca
     assert successor.made == []
     kernel.close()
     session.close()
-
-
-def test_a_directory_whose_making_was_not_answered_is_not_known_to_the_kernel(
-    memory: Callable[[], int],
-) -> None:
-    """Else the request, done again, would be answered with EEXIST: it finds what it made itself."""
-
-    def directory(number: int, name: str) -> Node:
-        return Node(number, Kind.DIRECTORY, name, root if number > 1 else None, 0o755, 0, 0, 0)
-
-    root = directory(1, "")
-    root.children |= {name: directory(number, name) for number, name in enumerate(["old", "new"], 2)}
-    table, requests = memory(), memory()
-    before = KeptMount(table, requests)
-    before.keep_negotiated(Negotiated(45, BUFFER, frozenset()))
-    places = before.requests(before.negotiated().buffer_bytes)  # type: ignore[union-attr]
-    files = KeptFiles(before)
-    root.children["older"] = directory(4, "older")
-    before.table.put("d/4", [1, "older", 0o755, 0, 0, 0])  # by a version that did not say who made it
-    files.on_changed(root.children["older"])
-    for unique, name in ((44, "old"), (46, "new")):
-        files.on_shown(root.children[name], root, unique)
-        files.on_changed(root.children[name])  # its attributes, say
-    place = places.new()
-    place.view[: IN_HEADER.size] = message(46, opcode=Opcode.MKDIR)
-    successor = KeptFiles(KeptMount(table, requests, device_fd=0))
-    known = {name: successor.knows(root, name) for name in ("older", "old", "new", "absent")}
-    assert known == {"older": True, "old": True, "new": False, "absent": False}
 
 
 # ---- the keeper
