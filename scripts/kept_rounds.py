@@ -2,7 +2,8 @@
 
     python -m scripts.kept_rounds [--rounds 100] [--read-only] [--against COMMIT]
 
-With --against each second round is no kill: `fusecache upgrade` goes to the program of that commit, or back.
+With --against the program of that commit mounts, and kills alternate with upgrades: first from that program to this one,
+then from this one to itself. The way back is not promised: an older program may not know the rows of a newer one.
 
 Prints how long system calls waited, and every error that a program saw: there must be none. Each byte that is read, and
 each file that was closed, is compared.
@@ -123,7 +124,7 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--read-only", action="store_true")
-    parser.add_argument("--against", metavar="COMMIT", help="upgrade to the program of this commit, and back")
+    parser.add_argument("--against", metavar="COMMIT", help="upgrade from the program of this commit")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ServerProcess() as server:
         service = Service(
@@ -139,21 +140,37 @@ def main() -> int:
         for name, body in data.items():
             bucket.put(name, body)
         (Path(folder) / "mnt").mkdir()
-        mount = Mount(bucket, Path(folder) / "mnt", Path(folder) / "cache")
+        mount = _Mount(bucket, Path(folder) / "mnt", Path(folder) / "cache")
+        if arguments.against:
+            mount.program = _program_of(arguments.against, Path(folder))
         mount.start(
             "--keep-mounted", "--settle-seconds", "0.2", "--cache-size", "4GiB",
             *(["--read-only"] if arguments.read_only else []),
         )  # fmt: skip
-        pythons = [_python_of(arguments.against, Path(folder)), sys.executable] if arguments.against else []
         try:
-            return _rounds(mount, data, arguments.rounds, pythons, is_read_only=arguments.read_only)
+            return _rounds(
+                mount,
+                data,
+                arguments.rounds,
+                upgrades=bool(arguments.against),
+                is_read_only=arguments.read_only,
+            )
         finally:
             mount.pid = mount.status()["pid"]
             mount.unmount()
 
 
-def _python_of(commit: str, folder: Path) -> str:
-    """Return a Python that has the packages of a commit, and the libraries of this one."""
+class _Mount(Mount):
+    """A mount that another program makes."""
+
+    program: str | Path = FUSECACHE
+
+    def command(self, *flags: str) -> list[str | Path]:
+        return [self.program, *super().command(*flags)[1:]]
+
+
+def _program_of(commit: str, folder: Path) -> Path:
+    """Return a program that has the packages of a commit, and the libraries of this Python."""
     tree = folder / "tree"
     tree.mkdir()
     packages = subprocess.run(
@@ -163,7 +180,10 @@ def _python_of(commit: str, folder: Path) -> str:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     (site,) = (folder / "venv/lib").glob("*/site-packages")
     (site / "other.pth").write_text(f"{tree}\n{sysconfig.get_path('purelib')}\n")
-    return str(folder / "venv/bin/python")
+    program = folder / "fusecache"
+    program.write_text(f'#!/bin/sh\nexec {folder}/venv/bin/python -P -m fusecache "$@"\n')
+    program.chmod(0o755)
+    return program
 
 
 def _upgrade(python: str, mount: Mount) -> None:
@@ -177,10 +197,8 @@ def _digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def _rounds(
-    mount: Mount, data: dict[str, bytes], rounds: int, pythons: list[str], *, is_read_only: bool
-) -> int:
-    """pythons: of the programs to upgrade to, in turns."""
+def _rounds(mount: Mount, data: dict[str, bytes], rounds: int, *, upgrades: bool, is_read_only: bool) -> int:
+    """upgrades: instead of every second kill."""
     programs = Programs(mount.path, data)
     programs.start("random reads", programs.read_at_random)
     programs.start("whole files", programs.read_whole)
@@ -190,16 +208,15 @@ def _rounds(
         programs.start("writes", programs.write)
         programs.start("names", programs.change_names)
     pauses: list[float] = []
-    upgrades = 0
+    upgraded = 0
     for number in range(rounds):
         time.sleep(random.uniform(*_SECONDS_BETWEEN))
         pid = mount.status()["pid"]
-        if pythons and number % 2 == 0:
-            python = pythons[number // 2 % len(pythons)]
-            _upgrade(python, mount)
-            upgrades += 1
+        if upgrades and number % 2 == 0:
+            _upgrade(sys.executable, mount)
+            upgraded += 1
             served_by = Path(f"/proc/{mount.status()['pid']}/cmdline").read_bytes().split(b"\0")[0]
-            assert os.fsdecode(served_by) == python
+            assert os.fsdecode(served_by) == sys.executable
         else:
             os.kill(pid, signal.SIGKILL)
             began = time.monotonic()
@@ -221,7 +238,7 @@ def _rounds(
         wrong += [f"quarantined: {each.name}" for each in (mount.cache / "orphans").iterdir()]
     slowest = ", ".join(f"{name} {each:.2f}" for name, each in programs.longest.items())
     lines = [
-        f"kills {len(pauses)}, upgrades {upgrades}, errors to programs {len(programs.errors)}, wrong {len(wrong)}",
+        f"kills {len(pauses)}, upgrades {upgraded}, errors to programs {len(programs.errors)}, wrong {len(wrong)}",
         f"closed files compared {len(programs.written)}; steps {dict(programs.steps)}",
         f"pause, seconds: median {statistics.median(pauses):.2f}, longest {max(pauses):.2f}",
         f"longest step, seconds: {slowest}",

@@ -117,11 +117,7 @@ class FileSystem:
             self._storage.opened.close()
 
     def _read_journal(self) -> ReplayResult:
-        left = self.options.predecessor
-        if left is None:
-            return self._services.replay.read()
-        written = {each.generation for each in left.files if each.is_written}
-        return self._services.replay.read(left.generations, written)
+        return self._services.replay.read(self.options.predecessor)
 
     def _adopt(self) -> None:
         """Take over the inodes and the open content of a daemon whose mount outlived it."""

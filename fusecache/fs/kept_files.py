@@ -278,6 +278,7 @@ class KeptFiles:
     def _settled(self, kind: str, commit: int) -> dict[int, KeptNode]:
         """Return the nodes of a kind as they were after a commit of the predecessor, and keep only that."""
         assert self._table is not None
+        assert self.predecessor is not None
         found: dict[int, KeptNode] = {}
         for inode, row in list(self._table.items(f"{kind}/")):
             try:
@@ -287,6 +288,7 @@ class KeptFiles:
                 # Its handles get EIO, and what was written through them is quarantined: nothing is guessed.
                 log.error("a row of the predecessor is not readable row=%s/%s error=%s", kind, inode, exc)
                 self._table.remove(f"{kind}/{inode}")
+                self.predecessor.is_whole = False
                 continue
             if not self._is_held:
                 self._table.put(f"{kind}/{inode}", [[[0, *place]], *attributes, generation])

@@ -74,15 +74,16 @@ class KeptHandle:
 class Predecessor:
     """What a killed daemon left to this one, as its journal has it.
 
-    start: how many daemons have served the mount before this one.
+    start: how many daemons have served the mount before this one. is_whole: all that it left was readable.
     """
 
     start: int
     directories: list[KeptNode] = field(default_factory=list)
     files: list[KeptNode] = field(default_factory=list)
     handles: list[KeptHandle] = field(default_factory=list)
+    is_whole: bool = True
 
     @property
-    def generations(self) -> dict[int, KeptNode]:
-        """The inodes with local content, by its generation."""
-        return {each.generation: each for each in self.files if each.generation}
+    def written(self) -> set[int]:
+        """The generations that a program has open for writing."""
+        return {each.generation for each in self.files if each.is_written}

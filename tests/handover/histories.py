@@ -41,7 +41,7 @@ STEPS: tuple[Step, ...] = (
 
 @dataclass(frozen=True)
 class Finding:
-    """A history that went wrong: what was done, when the daemon died, and what was seen."""
+    """A history that went wrong: what was done, when the daemon died, the seed of the order of tasks, what was seen."""
 
     steps: tuple[Step, ...]
     moment: str
@@ -70,7 +70,8 @@ def run_with_kills(
             each.run()
         except Exception as exc:  # noqa: BLE001  # each is a finding
             leaves = _first_of(exc)
-            found.append(Finding(steps, str(each.moment or f"before step {each.kill_before}"), leaves))
+            moment = each.moment or f"before step {each.kill_before}"
+            found.append(Finding(steps, f"{moment}, seed {seed}", leaves))
     return 1 + len(chosen), found
 
 

@@ -36,6 +36,7 @@ from fusecache.index.journal import Change, DropFile, DropOperation, Journal, Pu
 from fusecache.model.errors import Refused
 from fusecache.model.names import parent_prefix
 from fusecache.model.objects import ObjectId, ObjectInfo
+from fusecache.model.predecessor import Predecessor
 from fusecache.model.records import (
     ANOTHERS,
     DOUBTFUL,
@@ -99,17 +100,17 @@ class JournalReplay:
     _is_commit_marker: Callable[[str], bool] = lambda _key: False
     # Sizes of the staging files at the start, by generation.
     _sizes: dict[int, int] = field(init=False, default_factory=dict)
-    _still_open: Collection[int] | None = field(init=False, default=None)
-    _still_written: Collection[int] = field(init=False, default=frozenset())
+    _left: Predecessor | None = field(init=False, default=None)
+    # Generations that programs have open, through a mount that outlived its daemon.
+    _still_open: Collection[int] = field(init=False, default=frozenset())
 
-    def read(
-        self, still_open: Collection[int] | None = None, still_written: Collection[int] = frozenset()
-    ) -> ReplayResult:
+    def read(self, left: Predecessor | None = None) -> ReplayResult:
         """Check every row and staging file, and journal what becomes of them. Blocks: it may read whole files.
 
-        still_open: generations that programs have open, if the mount outlived its daemon; still_written: for writing.
+        left: what the daemon before left, if the mount outlived it.
         """
-        self._still_open, self._still_written = still_open, still_written
+        self._left = left
+        self._still_open = {each.generation for each in left.files} if left is not None else ()
         found = ReplayResult(operations=self._journal.operations(), uploads=self._journal.aborts())
         ended = {upload_id for _, upload_id in found.uploads}
         records = [
@@ -131,17 +132,20 @@ class JournalReplay:
         for number in sorted(without_row - {record.generation for record in records}):
             # The daemon was killed before it wrote the file's row, so no close was acknowledged.
             unknown = FileRecord(number, FileState.OPEN, "", 0, 0, "", self._boot_id, _NOT_KNOWN)
-            if still_open is not None and (number in still_open or not self._sizes.get(number)):
+            if number in self._still_open:
                 changes += self._recover_open(replace(unknown, uuid=str(uuid.uuid4())), found)
-                continue
-            changes += self._quarantine(
-                unknown, Reason.UNKNOWN, "an unfinished file without a journal row", found
-            )
+            elif left is not None and left.is_whole and number in self._sizes:
+                # No program was told of it: an unfinished copy of content that is to be changed, say.
+                self._staging.delete(number)
+            else:
+                changes += self._quarantine(
+                    unknown, Reason.UNKNOWN, "an unfinished file without a journal row", found
+                )
         if changes:
             self._journal.apply(changes)
         if found.versions or found.operations or found.orphans or found.suspects:
             # A successor goes on with what was pending: that is no cause to look, unless something was quarantined.
-            is_usual = still_open is not None and not (found.orphans or found.suspects)
+            is_usual = left is not None and not (found.orphans or found.suspects)
             log.log(
                 logging.INFO if is_usual else logging.WARNING,
                 "recovered files=%d changes=%d orphans=%d suspects=%d",
@@ -151,7 +155,7 @@ class JournalReplay:
 
     def _recover_file(self, record: FileRecord, found: ReplayResult) -> list[Change]:
         match record.state:
-            case FileState.STORED | FileState.DROPPED if record.generation in (self._still_open or ()):
+            case FileState.STORED | FileState.DROPPED if record.generation in self._still_open:
                 # It lost its name, and ends with its last handle.
                 unlinked = replace(without_upload(record), state=FileState.OPEN, key="", sequence=0)
                 return self._recover_open(unlinked, found)
@@ -183,9 +187,8 @@ class JournalReplay:
 
     def _recover_open(self, record: FileRecord, found: ReplayResult) -> list[Change]:
         """Keep content open that programs still write; quarantine all other content."""
-        generation, still_open = record.generation, self._still_open
-        is_open = still_open is not None and generation in still_open
-        if still_open is not None and not is_open and not self._sizes.get(generation):
+        generation, is_open = record.generation, record.generation in self._still_open
+        if self._left is not None and not is_open and not self._sizes.get(generation):
             # The program was not told yet that it has the file, and asks again.
             self._staging.delete(generation)
             return [DropFile(generation)]
@@ -282,7 +285,7 @@ class JournalReplay:
     def _recover_queued(self, record: FileRecord, found: ReplayResult) -> list[Change]:
         # PUBLISHING stays: the request may have been sent, so only the bucket knows whether it took effect.
         state = FileState.PUBLISHING if record.state is FileState.PUBLISHING else FileState.SEALED
-        if record.state is FileState.FLUSHED and record.generation in self._still_written:
+        if record.state is FileState.FLUSHED and self._left and record.generation in self._left.written:
             state = FileState.FLUSHED  # its release is still to come, or more bytes
         queued = record if record.state is state else replace(record, state=state)
         version = self._find(queued)

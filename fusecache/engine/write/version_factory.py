@@ -77,7 +77,9 @@ class VersionFactory:
             if old is not None and old.state is FileState.REJECTED:
                 version.replaces = old
             self._tree.set_version(node, version)
-            self._journal.submit(*dropped, *named_row(version, self._tree, self._queue))
+            # Without a writer the caller journals its close itself. Until then this content means nothing.
+            rows = named_row(version, self._tree, self._queue) if node.writers else []
+            self._journal.submit(*dropped, *rows)
             return version
 
     def _make(self, node: Node) -> FileVersion:
