@@ -35,6 +35,7 @@ from fusecache.fs.owned_hints import OwnedHints
 from fusecache.fuse.kept_requests import make_memory
 from fusecache.fuse.kept_table import KeptTable
 from fusecache.fuse.values import ROOT_INODE, FUSEError, RequestContext
+from fusecache.index import journal
 from fusecache.model.objects import MIB
 from tests.history.bucket import WatchedBucket
 from tests.history.crashes import Crash, Moment, Reaper
@@ -117,7 +118,11 @@ class History:
         repeatable(self.seed)
         bucket = WatchedBucket(reaper)
         memory = Path("/dev/shm")
-        with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name, reaper.watching():
+        with (
+            tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name,
+            reaper.watching(),
+            _small_reserve(),
+        ):
             place, next_place = Path(name) / "0", Path(name) / "1"
             reaper.begin(self.moment, place, next_place)
             with _memory() as fd:
@@ -430,6 +435,16 @@ class History:
     def _has_parent(self, path: str) -> bool:
         folder = path.rpartition("/")[0]
         return not folder or folder in self.folders
+
+
+@contextmanager
+def _small_reserve() -> Iterator[None]:
+    """Journals reserve little disk space ahead: each death copies one."""
+    saved, journal.RESERVE_BYTES = journal.RESERVE_BYTES, MIB
+    try:
+        yield
+    finally:
+        journal.RESERVE_BYTES = saved
 
 
 @contextmanager

@@ -1,0 +1,55 @@
+"""What one daemon leaves to the next: short histories, with a death at every moment or at some of them."""
+
+import random
+
+import pytest
+
+from tests.handover.histories import random_history, run_with_kills
+from tests.handover.machine import Step
+
+# Each went wrong once.
+FOUND: dict[str, tuple[Step, ...]] = {
+    "a copy that is to be changed is not quarantined": (("save", "b"), ("open", 1, "b", "r+"), ("write", 1)),
+    "an open file that was replaced keeps its content, and the one with the name its own": (
+        ("save", "a"),
+        ("open", 0, "a", "r+"),
+        ("save", "b"),
+        ("rename", "b", "a"),
+        ("write", 0),
+    ),
+    "a file opened again while its upload runs has the uploaded version as its base": (
+        ("save", "a"),
+        ("open", 0, "a", "r+"),
+        ("write", 0),
+        ("wait", 3.0),
+        ("write", 0),
+    ),
+    "a removed file does not come back if the bucket shows an older version": (
+        ("save", "a"),
+        ("wait", 3.0),
+        ("open", 3, "a", "w"),
+        ("unlink", "a"),
+    ),
+    "a directory is renamed under an open file": (
+        ("mkdir", "x"),
+        ("save", "x/a"),
+        ("wait", 3.0),
+        ("open", 0, "x/a", "r+"),
+        ("write", 0),
+        ("rename_folder", "x", "y"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_death_at_any_moment_changes_nothing(name: str) -> None:
+    _, found = run_with_kills(FOUND[name], None, random.Random(1))
+    assert found == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_death_changes_nothing_in_histories_at_random(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(4):
+        _, found = run_with_kills(random_history(rng, 5), 6, rng)
+        assert found == []
