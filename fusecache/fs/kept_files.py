@@ -11,7 +11,6 @@ Rows of the table (`fuse/kept_table.py`), by key:
     h/<handle>      an open file's handle, with the number of the request that opened it
     o/<handle>      an open directory's
     r/<handle>      how far it has been read: the places from which the kernel may go on
-    u/<handle>      the names that were unpublished when its reading began, and that were not returned since
 
 A row is written before the request's reply is sent. A successor ignores the handles whose open was not answered.
 """
@@ -42,8 +41,6 @@ class KeptFiles:
     def __init__(self, kept: KeptMount | None) -> None:
         self._table = None if kept is None else kept.table
         self.is_on = kept is not None
-        # How many names the row `u/<handle>` has.
-        self._unpublished: dict[int, int] = {}
         self.predecessor: Predecessor | None = None
         self.start = 0
         # Directories of which the kernel was to hear by an answer that was never sent.
@@ -111,10 +108,6 @@ class KeptFiles:
         if self._table is None:
             return
         before = handle.returned[0][2]
-        # After its start a reading only removes names from it, so the count tells whether it has changed.
-        if before is None or len(handle.unpublished) != self._unpublished.get(number):
-            self._unpublished[number] = len(handle.unpublished)
-            self._table.put(f"u/{number}", sorted(handle.unpublished))
         between = [place for *_, place in handle.returned[1:]]
         places = [before, *(between if len(between) < _SMALL_REPLY else ()), handle.place]
         self._table.put(f"r/{number}", [each for each in places if each is not None])
@@ -130,7 +123,6 @@ class KeptFiles:
     def on_directory_closed(self, number: int) -> None:
         """A directory's handle is gone."""
         if self._table is not None:
-            self._unpublished.pop(number, None)
             self._forget_directory(number)
 
     def on_changed(self, node: Node | None) -> None:
@@ -158,7 +150,7 @@ class KeptFiles:
 
     def _forget_directory(self, number: int | str) -> None:
         assert self._table is not None
-        for kind in "oru":
+        for kind in "or":
             self._table.remove(f"{kind}/{number}")
 
     def _put_directory(self, key: str, shown: Shown, parent: Node | None, made_by: int) -> None:
@@ -237,7 +229,7 @@ class KeptFiles:
         places = self._table.get(f"r/{number}")
         if places is None:
             return None
-        return KeptReading(tuple(map(_place, places)), tuple(self._table.get(f"u/{number}") or ()))
+        return KeptReading(tuple(map(_place, places)))
 
 
 def _place(row: list[Any]) -> ReadPlace:

@@ -386,8 +386,6 @@ class DirectoryHandle:
     after: str = ""
     early_files: tuple[str, ...] = ()
     is_at_end: bool = False
-    # Only read by `fs/kept_files.py`.
-    unpublished: set[str] = field(default_factory=set)
     queue: "deque[DirectoryEntry]" = field(default_factory=deque)
     position: int = 0
     place: ReadPlace | None = None
