@@ -1,10 +1,10 @@
-"""Reads directories: all names in the bucket's order, those that exist only here among them, as pages are listed.
+"""Reads directories: the bucket's names and local-only ones, in one order, page by page as they are listed.
 
 Invariants:
 1. A reader never waits for a whole listing, only for the page with its next names.
 2. Each name has one place in the order: its sort name. A reading only moves forward, so it returns each name once,
-   whatever is made, removed, published or listed meanwhile. Only a file and a directory of the same name have two
-   places; of these, `early_files` says whether the first was returned.
+   although names are made, removed, published and listed at the same time. Only a file and a directory of the same
+   name have two places: `early_files` says whether the first was returned.
 """
 
 from collections.abc import Mapping
@@ -149,7 +149,7 @@ class DirectoryReader:
     ) -> list[DirectoryEntry]:
         """Return the next names that are known already; move the handle behind them. Raises ListingLost.
 
-        No await in here: a name that is published meanwhile would have left the children before its row is read.
+        No await in here: a name that is published leaves the children, and has a row then. One of both must be seen.
         """
         directory = handle.node
         limit = max(limit, len(directory.children) // _FETCHES)
@@ -272,7 +272,7 @@ class DirectoryReader:
         if listing.reader != handle.process:
             return
         if not self._follows(parent, listing.last_read, directory.name):
-            if not directory.local_refs:  # else it may have no row, and comes between those that have
+            if not directory.local_refs:  # else it may have no row
                 listing.reader = 0
             return
         listing.last_read = directory.name
