@@ -39,9 +39,13 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection in a thread; close it at once if there are too many."""
-        if self._free.acquire(blocking=False):
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
             super().process_request(request, client_address)
-        else:
+        except RuntimeError:  # the system has no further thread
+            self._free.release()
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:

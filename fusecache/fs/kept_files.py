@@ -11,7 +11,6 @@ Rows of the table (`fuse/kept_table.py`), by key:
     h/<handle>      an open file's handle, with the number of the request that opened it
     o/<handle>      an open directory's
     r/<handle>      how far it has been read: the places from which the kernel may go on
-    u/<handle>      the names that were unpublished when its reading began, and that were not returned since
 
 A *place* is what the journal must agree with: the inode of the directory (0: the file has no name), the name, and the
 object that the bucket shows under it. A call changes places in memory first, and answers when the journal has its rows.
@@ -56,8 +55,6 @@ class KeptFiles:
         self._journal: JournalWriter | None = None
         # The commit that has the last move of a file, by inode.
         self._moves: dict[int, int] = {}
-        # How many names the row `u/<handle>` has.
-        self._unpublished: dict[int, int] = {}
         self.predecessor: Predecessor | None = None
         self.start = 0
         self._unanswered: frozenset[int] = frozenset()
@@ -132,10 +129,6 @@ class KeptFiles:
         if self._table is None:
             return
         before = handle.returned[0][2]
-        # After its start a reading only removes names from it, so the count tells whether it has changed.
-        if before is None or len(handle.unpublished) != self._unpublished.get(number):
-            self._unpublished[number] = len(handle.unpublished)
-            self._table.put(f"u/{number}", sorted(handle.unpublished))
         between = [place for *_, place in handle.returned[1:]]
         places = [before, *(between if len(between) < _SMALL_REPLY else ()), handle.place]
         self._table.put(f"r/{number}", [each for each in places if each is not None])
@@ -156,7 +149,6 @@ class KeptFiles:
     def on_directory_closed(self, number: int) -> None:
         """A directory's handle is gone."""
         if self._table is not None:
-            self._unpublished.pop(number, None)
             self._forget_directory(number)
 
     def on_moved(self, node: Node) -> None:
@@ -195,7 +187,7 @@ class KeptFiles:
 
     def _forget_directory(self, number: int | str) -> None:
         assert self._table is not None
-        for kind in "oru":
+        for kind in "or":
             self._table.remove(f"{kind}/{number}")
 
     def _put_node(self, kind: str, shown: Shown, parent: Node | None) -> None:
@@ -299,7 +291,7 @@ class KeptFiles:
         places = self._table.get(f"r/{number}")
         if places is None:
             return None
-        return KeptReading(tuple(map(_place, places)), tuple(self._table.get(f"u/{number}") or ()))
+        return KeptReading(tuple(map(_place, places)))
 
 
 # What a row says of a place: the directory's inode, the name, the object's row.

@@ -81,14 +81,14 @@ class OpenDirectories:
                 self._kept.on_shown(shown, handle.node)
                 handle.returned.append((*handle.queue[0], handle.place))
                 if self._kept.is_on:
-                    handle.place = place_behind(handle, handle.queue[0][1])
+                    handle.place = place_behind(handle, handle.queue[0].sort_name)
                 handle.position += 1
             handle.queue.popleft()
         return True
 
     def _first_queued(self, handle: DirectoryHandle) -> Shown | None:
         """Return what the first entry of the queue shows now; None: nothing any more."""
-        shown = self._fs.lookup.reader.current(handle.node, handle.queue[0][0])
+        shown = self._fs.lookup.reader.current(handle.node, handle.queue[0])
         if shown is not None and not self._is_control(handle.node, shown.name):
             return shown
         return None
@@ -129,6 +129,5 @@ class OpenDirectories:
 
     async def _fill(self, handle: DirectoryHandle) -> bool:
         if not handle.queue:
-            shown = await self._fs.lookup.reader.next_entries(handle, _ENTRIES_AT_ONCE)
-            handle.queue.extend(zip(shown, handle.sort_names, strict=True))
+            handle.queue.extend(await self._fs.lookup.reader.next_entries(handle, _ENTRIES_AT_ONCE))
         return bool(handle.queue)

@@ -15,6 +15,7 @@ Invariants:
 1. The packs of one epoch do not overlap.
 2. A row in memory takes precedence over a row of its name in a pack. Reads merge both.
 3. A listing of which a pack is lost has no rows: each access raises ListingLost until it is dropped.
+4. `_lock` owns all listings. Rows that are taken out to be written again come back before it is released.
 """
 
 import logging
@@ -195,12 +196,13 @@ class Listings:
 
     def remove(self, directory: int, epoch: int, sort_name: str) -> None:
         """Remove one row. Raises what `put_page` raises."""
-        self._forget_late(directory, epoch, [sort_name])
-        if self.get(directory, epoch, sort_name) is None:
-            return
-        pack, _ = self._take_pack(directory, epoch, sort_name)
-        pack.remove(sort_name)
-        self._write(directory, epoch, pack.fields)
+        with self._lock:
+            self._forget_late(directory, epoch, [sort_name])
+            if self.get(directory, epoch, sort_name) is None:
+                return
+            pack, _ = self._take_pack(directory, epoch, sort_name)
+            pack.remove(sort_name)
+            self._write(directory, epoch, pack.fields)
 
     def replace(
         self, directory: int, epoch: int, after: str, end: str, rows: Sequence[ListedEntry], first_number: int
@@ -210,16 +212,17 @@ class Listings:
         A row keeps the number that the same version had, else it gets the next one from `first_number` on. Raises what
         `put_page` raises.
         """
-        new = page_fields(rows, self._numbers(directory, epoch, after, end), first_number)
-        late = self._late_rows(directory, epoch)
-        self._forget_late(directory, epoch, [name for name in late if after < name <= end])
-        if new != self._fields_between(directory, epoch, after, end):
-            before: list[str] = []
-            behind: list[str] = []
-            for pack in self._take_overlapping(directory, epoch, after, end):
-                before += pack.fields[: bisect_right(pack.names, after) * FIELDS]
-                behind += pack.fields[bisect_right(pack.names, end) * FIELDS :]
-            self._write(directory, epoch, before + new + behind)
+        with self._lock:
+            new = page_fields(rows, self._numbers(directory, epoch, after, end), first_number)
+            late = self._late_rows(directory, epoch)
+            self._forget_late(directory, epoch, [name for name in late if after < name <= end])
+            if new != self._fields_between(directory, epoch, after, end):
+                before: list[str] = []
+                behind: list[str] = []
+                for pack in self._take_overlapping(directory, epoch, after, end):
+                    before += pack.fields[: bisect_right(pack.names, after) * FIELDS]
+                    behind += pack.fields[bisect_right(pack.names, end) * FIELDS :]
+                self._write(directory, epoch, before + new + behind)
         return numbers_in(new)
 
     def drop(self, directory: int, epoch: int) -> bool:
@@ -309,12 +312,12 @@ class Listings:
     def _numbers(self, directory: int, epoch: int, first: str, last: str) -> dict[str, tuple[str, str]]:
         """Return sort name -> (etag, number) of the rows from `first` to `last`, and of some around them."""
         known: dict[str, tuple[str, str]] = {}
-        for pack in self._packs_from(directory, epoch, first):
-            numbers = pack.fields[FIELDS - 1 :: FIELDS]
-            known.update(zip(pack.names, zip(pack.fields[1::FIELDS], numbers, strict=True), strict=True))
-            if pack.names[-1] >= last:
-                break
         with self._lock:
+            for pack in self._packs_from(directory, epoch, first):
+                numbers = pack.fields[FIELDS - 1 :: FIELDS]
+                known.update(zip(pack.names, zip(pack.fields[1::FIELDS], numbers, strict=True), strict=True))
+                if pack.names[-1] >= last:
+                    break
             listing = self._listings.get((directory, epoch))
             late = dict(listing.late) if listing is not None else {}
         known.update((name, (row.etag, str(row.number))) for name, row in late.items())
@@ -343,12 +346,12 @@ class Listings:
             listing = self._listing(directory, epoch)
             late, listing.late = listing.late, {}
             self._late_count -= len(late)
-        names = deque(sorted(late))
-        while names:
-            pack, end = self._take_pack(directory, epoch, names[0])
-            while names and (end is None or names[0] <= end):
-                pack.put(late[names.popleft()])
-            self._write(directory, epoch, pack.fields)
+            names = deque(sorted(late))
+            while names:
+                pack, end = self._take_pack(directory, epoch, names[0])
+                while names and (end is None or names[0] <= end):
+                    pack.put(late[names.popleft()])
+                self._write(directory, epoch, pack.fields)
 
     # ---- packs
 

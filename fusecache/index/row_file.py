@@ -3,7 +3,10 @@
 The file is scratch space: never synced, and emptied by each mount. It is read with pread, not mapped: a page fault on a
 disk that has failed would be a SIGBUS, which ends the daemon.
 
-Invariant: what `read` returns is what was stored. A pack that the disk lost or changed is an error.
+Invariants:
+1. What `read` returns is what was stored. A pack that the disk lost or changed is an error.
+2. `_lock` owns all that may change: the descriptor, the free space, the counts, and where each pack is. Bytes are read
+   and written without it, at offsets that no other thread has.
 """
 
 import os
@@ -49,10 +52,11 @@ class RowFile:
         self.last_error = ""
 
     def close(self) -> None:
-        """Close the file. All packs are gone."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Close the file, which no call uses any more. All packs are gone."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
 
     @property
     def is_refused(self) -> bool:
@@ -69,18 +73,23 @@ class RowFile:
 
     def move_to_disk(self, pack: StoredPack) -> bool:
         """Write a pack that is in memory into the file, unless the disk refused one just now; return whether it is."""
-        data = pack.data
-        if data is None or (self._retry_at and time.monotonic() < self._retry_at):
-            return data is None
-        size, known_refusals = _size(pack.size), self.refused
+        size = _size(pack.size)
         with self._lock:
+            data, known_refusals = pack.data, self.refused
+            if data is None or (self._retry_at and time.monotonic() < self._retry_at):
+                return data is None
+            try:
+                descriptor = self._opened()
+            except OSError as exc:
+                self._on_refused(exc.strerror or str(exc))
+                return False
             offset = self._take(size)
         try:
-            self._write(offset, data)
+            _write(descriptor, offset, data)
         except OSError as exc:
             with self._lock:
                 self._free.setdefault(size, []).append(offset)
-            self._on_refused(exc.strerror or str(exc))
+                self._on_refused(exc.strerror or str(exc))
             return False
         with self._lock:
             if pack.data is None:  # freed by another thread
@@ -94,15 +103,19 @@ class RowFile:
 
     def read(self, pack: StoredPack) -> bytes:
         """Return a pack's bytes. Raises LocalDiskError if the disk no longer has them."""
-        if pack.data is not None:
-            return pack.data
+        with self._lock:
+            in_memory, descriptor, offset = pack.data, self._descriptor, pack.offset
+        if in_memory is not None:
+            return in_memory
         try:
-            data = os.pread(self._descriptor, pack.size, pack.offset)
+            data = os.pread(descriptor, pack.size, offset)
         except OSError as exc:
-            self._on_refused(exc.strerror or str(exc))
+            with self._lock:
+                self._on_refused(exc.strerror or str(exc))
             raise LocalDiskError(f"{self._path}: {exc.strerror}; its directory is listed again") from exc
         if len(data) != pack.size or crc32(data) != pack.checksum:
-            self._on_refused("written rows are damaged")
+            with self._lock:
+                self._on_refused("written rows are damaged")
             raise LocalDiskError(
                 f"{self._path}: the disk lost what was written; the directory is listed again"
             )
@@ -117,6 +130,8 @@ class RowFile:
             else:
                 self._free.setdefault(_size(pack.size), []).append(pack.offset)
 
+    # ---- private: the caller holds the lock
+
     def _take(self, size: int) -> int:
         offsets = self._free.get(size)
         if offsets:
@@ -124,20 +139,24 @@ class RowFile:
         self._end += size
         return self._end - size
 
-    def _write(self, offset: int, data: bytes) -> None:
+    def _opened(self) -> int:
         if self._descriptor < 0:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             self._descriptor = os.open(self._path, flags, 0o600)
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(self._descriptor, view, offset)
-            view, offset = view[written:], offset + written
+        return self._descriptor
 
     def _on_refused(self, error: str) -> None:
         self.refused += 1
         self.last_error = error
         self._retry_at = time.monotonic() + RETRY_SECONDS
+
+
+def _write(descriptor: int, offset: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
 
 
 def _size(count: int) -> int:

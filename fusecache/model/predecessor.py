@@ -42,13 +42,9 @@ class ReadPlace(NamedTuple):  # one is made for each name that a directory retur
 
 @dataclass(frozen=True, slots=True)
 class KeptReading:
-    """The reading of an open directory. places: those from which the kernel may go on.
-
-    unpublished: as in `DirectoryHandle`.
-    """
+    """The reading of an open directory. places: those from which the kernel may go on."""
 
     places: tuple[ReadPlace, ...]
-    unpublished: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

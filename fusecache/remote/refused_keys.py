@@ -33,8 +33,8 @@ class RefusedKeys:
     def __init__(self, probe: Callable[[], None]) -> None:
         """probe: sends a write that the credentials must allow, and leaves nothing behind."""
         self._probe = probe
-        self._lock = threading.Lock()
-        self._probing = threading.Lock()
+        self._lock = threading.Lock()  # of all but `_probing`
+        self._probing = threading.Lock()  # held by the one thread that probes; the others wait for its answer
         self._refusals: dict[str, _Refusal] = {}
         self._accepted_at = float("-inf")
         self._probed_at = float("-inf")
@@ -67,12 +67,19 @@ class RefusedKeys:
     def _may_write(self) -> bool:
         """Return whether the credentials may write: an accepted request proves it, else a probe."""
         with self._probing:
-            if time.monotonic() - max(self._accepted_at, self._probed_at) >= PROOF_SECONDS:
+            with self._lock:
+                before = self._accepted_at
+                is_known = time.monotonic() - max(before, self._probed_at) < PROOF_SECONDS
+            if not is_known:
                 try:
                     self._probe()
                 except RemoteError:
-                    self._accepted_at = float("-inf")
+                    accepted_at = float("-inf")
                 else:
-                    self._accepted_at = time.monotonic()
-                self._probed_at = time.monotonic()
-            return time.monotonic() - self._accepted_at < PROOF_SECONDS
+                    accepted_at = time.monotonic()
+                with self._lock:
+                    self._probed_at = time.monotonic()
+                    if self._accepted_at == before:  # else a write was accepted in between
+                        self._accepted_at = accepted_at
+            with self._lock:
+                return time.monotonic() - self._accepted_at < PROOF_SECONDS

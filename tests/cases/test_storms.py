@@ -53,8 +53,8 @@ async def names_at_root(user: User) -> set[str]:
     found: set[str] = set()
     with in_use(root):
         handle = DirectoryHandle(root)
-        while nodes := await user.fs.lookup.reader.next_entries(handle, 100):
-            found |= {node.name for node in nodes}
+        while entries := await user.fs.lookup.reader.next_entries(handle, 100):
+            found |= {shown.name for _, shown in entries}
     return found
 
 

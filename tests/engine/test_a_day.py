@@ -177,7 +177,7 @@ class Trainer:
     async def _names(self, path: str) -> list[str]:
         directory = await self._user.fs.resolve(path)
         found = await self._user.fs.lookup.reader.next_entries(DirectoryHandle(directory), 1000)
-        return [each.name for each in found]
+        return [each.shown.name for each in found]
 
     async def _look(self, step: int) -> None:
         """Ask as a monitor and a person do."""

@@ -207,7 +207,7 @@ def test_a_position_in_a_directory_is_behind_its_name(mount: MakeMount, bucket: 
 def test_names_that_are_published_while_a_directory_is_read_come_once(
     mount: MakeMount, bucket: Bucket, in_the_bucket: list[str], published: list[str]
 ) -> None:
-    """A directory lists the bucket's names first, then local names. So a name moves when it is published."""
+    """Names that the bucket has and names that only this node has come in one order."""
     for name in in_the_bucket:
         bucket.put(f"many/{name}", b"")
     made = mount("--keep-mounted")

@@ -3,8 +3,10 @@
 import ctypes
 import errno
 import os
+import shutil
 import struct
 import subprocess
+import time
 import unicodedata
 
 import pytest
@@ -349,3 +351,31 @@ def test_a_directory_shows_the_time_of_the_last_change_of_its_names(place: Place
         "rename": lambda: (place.path / "file").rename(place.path / "directory" / "file"),
     }[change]()
     assert place.path.stat().st_mtime > 1e9
+
+
+@pytest.mark.s3server_only
+@pytest.mark.parametrize("flags", [(), ("--keep-mounted",)], ids=["", "with a keeper"])
+def test_a_name_that_is_removed_and_made_again_is_listed_once(mount, bucket: Bucket, flags: tuple[str, ...]):
+    """The daemon listed the directory before the removal reached the bucket, and the name is new since."""
+    for name in ("d/b", "d/log", "d/sub/", "d/z"):
+        bucket.put(name, b"old" * (not name.endswith("/")))
+    one: Mount = mount("--settle-seconds", "3", "--attribute-seconds", "2", *flags)
+    folder = one.path / "d"
+    assert sorted(os.listdir(folder)) == ["b", "log", "sub", "z"]
+    os.rename(folder / "log", folder / "log.1")
+    os.rmdir(folder / "sub")
+
+    def is_published() -> bool:
+        assert sorted(os.listdir(folder)) == ["b", "log.1", "z"]
+        return not {"d/log", "d/sub/"} & {*bucket.names()}
+
+    wait_until(is_published, "the removals in the bucket", seconds=30)
+    (folder / "log").write_bytes(b"new")
+    (folder / "sub").mkdir()
+    seen = []
+    until = time.monotonic() + 4
+    while time.monotonic() < until:
+        seen.append(sorted(os.listdir(folder)))
+    assert [each for each in seen if each != ["b", "log", "log.1", "sub", "z"]] == []
+    shutil.rmtree(folder)
+    assert os.listdir(one.path) == []

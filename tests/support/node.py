@@ -178,8 +178,8 @@ class User:
         directory = await self.fs.resolve(path)
         with in_use(directory):  # as an open directory is
             handle = DirectoryHandle(directory)
-            while nodes := await self.fs.lookup.reader.next_entries(handle, 100):
-                for node in nodes:
+            while entries := await self.fs.lookup.reader.next_entries(handle, 100):
+                for _, node in entries:
                     inner = f"{path}/{node.name}".strip("/")
                     found[inner] = await self._shown(node, inner)
                     if node.kind is Kind.DIRECTORY:

@@ -337,8 +337,17 @@ def dropped_row(version: FileVersion) -> PutFile:
     return PutFile(replace(version.record, state=FileState.DROPPED))
 
 
-# An entry of a directory.
+# What a name shows in a directory.
 Shown = Node | ListedName
+
+
+class DirectoryEntry(NamedTuple):
+    """A name as it was fetched, with what it showed then. A node may have another name by now."""
+
+    sort_name: str
+    shown: Shown
+
+
 _NO_CHILDREN: dict[str, Node] = {}
 
 
@@ -362,31 +371,25 @@ class FileHandle:
 
 @dataclass(eq=False, slots=True)
 class DirectoryHandle:
-    """One open directory, read in the bucket's order: the rows of one listing, then names that exist only here.
+    """One open directory, read in the bucket's order.
 
-    process: the reader (0: unknown). epoch: of the listing that is read (0: not started). after: the sort name reached.
-    restarts: how often its rows were lost.
-    unpaired_files: files returned before it was known whether a directory of the same name follows. local_names: the
-    names left to return once the rows are exhausted, all behind local_after. unpublished: names that had unpublished
-    changes when the read began, and that no row has shown since.
-    sort_names: of the entries that were fetched last. queue: entries fetched but not yet returned, with their sort
-    names. position: how many were returned; place: behind the last of them. returned: by the last reply, each with the
-    place before it.
+    process: the reader (0: unknown). epoch: of the listing that is read (0: not started). after: all names up to this
+    sort name were fetched; early_files: of these, the files whose directories sort behind it (`readdir.py`).
+    is_at_end: all were. restarts: how often its rows were lost.
+    queue: entries fetched but not yet returned. position: how many were returned; place: behind the last of them.
+    returned: by the last reply, each with the place before it.
     """
 
     node: Node
     process: int = 0
     epoch: int = 0
     after: str = ""
-    unpaired_files: list[str] = field(default_factory=list)
-    local_names: list[str] | None = None
-    local_after: str = ""
-    unpublished: set[str] = field(default_factory=set)
-    sort_names: list[str] = field(default_factory=list)
-    queue: "deque[tuple[Shown, str]]" = field(default_factory=deque)
+    early_files: tuple[str, ...] = ()
+    is_at_end: bool = False
+    queue: "deque[DirectoryEntry]" = field(default_factory=deque)
     position: int = 0
     place: ReadPlace | None = None
-    returned: "list[tuple[Shown, str, ReadPlace | None]]" = field(default_factory=list)
+    returned: "list[tuple[str, Shown, ReadPlace | None]]" = field(default_factory=list)
     restarts: int = 0
 
 

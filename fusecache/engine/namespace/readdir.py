@@ -1,14 +1,19 @@
-"""Reads directories: first the bucket's names in its order, page by page as they are listed, then local-only names.
+"""Reads directories: the bucket's names and local-only ones, in one order, page by page as they are listed.
 
-Invariant: a reader never waits for a whole listing, only for the page with its next names.
+Invariants:
+1. A reader never waits for a whole listing, only for the page with its next names.
+2. Each name has one place in the order: its sort name. A reading only moves forward, so it returns each name once,
+   although names are made, removed, published and listed at the same time. Only a file and a directory of the same
+   name have two places: `early_files` says whether the first was returned.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from fusecache.engine.namespace.lister import Lister, ListingRun
 from fusecache.engine.namespace.listing_refresher import ListingRefresher
-from fusecache.engine.namespace.nodes import DirectoryHandle, Kind, Node, Shown
+from fusecache.engine.namespace.nodes import DirectoryEntry, DirectoryHandle, Kind, Node, Shown
 from fusecache.engine.namespace.reconciler import Reconciler
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace.ttl import AttributeTtl
@@ -24,8 +29,8 @@ _DIRECTORIES_AHEAD = 8
 _ROWS_AHEAD = 64
 # The disk may lose rows once; from then on they are in memory, where many directories may compete for the space.
 _RESTARTS_MAX = 8
-# No sort name of the bucket comes behind it. Those of names that exist only here begin so.
-_BEHIND_ALL = "\U0010ffff"
+# Each fetch looks at all children of the directory, so a directory with many has fewer and larger fetches.
+_FETCHES = 4
 
 
 def resumed(node: Node, process: int, reading: KeptReading, position: int) -> DirectoryHandle | None:
@@ -35,10 +40,8 @@ def resumed(node: Node, process: int, reading: KeptReading, position: int) -> Di
             return DirectoryHandle(
                 node,
                 process,
-                after=min(place.after, _BEHIND_ALL),
-                local_after=place.after.removeprefix(_BEHIND_ALL) if place.after > _BEHIND_ALL else "",
-                unpaired_files=list(place.early_files),
-                unpublished=set(reading.unpublished),
+                after=place.after,
+                early_files=place.early_files,
                 position=position,
                 place=place,
             )
@@ -47,10 +50,17 @@ def resumed(node: Node, process: int, reading: KeptReading, position: int) -> Di
 
 def place_behind(handle: DirectoryHandle, sort_name: str) -> ReadPlace:
     """Return the place behind the entry of that sort name, which is returned now."""
-    before = () if handle.place is None else handle.place.early_files
+    early_files = () if handle.place is None else handle.place.early_files
+    return ReadPlace(handle.position + 1, sort_name, _early_files(early_files, sort_name))
+
+
+def _early_files(before: tuple[str, ...], sort_name: str) -> tuple[str, ...]:
+    """Return the files whose names were returned and whose directories sort behind a sort name, returned last.
+
+    Each is a prefix of the next, so there are at most as many as the last one has characters.
+    """
     early = tuple([name for name in before if name + "/" > sort_name]) if before else ()
-    early_files = early if sort_name[-1] == "/" else (*early, sort_name)
-    return ReadPlace(handle.position + 1, sort_name, early_files)
+    return early if sort_name[-1] == "/" else (*early, sort_name)
 
 
 def go_back(handle: DirectoryHandle, position: int) -> bool:
@@ -62,7 +72,9 @@ def go_back(handle: DirectoryHandle, position: int) -> bool:
     if not 0 < steps <= len(handle.returned):
         return False
     handle.place = handle.returned[-steps][2]
-    handle.queue.extendleft((shown, sort_name) for shown, sort_name, _ in reversed(handle.returned[-steps:]))
+    handle.queue.extendleft(
+        DirectoryEntry(sort_name, shown) for sort_name, shown, _ in reversed(handle.returned[-steps:])
+    )
     handle.position = position
     return True
 
@@ -79,80 +91,92 @@ class DirectoryReader:
     _refresher: ListingRefresher
     _ttl: AttributeTtl
 
-    async def next_entries(self, handle: DirectoryHandle, limit: int) -> list[Shown]:
-        """Return up to `limit` further names, the bucket's in its order, then local-only ones; [] at the end."""
+    async def next_entries(self, handle: DirectoryHandle, limit: int) -> list[DirectoryEntry]:
+        """Return about `limit` further names, in the bucket's order; [] at the end."""
         directory = handle.node
         if handle.epoch == 0 and not handle.after:
             self._prefetch_listings(handle)
-            if directory.local_refs:
-                handle.unpublished = {name for name, child in directory.children.items() if child.local_refs}
-        while handle.local_names is None:
-            with self._refresher.waiting():
-                shown = await self._next_remote(handle, limit)
-            if shown:
-                return shown
-        nodes: list[Shown] = []
-        while handle.local_names and len(nodes) < limit:
-            name = handle.local_names.pop(0)
-            child = directory.children.get(name)
-            # A name published during the read has a row now, perhaps before the position that the reader had reached.
-            if name in handle.unpublished:
-                child = child or self._published_since(handle, name)
-            elif child is not None and not self._is_only_here(handle, child):
-                continue
-            if child is not None:
-                nodes.append(child)
-        handle.sort_names = [_BEHIND_ALL + each.name for each in nodes]
-        return nodes
+        client = self._clients.of(self._tree.top(directory))
+        with self._refresher.waiting():
+            while not handle.is_at_end:
+                run = self._listing_of(handle)
+                try:
+                    entries = self._known_entries(handle, run, limit)
+                except ListingLost:
+                    while run is not None and not run.done:
+                        await client.wait_for(run)  # it fails at its next page
+                    self._restart(handle)
+                    continue
+                if entries:
+                    return entries
+                if run is not None and run.progress <= handle.after:
+                    await client.wait_for(run)
+                    if isinstance(run.failure, ListingLost):
+                        self._restart(handle)
+                    elif run.failure is not None and not self._lister.must_serve_stale(directory):
+                        raise run.failure
+        return []
 
-    def current(self, directory: Node, shown: Shown) -> Shown | None:
-        """Return what that name shows now, some time after `next_entries` returned it; None: nothing."""
-        child = directory.children.get(shown.name)
+    def current(self, directory: Node, entry: DirectoryEntry) -> Shown | None:
+        """Return what an entry's name shows now, some time after `next_entries` returned it; None: nothing."""
+        sort_name, shown = entry
+        name = sort_name.removesuffix("/")
+        child = directory.children.get(name)
         if child is not None:
             return child
         if isinstance(shown, Node):
+            return self._recalled(directory, name)
+        if self._tree.hides_keys and self._tree.is_hidden(self._tree.key(directory) + sort_name, shown.seen):
             return None
-        if self._tree.hides_keys:
-            key = self._tree.key(directory) + shown.name + ("/" if shown.kind is Kind.DIRECTORY else "")
-            return None if self._tree.is_hidden(key, shown.seen) else shown
         return shown
+
+    def _recalled(self, directory: Node, name: str) -> Node | None:
+        """Return the node, made again from its row, of a name that may only have been dropped from memory."""
+        for epoch, page_times in self._lister.page_times_by_epoch(directory).items():
+            with suppress(NotFound, ListingLost):
+                rows = self._listings.named(directory.number, epoch, name)
+                if rows:
+                    return self._reconciler.reconcile(directory, name, rows, page_times.of(name))
+        return None
 
     async def is_empty(self, directory: Node) -> bool:
         """Return whether the directory has no entry, here or in the bucket. Keys unusable as names count as entries."""
         handle = DirectoryHandle(directory)
         return not await self.next_entries(handle, 1) and not directory.listing.hidden
 
-    async def _next_remote(self, handle: DirectoryHandle, limit: int) -> list[Shown]:
-        """Return the next names from rows; sets `local_names` when the rows are exhausted."""
+    def _known_entries(
+        self, handle: DirectoryHandle, run: ListingRun | None, limit: int
+    ) -> list[DirectoryEntry]:
+        """Return the next names that are known already; move the handle behind them. Raises ListingLost.
+
+        No await in here: a name that is published leaves the children, and has a row then. One of both must be seen.
+        """
         directory = handle.node
-        client = self._clients.of(self._tree.top(directory))
-        while True:
-            run = self._listing_of(handle)
-            try:
-                rows = self._listings.scan(directory.number, handle.epoch, handle.after, limit)
-                if run is not None:
-                    rows = [row for row in rows if row.sort_name <= run.progress]
-                shown = self._visible(handle, rows, run) if rows else []
-            except ListingLost:
-                while run is not None and not run.done:
-                    await client.wait_for(run)  # it fails at its next page
-                self._restart(handle)
-                continue
-            if rows:
-                handle.after = rows[-1].sort_name
-                if shown:
-                    return shown
-            elif run is None:
-                # Names without a row: created here, or published since the listing began.
-                names = {*directory.children, *handle.unpublished}
-                handle.local_names = sorted(name for name in names if name > handle.local_after)
-                return []
-            else:
-                await client.wait_for(run)
-                if isinstance(run.failure, ListingLost):
-                    self._restart(handle)
-                elif run.failure is not None and not self._lister.must_serve_stale(directory):
-                    raise run.failure
+        limit = max(limit, len(directory.children) // _FETCHES)
+        rows = self._listings.scan(directory.number, handle.epoch, handle.after, limit)
+        # Rows are known up to this sort name; None: all are.
+        end: str | None = None
+        if run is not None:
+            rows = [row for row in rows if row.sort_name <= run.progress]
+            end = run.progress
+        if len(rows) == limit:
+            end = rows[-1].sort_name
+        names: dict[str, ListedEntry | None] = {row.sort_name: row for row in rows}
+        if directory.children:
+            here = [
+                sort_name
+                for child in directory.children.values()
+                if (sort_name := _sort_name(child)) > handle.after and (end is None or sort_name <= end)
+            ]
+            names = {sort_name: names.get(sort_name) for sort_name in sorted({*names, *here})[:limit]}
+            if len(names) == limit:
+                end = next(reversed(names))
+        entries = self._visible(handle, names, run) if names else []
+        if end is None:
+            handle.is_at_end = True
+        elif end > handle.after:
+            handle.after = end
+        return entries
 
     def _restart(self, handle: DirectoryHandle) -> None:
         """The rows are gone: go on behind the last name with another listing. Raises ListingLost if that goes on."""
@@ -183,74 +207,57 @@ class DirectoryReader:
         return run
 
     def _visible(
-        self, handle: DirectoryHandle, rows: list[ListedEntry], run: ListingRun | None
-    ) -> list[Shown]:
-        """Return what rows show: nodes where they exist, else the names as listed."""
+        self, handle: DirectoryHandle, names: Mapping[str, ListedEntry | None], run: ListingRun | None
+    ) -> list[DirectoryEntry]:
+        """Return what sort names show, of which some have a row: nodes where they exist, else the names as listed."""
         directory = handle.node
         page_times = run.page_times if run is not None else directory.listing.page_times
         view = self._reconciler.defaults_below(directory)
         children, nodes, hides_keys = directory.children, self._tree.nodes, self._tree.hides_keys
         page_end, seen = "", float("-inf")
-        shown: list[Shown] = []
-        handle.sort_names = sort_names = []
-        for row in rows:
-            name = row.name
-            if row.is_directory and name in handle.unpaired_files:
-                handle.unpaired_files.remove(name)
+        entries: list[DirectoryEntry] = []
+        shown: Shown
+        for sort_name, row in names.items():
+            is_directory = sort_name[-1] == "/"
+            name = sort_name[:-1] if is_directory else sort_name
+            if is_directory and name in handle.early_files:
                 continue
-            if not row.is_directory and self._is_behind_directory(handle, name, run):
-                continue  # the directory of that name shows instead
-            handle.unpublished.discard(name)
-            if name > page_end:
-                page_end, seen = page_times.page_of(row.sort_name)
-            is_hidden = hides_keys and self._tree.is_hidden(view.prefix + row.sort_name, seen)
-            if row.number and name not in children and row.number not in nodes and not is_hidden:
-                shown.append(self._reconciler.listed(view, row, seen))
-                sort_names.append(row.sort_name)
-                continue
-            try:
-                shown.append(self._reconciler.reconcile(directory, name, [row], seen))
-            except NotFound:
-                continue
-            sort_names.append(row.sort_name)
-        return shown
+            if sort_name > page_end:
+                page_end, seen = page_times.page_of(sort_name)
+            child = children.get(name)
+            if child is not None and (child.local_refs > 0 or child.verified > seen):
+                if (child.kind is Kind.DIRECTORY) != is_directory:
+                    continue  # its place is another one
+                shown = child
+            elif row is None or (not is_directory and self._is_behind_directory(handle, name, run)):
+                continue  # the name is gone, or the directory of that name shows instead
+            elif (
+                row.number
+                and child is None
+                and row.number not in nodes
+                and not (hides_keys and self._tree.is_hidden(view.prefix + sort_name, seen))
+            ):
+                shown = self._reconciler.listed(view, row, seen)
+            else:
+                try:
+                    shown = self._reconciler.reconcile(directory, name, [row], seen)
+                except NotFound:
+                    continue
+            entries.append(DirectoryEntry(sort_name, shown))
+            handle.early_files = _early_files(handle.early_files, sort_name)
+        return entries
 
     def _is_behind_directory(self, handle: DirectoryHandle, name: str, run: ListingRun | None) -> bool:
-        """Return whether a directory has the file's name. Where that is unknown yet, record that the file was shown."""
-        below = name + "/"
+        """Return whether a directory has the file's name. False if its row is not known yet: the file is shown."""
+        directory, below = handle.node, name + "/"
         if run is not None and below > run.progress:
-            # Each kept name is a prefix of the next, so there are at most as many as the last one has characters.
-            handle.unpaired_files = [early for early in handle.unpaired_files if early + "/" > name]
-            handle.unpaired_files.append(name)
             return False
-        directory = handle.node
         if not (run or directory.listing).has_directories:
             return False
-        return self._listings.get(directory.number, handle.epoch, below) is not None
-
-    def _is_only_here(self, handle: DirectoryHandle, child: Node) -> bool:
-        """Return whether the child exists although the rows that were read did not show it."""
-        directory = handle.node
-        seen = directory.listing.page_times.of(child.name)
-        if not child.local_refs and child.verified <= seen:
+        if self._listings.get(directory.number, handle.epoch, below) is None:
             return False
-        key = self._tree.child_key(directory, child.name)
-        try:
-            rows = self._listings.named(directory.number, handle.epoch, child.name)
-        except ListingLost:
-            return child.object is None  # the bucket has no row of it
-        return all(self._tree.is_hidden(key + ("/" if row.is_directory else ""), seen) for row in rows)
-
-    def _published_since(self, handle: DirectoryHandle, name: str) -> Node | None:
-        """Return the node of a name that was published and then dropped from memory, or None."""
-        directory = handle.node
-        listing = directory.listing
-        for epoch in {handle.epoch, listing.epoch}:
-            with suppress(NotFound, ListingLost):
-                rows = self._listings.named(directory.number, epoch, name)
-                if rows:
-                    return self._reconciler.reconcile(directory, name, rows, listing.page_times.of(name))
-        return None
+        page_times = run.page_times if run is not None else directory.listing.page_times
+        return not self._tree.is_hidden(self._tree.key(directory) + below, page_times.of(below))
 
     def _prefetch_listings(self, handle: DirectoryHandle) -> None:
         """Start listings of the next directories for a process that reads them in order, as `find` does."""
@@ -265,7 +272,8 @@ class DirectoryReader:
         if listing.reader != handle.process:
             return
         if not self._follows(parent, listing.last_read, directory.name):
-            listing.reader = 0
+            if not directory.local_refs:  # else it may have no row
+                listing.reader = 0
             return
         listing.last_read = directory.name
         client = self._clients.of(self._tree.top(parent))
@@ -291,3 +299,7 @@ class DirectoryReader:
     def _follows(self, parent: Node, before: str, name: str) -> bool:
         rows = self._lister.rows_after(parent, before and before + "/", _ROWS_AHEAD)
         return next((row.name for row in rows if row.is_directory), None) == name
+
+
+def _sort_name(child: Node) -> str:
+    return child.name + "/" if child.kind is Kind.DIRECTORY else child.name

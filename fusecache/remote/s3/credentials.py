@@ -131,16 +131,16 @@ class KeptCredentials:
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
         """Return the keys. Raises CredentialsMissing if the source fails and never gave any."""
-        if self._error is not None and time.monotonic() < self._ask_again_at:
-            return self._last_or_raise(self._error)
+        with self._lock:
+            error = self._error if time.monotonic() < self._ask_again_at else None
+        if error is not None:
+            return self._last_or_raise(error)
         try:
             keys = self._source.get_frozen_credentials()
         except Exception as exc:  # noqa: BLE001  # botocore's sources raise anything: OSError, KeyError, ClientError, …
             self._on_failed(exc)
             return self._last_or_raise(exc)
-        if self._error is not None:
-            self._on_recovered()
-        self._last = keys
+        self._on_keys(keys)
         return keys
 
     def _last_or_raise(self, error: Exception) -> ReadOnlyCredentials:
@@ -160,11 +160,11 @@ class KeptCredentials:
             self._ask_again_at = time.monotonic() + pause
             self._error = error
 
-    def _on_recovered(self) -> None:
+    def _on_keys(self, keys: ReadOnlyCredentials) -> None:
         with self._lock:
             if self._last is not None and self._error is not None:
                 log.info("keys renewed source=%s", self._name)
-            self._error, self._failures = None, 0
+            self._last, self._error, self._failures = keys, None, 0
 
 
 def failure_text(name: str, error: Exception) -> str:

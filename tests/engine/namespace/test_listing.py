@@ -51,8 +51,8 @@ async def read_all(user: User, directory: Node, process: int = 0) -> list[Shown]
     """Read a directory to its end."""
     handle = DirectoryHandle(directory, process)
     found: list[Shown] = []
-    while shown := await user.fs.lookup.reader.next_entries(handle, 7):
-        found += shown
+    while entries := await user.fs.lookup.reader.next_entries(handle, 7):
+        found += [each.shown for each in entries]
     return found
 
 
@@ -342,8 +342,8 @@ async def test_names_stream_out_while_the_listing_goes_on(
         directory = await user.fs.resolve("dir")
         handle, began, moments = DirectoryHandle(directory), trio.current_time(), []
         found: list[str] = []
-        while shown := await user.fs.lookup.reader.next_entries(handle, 1000):
-            found += [each.name for each in shown]
+        while entries := await user.fs.lookup.reader.next_entries(handle, 1000):
+            found += [each.shown.name for each in entries]
             moments.append(trio.current_time() - began)
         assert found == made
         assert moments[0] == pytest.approx(0.1)
@@ -468,13 +468,13 @@ async def test_what_is_published_or_removed_while_a_listing_runs_is_shown_as_it_
     async with running_node(bucket, cache, offload=FarOffload()) as user:
         directory = await user.fs.resolve("dir")
         handle = DirectoryHandle(directory)
-        found = [each.name for each in await user.fs.lookup.reader.next_entries(handle, 5)]
+        found = [each.shown.name for each in await user.fs.lookup.reader.next_entries(handle, 5)]
         await user.write("dir/0000-new", b"1")
         await user.write("dir/0150-new", b"2")
         await user.unlink("dir/0160")
         await user.unlink("dir/0170")
-        while shown := await user.fs.lookup.reader.next_entries(handle, 1000):
-            found += [each.name for each in shown]
+        while entries := await user.fs.lookup.reader.next_entries(handle, 1000):
+            found += [each.shown.name for each in entries]
         assert len(found) == len(set(found))
         assert set(found) >= set(made) - {"0160", "0170"} | {"0150-new"}
         assert not {"0160", "0170"} & set(found)

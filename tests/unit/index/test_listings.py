@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from fusecache.index import listings as module
 from fusecache.index import row_file
 from fusecache.index.listings import Listings
+from fusecache.index.row_file import StoredPack
 from fusecache.index.rows import ListedEntry, joined, page_fields
 from fusecache.model.errors import ListingLost, LocalDiskError
 
@@ -277,3 +279,30 @@ def test_space_of_dropped_listings_is_used_again(listings: Listings, tmp_path: P
         while listings.drop(1, epoch - 1):
             pass
     assert (tmp_path / "names" / "rows").stat().st_size < 3 * 5 * 100_000
+
+
+@pytest.mark.parametrize("change", ["put", "remove", "replace"])
+def test_a_version_keeps_its_number_if_its_older_row_is_written_anew_at_that_moment(
+    listings: Listings, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """A thread stores a newer listing, while the loop has taken rows out of the older one to write them again."""
+    rows = [file(f"{index:04}") for index in range(100)]
+    listings.put_page(1, 1, rows, 0, 5000)
+    store, newer = listings._file.store, []
+
+    def store_with_another_listing(data: bytes) -> StoredPack:
+        monkeypatch.setattr(listings._file, "store", store)
+        newer.append(thread.submit(listings.put_page, 1, 2, rows, 1, 9000))
+        wait(newer, timeout=0.2)  # it ends here, or waits for this thread
+        return store(data)
+
+    with ThreadPoolExecutor(1) as thread:
+        monkeypatch.setattr(listings._file, "store", store_with_another_listing)
+        if change == "put":
+            listings.put(1, 1, [file(f"{index:04}-new") for index in range(300)])
+        elif change == "remove":
+            listings.remove(1, 1, "0099")
+        else:
+            listings.replace(1, 1, "0098", "0099", [file("0099", "other")], 7000)
+        numbers = newer[0].result()
+    assert {number for number in numbers if number < 5100} >= {*range(5000, 5099)}

@@ -94,3 +94,14 @@ def test_many_refused_keys_share_a_probe(store: FaultyStore, clock: Clock) -> No
         with pytest.raises(AccessDenied):
             remote.put(f"run/{number}", FileSlice("/dev/null", 0, 0), metadata={})
     assert len(store.calls("probe_write")) == 1
+
+
+def test_a_write_that_is_accepted_while_a_probe_is_refused_proves_that_the_credentials_may_write() -> None:
+    """Another thread's write of the same moment: new permissions take effect, so the probe's answer is older."""
+
+    def probe() -> None:
+        keys.on_accepted("run/other")
+        raise DENIED
+
+    keys = refused_keys.RefusedKeys(probe)
+    assert keys.judge("run/stray", DENIED) == (DENIED, True)
