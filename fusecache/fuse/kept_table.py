@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 _MAGIC = b"fusekept"
-# Changes with the meaning of rows: a process does not take over the table of another format.
-FORMAT = 1
+# Changes with the meaning of rows, and with the places of requests (`kept_requests`): a process does not take over the
+# memory of another format.
+FORMAT = 2
 _HEADER = struct.Struct("<8sQ")  # magic, format
 _ACTIVE = 16  # where the index of the region in use is
 _REGIONS = (24, 40)  # where each region's start and end are

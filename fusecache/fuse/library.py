@@ -24,8 +24,8 @@ class FuseSession(Protocol):
         """Whether kernel and handlers agreed on passthrough."""
         ...
 
-    async def serve(self, max_tasks: int = 4096) -> None:
-        """Answer requests until the mount is gone, or this is cancelled. max_tasks: requests in handlers at once."""
+    async def serve(self, max_bytes: int = ...) -> None:
+        """Answer requests until the mount is gone, or this is cancelled. max_bytes: of requests that wait."""
         ...
 
     def invalidate_entry(self, parent_inode: int, name: bytes) -> None:

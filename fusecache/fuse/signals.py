@@ -7,6 +7,7 @@ are looked at (proc(5): SigPnd and others).
 
 import os
 import signal
+import time
 
 
 def _mask(*numbers: int) -> int:
@@ -20,6 +21,11 @@ _HARMLESS = _mask(
 )  # fmt: skip
 _BY_HAND = _mask(signal.SIGINT)
 _FIELDS = ("SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt")
+# The processes of threads, and when they are forgotten: the kernel uses numbers again.
+_processes: dict[int, int] = {}
+_PROCESSES_SECONDS = 1.0
+_PROCESSES_MAX = 32 * 1024
+_forgotten_at = 0.0
 
 
 def is_ending(thread: int, *, by_hand: bool = False) -> bool:
@@ -27,17 +33,35 @@ def is_ending(thread: int, *, by_hand: bool = False) -> bool:
 
     by_hand: also if a SIGINT is pending that the program handles, as of Ctrl-C in Python.
     """
+    return shows_end(_status(thread), by_hand=by_hand)
+
+
+def process_of(thread: int) -> int:
+    """Return the process of a thread, 0 if it is not visible here."""
+    global _forgotten_at  # a cache
+    now = time.monotonic()
+    if now >= _forgotten_at or len(_processes) >= _PROCESSES_MAX:
+        _processes.clear()
+        _forgotten_at = now + _PROCESSES_SECONDS
+    found = _processes.get(thread)
+    if found is None:
+        _, _, rest = _status(thread).partition("\nTgid:")
+        found = _processes[thread] = int(rest.partition("\n")[0] or 0)
+    return found
+
+
+def _status(thread: int) -> str:
+    """Return the text of /proc/PID/status (proc(5)), "" if it is not visible here."""
     try:
         fd = os.open(f"/proc/{thread}/status", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return False
+        return ""
     try:
-        text = os.read(fd, 8192).decode("ascii", "replace")
+        return os.read(fd, 8192).decode("ascii", "replace")
     except OSError:  # it ended just now
-        return False
+        return ""
     finally:
         os.close(fd)
-    return shows_end(text, by_hand=by_hand)
 
 
 def shows_end(status: str, *, by_hand: bool) -> bool:

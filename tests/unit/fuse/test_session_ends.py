@@ -9,7 +9,7 @@ from collections.abc import Callable  # noqa: TC003
 import pytest
 import trio
 
-from fusecache.fuse import session as session_module
+from fusecache.fuse import waiting
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.notifier import Notifier
 from fusecache.fuse.protocol import INTERRUPT_IN, OPEN_IN, READ_IN, WRITE_IN, Opcode
@@ -73,7 +73,7 @@ def read_in(fh: int, offset: int = 0) -> bytes:
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every signal ends its process."""
-    monkeypatch.setattr(session_module, "is_ending", lambda thread, *, by_hand=False: True)
+    monkeypatch.setattr(waiting, "is_ending", lambda thread, *, by_hand=False: True)
 
 
 @pytest.mark.parametrize("name", [b"slow", b"nursery", b"failing nursery"])
@@ -144,8 +144,8 @@ async def test_every_request_is_answered_once(monkeypatch: pytest.MonkeyPatch) -
     """Requests that wait, signals and errors at random. The seed changes with every run; a failure shows it."""
     seed = random.randrange(2**32)
     chance = random.Random(seed)
-    monkeypatch.setattr(session_module, "is_ending", lambda thread, *, by_hand=False: chance.random() < 0.5)
-    monkeypatch.setattr(session_module, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(waiting, "is_ending", lambda thread, *, by_hand=False: chance.random() < 0.5)
+    monkeypatch.setattr(waiting, "_LOOK_SECONDS", 0.001)
     operations = Slow()
     makers: list[Callable[[], tuple[Opcode, bytes]]] = [
         lambda: (
