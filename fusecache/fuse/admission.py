@@ -6,7 +6,7 @@ waits in that queue costs nothing, but everything behind it waits too, so reques
 - **Do not read**: as many requests wait as the daemon may hold, or their bytes are as many. The kernel keeps the rest.
 - **Park**: as many handlers wait for one process as one process may have. Its next request that only reads is taken,
   and begins when one of these ends. Requests of other processes begin at once.
-- **Begin**: all others, also those that the daemon cannot tell from requests that need the bucket.
+- **Begin**: all others. The daemon cannot tell before which of them need the bucket.
 """
 
 from collections import OrderedDict

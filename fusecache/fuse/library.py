@@ -58,7 +58,7 @@ def open_session(
     """Mount a file system; return its session. The log says once which library serves it.
 
     library: one of LIBRARIES. auto takes the own session, and pyfuse3, if it is installed, where the own one cannot
-    mount, the kernel is too old, or the self-test of the mount fails (`self_test`). kept: what outlives this process;
+    mount, the kernel is too old, or the self-test of the mount fails (`negotiation`). kept: what outlives this process;
     with pyfuse3 nothing does.
     Raises MountRefused, and leaves nothing mounted then.
     """

@@ -32,7 +32,7 @@ from fusecache.fuse.device import RELEASE_BYTES, Device, RequestBuffer
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.kept_mount import KeptMount
 from fusecache.fuse.kept_requests import HELD_BYTES_MAX, SMALL_PLACES, KeptBuffer, KeptRequests
-from fusecache.fuse.negotiation import Negotiated, negotiate
+from fusecache.fuse.negotiation import Negotiated, negotiate, pass_self_test
 from fusecache.fuse.notifier import Notifier
 from fusecache.fuse.protocol import (
     BACKING_MAP,
@@ -42,7 +42,6 @@ from fusecache.fuse.protocol import (
     Opcode,
 )
 from fusecache.fuse.requests import SILENT, KernelRequest, Malformed, Payload, Requests
-from fusecache.fuse.self_test import pass_self_test
 from fusecache.fuse.values import FUSEError, MountPlan, MountRefused
 from fusecache.fuse.waiting import WaitingRequest, WaitingRequests
 
@@ -225,7 +224,7 @@ class OwnSession:
             self._start_leader()
 
     async def _work(self) -> None:
-        """Lead, answer a request whose handler waits, then those that it kept parked, lead or follow.
+        """Lead, answer a request whose handler waits, then parked ones, lead or follow.
 
         Begins as the leader.
         """

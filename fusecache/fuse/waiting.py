@@ -1,9 +1,16 @@
 """Requests that are taken and not answered: their memory, which of them begin, and signals that end them.
 
 A request waits because its handler does, or is parked: its handler has not begun. `Admission` decides that.
+
+The kernel sends FUSE_INTERRUPT for every signal, harmless ones as well. Only a process that is about to end may be told
+EINTR: a page fault of a mapping would become SIGBUS, and few programs expect EINTR from stat(2). So the pending signals
+are looked at (proc(5): SigPnd and others).
 """
 
 import errno
+import os
+import signal
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +21,6 @@ from fusecache.fuse.admission import Admission
 from fusecache.fuse.kept_requests import HELD_BYTES_MAX, SMALL_PLACES, KeptRequests
 from fusecache.fuse.protocol import IN_HEADER, INTERRUPT_IN, Opcode
 from fusecache.fuse.requests import KernelRequest, Malformed
-from fusecache.fuse.signals import is_ending, process_of
 
 # Handlers that may wait for one process. More would not read faster: the bucket is asked 64 times at once. They would
 # only stand in line before those of other processes.
@@ -42,11 +48,12 @@ class WaitingRequests:
         self._send_error = answer
         self._nursery: trio.Nursery | None = None
         self.limit(SMALL_PLACES, HELD_BYTES_MAX)
-        # Those that a signal may end, by the kernel's number.
+        # Requests that a signal may end, by the kernel's number.
         self._killable: dict[int, WaitingRequest] = {}
+        self._of_process: dict[int, set[WaitingRequest]] = {}
         # Of these, the ones that are looked at again.
         self._watched: dict[int, WaitingRequest] = {}
-        # Were parked, and begin now.
+        # Requests that were parked, and begin now.
         self._ready: deque[WaitingRequest] = deque()
         self._full = trio.lowlevel.ParkingLot()
 
@@ -70,7 +77,7 @@ class WaitingRequests:
 
     async def wait_for_room(self) -> None:
         """Return when another request may be taken, or `end` was called."""
-        # The kernel's word of signals is not heard meanwhile.
+        # While nothing is read, the kernel cannot tell of signals.
         for waiting in self._killable.values():
             self._watch(waiting)
         await self._full.park()
@@ -101,8 +108,9 @@ class WaitingRequests:
     def remove(self, request: KernelRequest) -> None:
         """The handler of such a request has ended."""
         self._let_go(request)
-        waiting = self._killable.pop(request.unique, None)
+        waiting = self._killable.get(request.unique)
         if waiting is not None:
+            self._forget(waiting)
             self._begin_next(waiting.process)
 
     def next_ready(self) -> WaitingRequest | None:
@@ -129,7 +137,7 @@ class WaitingRequests:
 
     def _refuse(self, waiting: WaitingRequest, error: int) -> None:
         """Answer a request whose handler has not begun."""
-        del self._killable[waiting.request.unique]
+        self._forget(waiting)
         self._send_error(waiting.request, error)
         self._let_go(waiting.request)
 
@@ -163,8 +171,16 @@ class WaitingRequests:
 
     def _let_signals_end(self, waiting: WaitingRequest) -> None:
         self._killable[waiting.request.unique] = waiting
+        self._of_process.setdefault(waiting.process, set()).add(waiting)
         if waiting.request.is_redone:  # the kernel may have told the predecessor of a signal
             self._watch(waiting)
+
+    def _forget(self, waiting: WaitingRequest) -> None:
+        del self._killable[waiting.request.unique]
+        others = self._of_process[waiting.process]
+        others.remove(waiting)
+        if not others:
+            del self._of_process[waiting.process]
 
     def _watch(self, waiting: WaitingRequest) -> None:
         """End a request when a signal ends its process, of which the kernel does not tell any more."""
@@ -175,17 +191,16 @@ class WaitingRequests:
     async def _look_again(self) -> None:
         while self._watched:
             await trio.sleep(_LOOK_SECONDS)
-            processes: dict[int, list[WaitingRequest]] = {}
+            # One of each process, and of each answer that `is_ending` has for it.
+            looks: dict[tuple[int, bool], WaitingRequest] = {}
             for unique, waiting in list(self._watched.items()):
                 if self._killable.get(unique) is waiting:
-                    processes.setdefault(waiting.process or -unique, []).append(waiting)
+                    is_read = waiting.request.opcode == Opcode.READ
+                    looks.setdefault((waiting.process or -unique, is_read), waiting)
                 else:
                     del self._watched[unique]
-            for first, *others in processes.values():
-                # What ends a process is pending for all its threads.
-                if self._ends(first):
-                    for waiting in others:
-                        self._ends(waiting)
+            for waiting in looks.values():
+                self._ends(waiting)
                 await trio.lowlevel.checkpoint()
 
     def _ends(self, waiting: WaitingRequest) -> bool:
@@ -194,12 +209,85 @@ class WaitingRequests:
         if self._killable.get(request.unique) is not waiting:
             return True
         # A read may be the page fault of a mapping: EINTR would end a program that handles Ctrl-C.
-        is_ended = is_ending(request.pid, by_hand=request.opcode != Opcode.READ)
-        if is_ended:
-            waiting.is_interrupted = True
-            if waiting.scope is not None:
-                waiting.scope.cancel()
+        by_hand = request.opcode != Opcode.READ
+        if not is_ending(request.pid, by_hand=by_hand):
+            return False
+        # A fatal signal ends all threads of a process. To look at each takes seconds if they are thousands.
+        ends_all = waiting.process and (not by_hand or is_ending(request.pid))
+        for each in list(self._of_process[waiting.process]) if ends_all else [waiting]:
+            each.is_interrupted = True
+            if each.scope is not None:
+                each.scope.cancel()
             else:
-                self._admission.drop(waiting.process, request.unique)
-                self._refuse(waiting, errno.EINTR)
-        return is_ended
+                self._admission.drop(each.process, each.request.unique)
+                self._refuse(each, errno.EINTR)
+        return True
+
+
+# ---- processes
+
+
+def _mask(*numbers: int) -> int:
+    return sum(1 << (number - 1) for number in numbers)
+
+
+# Signals that by default do not end a process.
+_HARMLESS = _mask(
+    signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH, signal.SIGCONT,
+    signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU,
+)  # fmt: skip
+_BY_HAND = _mask(signal.SIGINT)
+_FIELDS = ("SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt")
+# The processes of threads, and when they are forgotten: the kernel uses numbers again.
+_processes: dict[int, int] = {}
+_PROCESSES_SECONDS = 1.0
+_PROCESSES_MAX = 32 * 1024
+_forgotten_at = 0.0
+
+
+def is_ending(thread: int, *, by_hand: bool = False) -> bool:
+    """Return whether a pending signal ends a thread's process. One that is not visible here counts as alive.
+
+    by_hand: also if a SIGINT is pending that the program handles, as of Ctrl-C in Python.
+    """
+    return shows_end(_status(thread), by_hand=by_hand)
+
+
+def process_of(thread: int) -> int:
+    """Return the process of a thread, 0 if it is not visible here."""
+    global _forgotten_at  # a cache
+    now = time.monotonic()
+    if now >= _forgotten_at or len(_processes) >= _PROCESSES_MAX:
+        _processes.clear()
+        _forgotten_at = now + _PROCESSES_SECONDS
+    found = _processes.get(thread)
+    if found is None:
+        _, _, rest = _status(thread).partition("\nTgid:")
+        found = _processes[thread] = int(rest.partition("\n")[0] or 0)
+    return found
+
+
+def _status(thread: int) -> str:
+    """Return the text of /proc/PID/status (proc(5)), "" if it is not visible here."""
+    try:
+        fd = os.open(f"/proc/{thread}/status", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(fd, 8192).decode("ascii", "replace")
+    except OSError:  # it ended just now
+        return ""
+    finally:
+        os.close(fd)
+
+
+def shows_end(status: str, *, by_hand: bool) -> bool:
+    """Return the same from the text of a thread's /proc/PID/status."""
+    masks = dict.fromkeys(_FIELDS, 0)
+    for line in status.splitlines():
+        name, _, value = line.partition(":")
+        if name in masks:
+            masks[name] = int(value, 16)
+    pending = (masks["SigPnd"] | masks["ShdPnd"]) & ~masks["SigBlk"]
+    fatal = pending & ~masks["SigIgn"] & ~masks["SigCgt"] & ~_HARMLESS
+    return bool(fatal or (by_hand and pending & _BY_HAND))

@@ -43,7 +43,6 @@ from fusecache.fuse.protocol import (
     Opcode,
 )
 from fusecache.fuse.session import OwnSession
-from fusecache.fuse.signals import is_ending, shows_end
 from fusecache.fuse.values import (
     EntryAttributes,
     FileInfo,
@@ -54,6 +53,7 @@ from fusecache.fuse.values import (
     SetattrFields,
     StatvfsData,
 )
+from fusecache.fuse.waiting import is_ending, shows_end
 from tests.unit.fuse.kernel import EVERYTHING, PlayedKernel, served
 
 # More than keeps the interpreter's lock, and less than a socket takes.
@@ -332,18 +332,18 @@ async def test_a_signal_ends_a_request_that_has_not_begun(
     operations: Recorded, monkeypatch: pytest.MonkeyPatch, ending: list[bool]
 ) -> None:
     monkeypatch.setattr(waiting, "OF_A_PROCESS", 1)
-    ending[:] = [False, True]
+    # Of three signals the first is harmless, the kernel does not tell of the second, and that is Ctrl-C.
+    ending[:] = [False, True, False, True]
     async with served(operations) as kernel:
         first = kernel.send(Opcode.LOOKUP, b"slow first\0")
-        parked = [kernel.send(Opcode.LOOKUP, f"slow {number}\0".encode()) for number in range(3)]
-        # The first signal is harmless; of the second the kernel does not tell.
+        parked = [kernel.send(Opcode.LOOKUP, b"slow\0") for _ in range(4)]
         kernel.send(Opcode.INTERRUPT, INTERRUPT_IN.pack(parked[1]))
         assert await kernel.reply(parked[1]) == (errno.EINTR, b"")
-        kernel.send(Opcode.INTERRUPT, INTERRUPT_IN.pack(first))
-        assert await kernel.reply(first) == (errno.EINTR, b"")
-        operations.gate.set()
-        assert [(await kernel.any_reply())[:2] for _ in range(2)] == [(parked[0], 0), (parked[2], 0)]
-    assert operations.cancelled == ["slow first"]
+        # The last is fatal, so all threads end that wait.
+        kernel.send(Opcode.INTERRUPT, INTERRUPT_IN.pack(parked[2]))
+        answers = [await kernel.any_reply() for _ in range(4)]
+        assert sorted(answers) == [(each, errno.EINTR, b"") for each in (first, parked[0], *parked[2:])]
+    assert operations.begun == operations.cancelled == ["slow first"]
 
 
 async def test_no_more_requests_are_read_than_may_wait(operations: Recorded) -> None:
