@@ -81,7 +81,7 @@ def test_a_program_that_reads_at_thousands_of_places_blocks_no_other_and_can_be_
     assert control is not None
     bucket.put("cached/file", pattern(MIB))
     control.add_synthetic(f"{bucket.prefix}data", READERS * 4096, 1)
-    made = mount("--attribute-seconds", "600")
+    made = mount("--keep-mounted", "--attribute-seconds", "600")
     assert (made.path / "cached" / "file").read_bytes() == pattern(MIB)
     assert [len(os.listdir(path)) for path in (made.path, made.path / "cached")] == [2, 1]
     control.pause("blackhole")
