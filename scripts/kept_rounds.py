@@ -2,8 +2,8 @@
 
     python -m scripts.kept_rounds [--rounds 100] [--read-only] [--against COMMIT]
 
-With --against the program of that commit mounts, and kills alternate with upgrades: first from that program to this one,
-then from this one to itself. The way back is not promised: an older program may not know the rows of a newer one.
+With --against the program of that commit mounts, and kills alternate with upgrades: first from that program to this
+one, then from this one to itself. The way back is not promised: an older program may not know the rows of a newer one.
 
 Prints how long system calls waited, and every error that a program saw: there must be none. Each byte that is read, and
 each file that was closed, is compared.

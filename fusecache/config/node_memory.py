@@ -13,6 +13,12 @@ _LARGEST_DEFAULT_BYTES = 256 * MIB
 # The daemon needs about 100 MiB beside its buffers, and a container also has its programs and the page cache.
 _DEFAULT_SHARE = 8
 
+# Requests that wait: of a kernel that writes back, about 1/500 of the memory (FUSE's share of its dirty pages), and of
+# each program that writes with O_DIRECT a MiB.
+_REQUEST_SHARE = 32
+_LEAST_REQUEST_BYTES = 16 * MIB
+_MOST_REQUEST_BYTES = 256 * MIB
+
 
 def smallest_memory(buckets: int) -> int:
     """Return the least that the option `memory` allows, in bytes. buckets: of a mount of several, else 0."""
@@ -22,6 +28,11 @@ def smallest_memory(buckets: int) -> int:
 def default_memory(buckets: int) -> int:
     """Return the default of the option `memory`, in bytes. buckets: as for `smallest_memory`."""
     return max(smallest_memory(buckets), min(_LARGEST_DEFAULT_BYTES, memory_bytes() // _DEFAULT_SHARE))
+
+
+def request_memory() -> int:
+    """Return how many bytes requests may hold that wait for the bucket or the disk."""
+    return min(_MOST_REQUEST_BYTES, max(_LEAST_REQUEST_BYTES, memory_bytes() // _REQUEST_SHARE))
 
 
 def memory_bytes(root: Path = Path("/")) -> int:

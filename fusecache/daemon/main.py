@@ -17,6 +17,7 @@ from typing import Any
 
 import trio
 
+from fusecache.config.node_memory import request_memory
 from fusecache.config.options import MountOptions
 from fusecache.daemon.bucket_link import (
     BucketLink,
@@ -69,8 +70,6 @@ NETWORK_THREADS = 80
 UPLOAD_THREADS = 16
 # Threads for publishing requests that send few bytes, so that they never queue behind large uploads.
 PUBLISH_THREADS = 64
-# Maximum FUSE requests in handlers. With few, that many waiting reads would block every `ls`.
-MAX_TASKS = 4096
 # With Python's default of 5 ms, a thread that copies a body blocks the event loop, and so every reader, that long.
 SWITCH_INTERVAL_SECONDS = 0.0005
 # Files of the daemon are its user's alone. Modes of files in the mount come from each caller's umask, not from this.
@@ -326,7 +325,7 @@ class _Daemon:
     async def _serve(self, session: FuseSession) -> None:
         """Serve the kernel's requests until the mount is gone, then request the shutdown."""
         try:
-            await session.serve(MAX_TASKS)
+            await session.serve(request_memory())
         except* Exception as group:  # noqa: BLE001  # recorded, and ends the mount in good order
             # The session cannot start again: requests in handlers would never be answered. Pending files are uploaded.
             self._supervisor.record("fuse", group)

@@ -16,14 +16,14 @@ A file system implements `handlers.RequestHandlers`. `library.open_session` moun
 `protocol`           the structs, opcodes and flags of <linux/fuse.h> that are used
 `device`             reads requests and writes replies, with or without the interpreter's lock
 `mounting`           mounts by mount(2) or fusermount3, unmounts
-`negotiation`        the first request, FUSE_INIT: versions and features
-`self_test`          whether requests and replies get through
+`negotiation`        the first requests: FUSE_INIT, with versions and features, and a self-test
 `requests`           each opcode: its lengths, its handler, its reply
-`session`            the tasks that read and answer requests, and interrupts
+`admission`          which requests are taken, and which of them begin
+`waiting`            requests that are taken and not answered, and signals that end them
+`session`            the tasks that read and answer requests
 `kept_mount`         what outlives the process: the descriptor, and shared memory; see `fusecache/keeper.py`
-`kept_requests`      requests in shared memory, until they are answered
+`kept_requests`      memory for requests, until they are answered
 `kept_table`         rows in shared memory, for the file system
-`signals`            whether a waiting process is about to die
 `notifier`           tells the kernel to forget names and pages
 `pyfuse3_session`    the same through pyfuse3, where it is installed
 """

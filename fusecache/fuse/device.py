@@ -47,10 +47,6 @@ class RequestBuffer:
         self.size = size
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory, offset))
 
-    def free_memory(self) -> None:
-        """Give the pages back to the system: the buffer holds zeros then."""
-        self._memory.madvise(mmap.MADV_REMOVE)
-
 
 class Device:
     """The descriptor of one mount. Owned by the loop's thread; it never blocks."""

@@ -17,7 +17,7 @@ import sys
 import threading
 from contextlib import suppress
 
-from fusecache.fuse.kept_requests import KeptRequests, LeftRequest, make_memory
+from fusecache.fuse.kept_requests import KeptRequests, LeftRequest, copied_requests, make_memory
 from fusecache.fuse.kept_table import FormatUnknown, KeptTable
 from fusecache.fuse.negotiation import Negotiated
 
@@ -71,7 +71,12 @@ class KeptMount:
             negotiated = self.negotiated()
             if negotiated is None:
                 raise FormatUnknown("shared memory without an agreement with the kernel")
-            self._left = self.requests(negotiated.buffer_bytes).left()
+            if self.table.is_old:
+                # Until this process serves, the keeper holds the memory that the predecessor wrote.
+                self._requests_fd = make_memory("fuse-requests")
+                self._left = copied_requests(requests_fd, self.requests(negotiated.buffer_bytes))
+            else:
+                self._left = self.requests(negotiated.buffer_bytes).left()
 
     @classmethod
     def new(cls) -> "KeptMount":

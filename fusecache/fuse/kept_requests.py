@@ -1,8 +1,11 @@
-"""Requests of the kernel in shared memory, from the moment they are read until they are answered.
+"""Memory for the kernel's requests, from the moment they are read until they are answered.
 
-If the process is killed, its successor finds the unanswered ones, and answers them. The reply to a change is
-kept before it is sent: the successor sends it again, and does not carry the change out twice. The kernel ignores a
-second reply.
+With a keeper it outlives the process. If that is killed, its successor finds the unanswered requests, and answers them.
+The reply to a change is kept before it is sent: the successor sends it again, and does not carry the change out twice.
+The kernel ignores a second reply.
+
+A request is read into a large place, which holds the largest one. If its handler waits, it moves to a small place. One
+that is too long for that, or whose bytes are in use, stays, and gives back the memory behind it.
 
 A request lies at the start of its place. A place is free while the first word there, the request's length, is 0. The
 kernel writes it; this process clears it after the reply.
@@ -12,47 +15,71 @@ import errno
 import mmap
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fusecache.fuse.device import RequestBuffer
 from fusecache.fuse.protocol import IN_HEADER, OUT_HEADER
 
-_PAGE = 4096
-# Places for small requests whose handlers wait, so that these do not keep the memory of the largest ones.
-_SMALL = 4096
-_SMALL_PLACES = 4096
+# A small place is a request and its reply. Two names, the most that a request has beside a link's target and what is
+# written, are 512 bytes; the longest reply to a change, of an entry and its open file, is 160.
+_SMALL_BYTES = 1024
+_SMALL_REQUEST_BYTES = 768
+SMALL_PLACES = 16 * 1024
+_BASE = SMALL_PLACES * _SMALL_BYTES
+# A request in a large place counts as at least so much, which bounds how many of these there can be.
+_LEAST_BYTES = 64 * 1024
+# As much as the kernel writes back at once: MAX_BACKGROUND requests of MAX_WRITE_BYTES.
+HELD_BYTES_MAX = 256 * 1024 * 1024
+# Whole large places that are kept for the next burst, and as many whose requests wait. To make one takes 0.7 ms.
+_WHOLE_PLACES = 8
+# Only pages that are touched use memory.
+_LARGE_PLACES = HELD_BYTES_MAX // _LEAST_BYTES + 2 * _WHOLE_PLACES
+_LARGE_REPLY_BYTES = 4096
+_MAP_NORESERVE = 0x4000  # mmap.MAP_NORESERVE from Python 3.13 on
+# Of the format before.
+_OLD_SMALL_BYTES = 4096
+_OLD_BASE = 4096 * (_OLD_SMALL_BYTES + mmap.PAGESIZE)
 _LENGTH = struct.Struct("<I")
-# Behind each request: the bytes of the kept reply (0: none), then the reply itself.
-_REPLY_BYTES_MAX = _PAGE - _LENGTH.size
 _FREE = _LENGTH.pack(0)
 
 
 class KeptBuffer(RequestBuffer):
-    """Shared memory for one request, with a page behind it for its reply."""
+    """Memory for one request. Behind it: the bytes of the kept reply (0: none), then the reply.
 
-    __slots__ = ("is_small", "number")
+    counts_as: bytes of memory that it uses while its request waits. is_whole: all its pages exist.
+    """
 
-    def __init__(self, memory: mmap.mmap, offset: int, size: int, number: int, *, is_small: bool) -> None:
-        """offset, size: where in the memory the request's part is, in bytes."""
-        super().__init__(size + _PAGE, memory, offset)
+    __slots__ = ("counts_as", "is_held_whole", "is_whole", "number")
+
+    def __init__(self, memory: mmap.mmap, offset: int, length: int, size: int, number: int) -> None:
+        """offset, length: where in the memory it is; size: of the request's part; in bytes."""
+        super().__init__(length, memory, offset)
         self.size = size
         self.number = number
-        self.is_small = is_small
+        self.counts_as = 0
+        self.is_whole = self.is_held_whole = False
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it holds no large request."""
+        return self.size == _SMALL_REQUEST_BYTES
 
     def keep_reply(self, payload: bytes | memoryview, error: int) -> None:
-        """Keep what the request is answered with. A longer payload than a page is not kept: that is of a read."""
+        """Keep what the request is answered with. One that is too long is not kept: that is of a read."""
         size = OUT_HEADER.size + len(payload)
-        if size <= _REPLY_BYTES_MAX:
-            at = self.size + _LENGTH.size
+        at = self.size + _LENGTH.size
+        if size <= len(self.view) - at:
             self.view[at : at + size] = OUT_HEADER.pack(size, -error, 0) + payload
-            self.view[self.size : self.size + _LENGTH.size] = _LENGTH.pack(size)
+            self.view[self.size : at] = _LENGTH.pack(size)
 
     def kept_reply(self) -> tuple[bytes, int] | None:
         """Return the payload and the errno of the kept reply, or None."""
         (size,) = _LENGTH.unpack_from(self.view, self.size)
-        if not OUT_HEADER.size <= size <= _REPLY_BYTES_MAX:
-            return None
         at = self.size + _LENGTH.size
+        if not OUT_HEADER.size <= size <= len(self.view) - at:
+            return None
         _, error, _ = OUT_HEADER.unpack_from(self.view, at)
         return bytes(self.view[at + OUT_HEADER.size : at + size]), -error
 
@@ -77,103 +104,177 @@ class LeftRequest:
 
 
 class KeptRequests:
-    """Places for requests in one memory file. Owned by one process and one thread at a time."""
+    """Places for requests in one memory file. Owned by one process and one thread at a time.
+
+    buffer_bytes: the size of the largest request.
+    """
 
     def __init__(self, fd: int, buffer_bytes: int) -> None:
-        """fd: of an empty memory file, or of a predecessor's, with the same buffer_bytes. It stays the caller's."""
+        """fd: of an empty memory file, or of a predecessor's, with the same buffer_bytes. It stays the caller's.
+
+        -1: in memory that ends with this process.
+        """
         self._fd = fd
-        self._buffer_bytes = buffer_bytes
-        self._stride = buffer_bytes + _PAGE
-        self._base = _SMALL_PLACES * (_SMALL + _PAGE)
+        self.buffer_bytes = buffer_bytes
+        self._stride = _rounded(buffer_bytes + _LARGE_REPLY_BYTES)
+        size = _BASE + _LARGE_PLACES * self._stride
+        # One mapping for all: each of Python's has a descriptor of its own.
+        if fd < 0:
+            shared = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+            self._memory = mmap.mmap(-1, size, flags=shared)
+        else:
+            if os.fstat(fd).st_size < size:
+                os.ftruncate(fd, size)
+            self._memory = mmap.mmap(fd, size)
+        self._whole: list[KeptBuffer] = []
+        self._held_whole = 0
+        # Places that are free: the small ones, and the numbers of large ones without memory. The others from _made on.
         self._small: list[KeptBuffer] = []
-        self._small_made = 0
-        # Numbers of large places that are free, and have no buffer.
         self._spare: list[int] = []
-        size = os.fstat(fd).st_size
-        self._made = max(0, (size - self._base) // self._stride)
-        if size < self._base:
-            os.ftruncate(fd, self._base)
-        # One for all: each mapping of Python has a descriptor of its own.
-        self._small_memory = mmap.mmap(fd, self._base)
+        self._small_made = self._large_made = 0
 
     def left(self) -> list[LeftRequest]:
         """Return the requests that a predecessor left, in the order in which the kernel made them."""
-        found = []
-        for number in range(_SMALL_PLACES):
-            # Most were never used: their pages do not exist, and reading them would make them.
-            if _LENGTH.unpack(os.pread(self._fd, _LENGTH.size, number * (_SMALL + _PAGE)))[0]:
-                found.append(self._small_place(number))
-        found += [self._large_place(number) for number in range(self._made)]
         taken: dict[int, LeftRequest] = {}
-        for place in found:
-            if not place.is_small:
-                self._spare.append(place.number)
+        for place in self._touched():
             size = place.request_bytes()
-            if not size:
-                continue
             unique = IN_HEADER.unpack_from(place.view)[2]
-            left = LeftRequest(place, size, place.kept_reply())
-            # Twice, if the predecessor was just copying it to a place of its own.
-            if unique not in taken or left.reply:
-                taken[unique] = left
-        uses = {each.buffer.number for each in taken.values() if each.buffer.is_small}
-        # Numbers from here on are handed out; those below are free, except the ones in use.
-        self._small_made = max(uses, default=-1) + 1
-        self._small = [self._small_place(each) for each in range(self._small_made) if each not in uses]
-        in_use = {each.buffer.number for each in taken.values() if not each.buffer.is_small}
-        for place in found:
-            if place.number not in (uses if place.is_small else in_use):
+            # Twice, if the predecessor was just copying it to a small place, which comes first.
+            if size and unique not in taken:
+                taken[unique] = LeftRequest(place, size, place.kept_reply())
+            elif place.is_small:
                 place.clear()
-        self._spare = [number for number in self._spare if number not in in_use]
+            else:
+                self._free(place, 0)
+        uses = [each.buffer for each in taken.values()]
+        small = {each.number for each in uses if each.is_small}
+        large = {each.number for each in uses if not each.is_small}
+        self._small_made, self._large_made = (max(each, default=-1) + 1 for each in (small, large))
+        self._small = [self._small_place(each) for each in range(self._small_made) if each not in small]
+        self._spare = [each for each in range(self._large_made) if each not in large]
         return [taken[unique] for unique in sorted(taken)]
 
-    def new(self) -> KeptBuffer:
-        """Return another buffer for a request of any size."""
+    def take(self) -> KeptBuffer:
+        """Return a place for the next request, whatever its size."""
+        if self._whole:
+            return self._whole.pop()
         if self._spare:
             number = self._spare.pop()
         else:
-            number = self._made
-            self._made += 1
-            os.ftruncate(self._fd, self._base + self._made * self._stride)
-        buffer = self._large_place(number)
+            number = self._large_made
+            self._large_made += 1
+        place = self._large_place(number)
         # The pages exist from now on. If the process were killed while the kernel makes one for a request, the request
         # would fail.
-        buffer.view[:] = bytes(len(buffer.view))
-        return buffer
+        place.view[:] = bytes(len(place.view))
+        place.is_whole = True
+        return place
 
-    def copy_of(self, buffer: RequestBuffer, size: int) -> KeptBuffer | None:
-        """Copy a small request to a place of its own; None if it is not small, or all places are taken."""
-        if size > _SMALL:
-            return None
+    def hold(self, place: KeptBuffer, size: int, *, stays: bool) -> KeptBuffer:
+        """A request is not answered yet. Return where it is from now on. stays: its bytes are in use where they are."""
+        if not stays and size <= _SMALL_REQUEST_BYTES:
+            small = self._copy_of(place, size)
+            if small is not None:
+                self.give_back(place)
+                return small
+        place.counts_as = max(_LEAST_BYTES, size)
+        if place.is_whole and self._held_whole < _WHOLE_PLACES:
+            place.is_held_whole = True
+            self._held_whole += 1
+        else:
+            self._free(place, _rounded(size), place.size)
+            place.is_whole = False
+        return place
+
+    def give_back(self, place: KeptBuffer) -> None:
+        """A place is not needed any more. A large one gives its memory back, if there are enough with memory."""
+        place.clear()
+        if place.is_small:
+            self._small.append(place)
+            return
+        if place.is_held_whole:
+            place.is_held_whole = False
+            self._held_whole -= 1
+        if place.is_whole and len(self._whole) < _WHOLE_PLACES:
+            self._whole.append(place)
+        else:
+            self._free(place, 0)
+            self._spare.append(place.number)
+
+    def _copy_of(self, place: KeptBuffer, size: int) -> KeptBuffer | None:
         if self._small:
-            place = self._small.pop()
-        elif self._small_made < _SMALL_PLACES:
-            place = self._small_place(self._small_made)
-            place.view[:] = bytes(len(place.view))
+            copy = self._small.pop()
+        elif self._small_made < SMALL_PLACES:
+            copy = self._small_place(self._small_made)
             self._small_made += 1
         else:
             return None
         # The length comes last: from then on the request is here, and then no longer there.
-        place.clear()
-        place.view[_LENGTH.size : size] = buffer.view[_LENGTH.size : size]
-        place.view[: _LENGTH.size] = buffer.view[: _LENGTH.size]
-        return place
+        copy.clear()
+        copy.view[_LENGTH.size : size] = place.view[_LENGTH.size : size]
+        copy.view[: _LENGTH.size] = place.view[: _LENGTH.size]
+        return copy
 
-    def give_back(self, place: KeptBuffer) -> None:
-        """A place is not needed any more. A large one gives its memory back."""
-        place.clear()
-        if place.is_small:
-            self._small.append(place)
-        else:
-            place.free_memory()
-            self._spare.append(place.number)
+    def _touched(self) -> Iterator[KeptBuffer]:
+        """Return the places that have memory. To look at one that has none would make it."""
+        at = 0
+        with suppress(OSError):  # ENXIO: the rest of the file is a hole
+            while True:
+                at = os.lseek(self._fd, at, os.SEEK_DATA)
+                if at < _BASE:
+                    place = self._small_place(at // _SMALL_BYTES)
+                    at = (place.number + 1) * _SMALL_BYTES
+                else:
+                    place = self._large_place((at - _BASE) // self._stride)
+                    at = _BASE + (place.number + 1) * self._stride
+                yield place
 
     def _small_place(self, number: int) -> KeptBuffer:
-        return KeptBuffer(self._small_memory, number * (_SMALL + _PAGE), _SMALL, number, is_small=True)
+        return KeptBuffer(self._memory, number * _SMALL_BYTES, _SMALL_BYTES, _SMALL_REQUEST_BYTES, number)
 
     def _large_place(self, number: int) -> KeptBuffer:
-        memory = mmap.mmap(self._fd, self._stride, offset=self._base + number * self._stride)
-        return KeptBuffer(memory, 0, self._buffer_bytes, number, is_small=False)
+        at = _BASE + number * self._stride
+        return KeptBuffer(self._memory, at, self._stride, self.buffer_bytes, number)
+
+    def _free(self, place: KeptBuffer, start: int, stop: int | None = None) -> None:
+        """Give the pages from `start` on back to the system: they hold zeros then."""
+        stop = self._stride if stop is None else stop // mmap.PAGESIZE * mmap.PAGESIZE
+        if start < stop:
+            at = _BASE + place.number * self._stride
+            self._memory.madvise(mmap.MADV_REMOVE, at + start, stop - start)
+
+
+def copied_requests(old_fd: int, places: KeptRequests) -> list[LeftRequest]:
+    """Return what a predecessor of the format before left, in the order in which the kernel made it, in other places.
+
+    There, each place is a request and a page for its reply: 4 096 places for small requests, then those for any size.
+    """
+    found: dict[int, LeftRequest] = {}
+    size, at, length = os.fstat(old_fd).st_size, 0, _OLD_SMALL_BYTES
+    while at + length + mmap.PAGESIZE <= size:
+        old = os.pread(old_fd, length + mmap.PAGESIZE, at)
+        at += len(old)
+        if at == _OLD_BASE:
+            length = places.buffer_bytes
+        (count,) = _LENGTH.unpack_from(old)
+        unique = IN_HEADER.unpack_from(old)[2]
+        (reply_bytes,) = _LENGTH.unpack_from(old, len(old) - mmap.PAGESIZE)
+        if not count or (unique in found and not reply_bytes):
+            continue
+        place = places.take()
+        place.view[:count] = old[:count]
+        if reply_bytes:
+            start = len(old) - mmap.PAGESIZE + _LENGTH.size
+            _, error, _ = OUT_HEADER.unpack_from(old, start)
+            place.keep_reply(old[start + OUT_HEADER.size : start + reply_bytes], -error)
+        elif count <= _SMALL_REQUEST_BYTES:
+            place = places.hold(place, count, stays=False)
+        found[unique] = LeftRequest(place, count, place.kept_reply())
+    return [found[unique] for unique in sorted(found)]
+
+
+def _rounded(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def make_memory(name: str) -> int:

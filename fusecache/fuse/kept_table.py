@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 _MAGIC = b"fusekept"
-# Changes with the meaning of rows: a process does not take over the table of another format, but of the one before.
+# Changes with the meaning of rows, and with the places of requests (`kept_requests`): a process does not take over the
+# memory of another format, but that of the one before.
 FORMAT = 2
 _HEADER = struct.Struct("<8sQ")  # magic, format
 _ACTIVE = 16  # where the index of the region in use is

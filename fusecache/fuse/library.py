@@ -24,8 +24,8 @@ class FuseSession(Protocol):
         """Whether kernel and handlers agreed on passthrough."""
         ...
 
-    async def serve(self, max_tasks: int = 4096) -> None:
-        """Answer requests until the mount is gone, or this is cancelled. max_tasks: requests in handlers at once."""
+    async def serve(self, max_bytes: int = ...) -> None:
+        """Answer requests until the mount is gone, or this is cancelled. max_bytes: of requests that wait."""
         ...
 
     def invalidate_entry(self, parent_inode: int, name: bytes) -> None:
@@ -58,7 +58,7 @@ def open_session(
     """Mount a file system; return its session. The log says once which library serves it.
 
     library: one of LIBRARIES. auto takes the own session, and pyfuse3, if it is installed, where the own one cannot
-    mount, the kernel is too old, or the self-test of the mount fails (`self_test`). kept: what outlives this process;
+    mount, the kernel is too old, or the self-test of the mount fails (`negotiation`). kept: what outlives this process;
     with pyfuse3 nothing does.
     Raises MountRefused, and leaves nothing mounted then.
     """

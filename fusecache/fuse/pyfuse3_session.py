@@ -22,6 +22,8 @@ from fusecache.fuse.values import (
 _SPECIAL = re.compile(rb"[^A-Za-z0-9:/._=+@~-]")
 # Idle handler tasks that stay alive, so that bursts of requests do not start and end tasks all the time.
 _MIN_TASKS = 64
+# Requests in handlers. With few, that many waiting reads would block every `ls`.
+_MAX_TASKS = 4096
 _HANDLERS = (
     "lookup", "forget", "getattr", "setattr", "readlink", "mknod", "mkdir", "unlink", "rmdir", "symlink", "rename",
     "link", "open", "create", "read", "write", "flush", "release", "fsync", "opendir", "releasedir", "fsyncdir",
@@ -51,9 +53,9 @@ class Pyfuse3Session:
             raise MountRefused(f"{exc}; see the message of fusermount3 above, or in the log") from exc
         self._is_open = True
 
-    async def serve(self, max_tasks: int = 4096) -> None:
-        """Answer requests until the mount is gone, or this is cancelled. max_tasks: requests in handlers at once."""
-        await pyfuse3.main(min_tasks=_MIN_TASKS, max_tasks=max_tasks)
+    async def serve(self, max_bytes: int = 0) -> None:
+        """Answer requests until the mount is gone, or this is cancelled. max_bytes: not used."""
+        await pyfuse3.main(min_tasks=_MIN_TASKS, max_tasks=_MAX_TASKS)
 
     def invalidate_entry(self, parent_inode: int, name: bytes) -> None:
         """Make the kernel look a name up again. Returns at once, before it happens."""

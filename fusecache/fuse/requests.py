@@ -8,7 +8,7 @@ from struct import Struct
 from typing import Any
 
 from fusecache.fuse.handlers import RequestHandlers
-from fusecache.fuse.kept_requests import KeptBuffer  # noqa: TC001
+from fusecache.fuse.kept_requests import KeptBuffer
 from fusecache.fuse.protocol import (
     ATTR_OUT,
     BATCH_FORGET_IN,
@@ -89,11 +89,16 @@ class Malformed(FUSEError):
 
 
 class KernelRequest:
-    """One request. body: a view of what follows the header, valid until the handler waits (of a write: to its end)."""
+    """One request. body: a view of what follows the header, valid until the handler waits (of a write: to its end).
+
+    place: the memory that it lies in, once the session has set it.
+    """
 
     __slots__ = (
         "body", "gid", "is_redone", "nodeid", "opcode", "pid", "place", "token", "uid", "unique",
     )  # fmt: skip
+
+    place: KeptBuffer
 
     def __init__(self, message: memoryview) -> None:
         """message: all of it. Raises Malformed, if not even the header is there."""
@@ -105,19 +110,17 @@ class KernelRequest:
         # A length that is wrong leaves nothing that could be parsed.
         self.body = message[IN_HEADER.size :] if size == len(message) else message[:0]
         self.token: _DirectoryReply | None = None
-        # Where it lies in shared memory, if a successor is to find it.
-        self.place: KeptBuffer | None = None
         self.is_redone = False
 
     def keep_reply(self, payload: Payload, error: int) -> None:
         """Keep the reply for a successor, unless the request changes nothing, and may be answered again."""
-        if self.place is not None and self.opcode not in _REPEATABLE:
+        if self.opcode not in _REPEATABLE:
             self.place.keep_reply(payload, error)
 
     def changes_nothing(self) -> bool:
         """Return whether a signal may end it: not an open that truncates. Needs the body."""
         if self.opcode == Opcode.OPEN:
-            return not self.fields(OPEN_IN)[0] & os.O_TRUNC
+            return len(self.body) >= OPEN_IN.size and not self.fields(OPEN_IN)[0] & os.O_TRUNC
         return self.opcode in _READING
 
     def context(self, umask: int = 0) -> RequestContext:

@@ -3,10 +3,11 @@
 Leader and followers: one task, the leader, waits for requests and answers them one after the other. Most handlers never
 wait, and cost no switch of tasks. When one does, another task takes the lead, and the first answers its request later.
 While a program makes one call after the other, the leader looks for the next one for a moment, instead of sleeping.
+Which requests are taken, and which of them begin, `Admission` decides.
 
 Invariants:
-1. A request is answered exactly once; with ENOTCONN if `serve` is cancelled while its handler runs. After the first
-   such answer no request is read.
+1. A request is answered exactly once; with ENOTCONN if `serve` is cancelled before its handler has ended. After the
+   first such answer no request is read.
 2. Whatever the kernel sends, and whatever a handler raises, the session goes on until the mount is gone.
 3. Only requests that change nothing are interrupted (`KernelRequest.changes_nothing`).
 """
@@ -16,9 +17,9 @@ import fcntl
 import logging
 import os
 import struct
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from types import coroutine
@@ -30,21 +31,19 @@ from fusecache.fuse import mounting
 from fusecache.fuse.device import RELEASE_BYTES, Device, RequestBuffer
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.kept_mount import KeptMount
-from fusecache.fuse.kept_requests import KeptBuffer, KeptRequests
-from fusecache.fuse.negotiation import Negotiated, negotiate
+from fusecache.fuse.kept_requests import HELD_BYTES_MAX, SMALL_PLACES, KeptBuffer, KeptRequests
+from fusecache.fuse.negotiation import Negotiated, negotiate, pass_self_test
 from fusecache.fuse.notifier import Notifier
 from fusecache.fuse.protocol import (
     BACKING_MAP,
     FUSE_DEV_IOC_BACKING_CLOSE,
     FUSE_DEV_IOC_BACKING_OPEN,
     IN_HEADER,
-    INTERRUPT_IN,
     Opcode,
 )
 from fusecache.fuse.requests import SILENT, KernelRequest, Malformed, Payload, Requests
-from fusecache.fuse.self_test import pass_self_test
-from fusecache.fuse.signals import is_ending
 from fusecache.fuse.values import FUSEError, MountPlan, MountRefused
+from fusecache.fuse.waiting import WaitingRequest, WaitingRequests
 
 log = logging.getLogger(__name__)
 
@@ -55,20 +54,8 @@ _TURN_SECONDS = 0.001
 # waits, as the loop would learn late that it may go on; nor if there is no other processor for the program.
 _SOON_SECONDS = 0.0002
 _SOON_IN_A_ROW = 8
-# Idle tasks and buffers that are kept for the next burst.
+# Idle tasks that are kept for the next burst.
 _IDLE_TASKS = 64
-_IDLE_BUFFERS = 8
-# The kernel interrupts a request once: a second signal, such as SIGKILL, sends no event.
-_LOOK_SECONDS = 0.25
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A request whose handler waits, and the scope that ends it. is_interrupted: by a signal."""
-
-    request: KernelRequest
-    scope: trio.CancelScope
-    is_interrupted: bool = False
 
 
 class OwnSession:
@@ -91,27 +78,27 @@ class OwnSession:
         self._mountpoint = mountpoint
         self._kept = kept
         self._has_served = False
-        self._buffers: list[RequestBuffer] = []
         agreed = kept.negotiated() if kept is not None else None
         self.negotiated: Negotiated = agreed or negotiate(self._device, operations)
+        early = self._tested(mountpoint) if agreed is None and mountpoint else []
+        largest = self.negotiated.buffer_bytes
+        self._places = KeptRequests(-1, largest) if kept is None else kept.requests(largest)
         # Requests that came before `serve`.
-        self._early: list[tuple[RequestBuffer, int]] = []
-        if agreed is None and mountpoint:
-            self._early = self._tested(mountpoint)
-        self._places: KeptRequests | None = None
+        self._early: deque[tuple[KeptBuffer, int]] = deque()
         # Numbers of the requests that a predecessor had begun.
         self._begun: set[int] = set()
         if kept is not None:
-            self._places = kept.requests(self.negotiated.buffer_bytes)
             self._begin_kept(kept)
+        for buffer, count in early:
+            place = self._places.take()
+            place.view[:count] = buffer.view[:count]
+            self._early.append((place, count))
         self._notifier = Notifier(fd)
         self._table: dict[int, Callable[[KernelRequest], Awaitable[Payload]]] = Requests(operations).table
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting = WaitingRequests(self._places, self._reply_error)
         self._followers = trio.lowlevel.ParkingLot()
-        self._has_leader = False
         self._has_ended = False
         self._tasks = 0
-        self._max_tasks = 0
         self._expects_large = False
         self._answered_at = 0.0
         # Requests that came soon after the answer to the one before.
@@ -138,7 +125,7 @@ class OwnSession:
             else:
                 with suppress(OSError):
                     self._device.send(unique, left.reply[0], error=left.reply[1])
-                self._give_back(left.buffer)
+                self._places.give_back(left.buffer)
 
     @classmethod
     def mount(
@@ -158,14 +145,21 @@ class OwnSession:
             mounting.unmount(plan.mountpoint)
             raise
 
-    async def serve(self, max_tasks: int = 4096) -> None:
-        """Answer requests until the mount is gone, or this is cancelled. max_tasks: requests in handlers at once."""
-        self._max_tasks = max_tasks
+    async def serve(self, max_bytes: int = HELD_BYTES_MAX, max_requests: int = SMALL_PLACES) -> None:
+        """Answer requests until the mount is gone, or this is cancelled.
+
+        max_bytes, max_requests: of requests that wait at once. These are also the highest values.
+        """
+        self._waiting.limit(max_requests, max_bytes)
         self._has_served = True
         if self._kept is not None:
             self._kept.keep(self._mountpoint, self._device.fd)
-        async with trio.open_nursery() as self._nursery:
-            self._start_leader()
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._waiting.attach(self._nursery)
+                self._start_leader()
+        finally:
+            self._end()
 
     def invalidate_entry(self, parent_inode: int, name: bytes) -> None:
         """Make the kernel look a name up again. Returns at once, before it happens."""
@@ -219,7 +213,6 @@ class OwnSession:
 
     def _start_leader(self) -> None:
         assert self._nursery is not None
-        self._has_leader = True
         self._tasks += 1
         self._nursery.start_soon(self._work, name=f"fuse-{self._tasks}")
 
@@ -227,18 +220,23 @@ class OwnSession:
         """Give the lead to another task, as this one's handler waits."""
         if len(self._followers):
             self._followers.unpark()
-        elif self._tasks < self._max_tasks:
-            self._start_leader()
         else:
-            self._has_leader = False  # the first task that is done takes it
+            self._start_leader()
 
     async def _work(self) -> None:
-        """Lead, answer a request whose handler waits, lead or follow. Begins as the leader."""
+        """Lead, answer a request whose handler waits, then parked ones, lead or follow.
+
+        Begins as the leader.
+        """
         try:
             while not self._has_ended:
                 # A signal cancels it, to end the handler that waits.
                 with trio.CancelScope() as scope:
                     await self._lead(scope)
+                while (parked := self._waiting.next_ready()) is not None:
+                    with trio.CancelScope() as scope:
+                        await self._serve_parked(parked, scope)
+                    await trio.lowlevel.checkpoint()
                 if not await self._follow():
                     return
         finally:
@@ -246,12 +244,7 @@ class OwnSession:
 
     async def _follow(self) -> bool:
         """Wait to be the leader; return False if this task is not needed any more."""
-        if self._has_ended:
-            return False
-        if not self._has_leader:
-            self._has_leader = True
-            return True
-        if len(self._followers) >= _IDLE_TASKS:
+        if self._has_ended or len(self._followers) >= _IDLE_TASKS:
             return False
         await self._followers.park()
         return not self._has_ended
@@ -259,18 +252,23 @@ class OwnSession:
     def _end(self) -> None:
         self._has_ended = True
         self._followers.unpark_all()
+        self._waiting.end()
 
     async def _lead(self, scope: trio.CancelScope) -> None:
         """Answer requests until a handler waited, or the mount is gone."""
         turn_began = perf_counter()
         while not self._has_ended:
+            if not self._waiting.has_room:
+                await self._waiting.wait_for_room()
+                turn_began = perf_counter()
+                continue
             if self._early:
-                buffer, count = self._early.pop(0)
+                buffer, count = self._early.popleft()
             else:
-                buffer = self._buffers.pop() if self._buffers else self._new_buffer()
+                buffer = self._places.take()
                 count = self._receive(buffer)
             if count <= 0:
-                self._buffers.append(buffer)
+                self._places.give_back(buffer)
                 if count < 0:
                     self._end()
                     return
@@ -303,71 +301,47 @@ class OwnSession:
 
     # ---- one request
 
-    async def _serve_one(self, buffer: RequestBuffer, count: int, scope: trio.CancelScope) -> bool:
-        """Answer the request in a buffer, and give the buffer back; return whether another task leads now."""
+    async def _serve_one(self, place: KeptBuffer, count: int, scope: trio.CancelScope) -> bool:
+        """Answer the request in a place, and give the place back; return whether another task leads now."""
         try:
-            request = KernelRequest(buffer.view[:count])
+            request = KernelRequest(place.view[:count])
         except Malformed:
             log.warning("a message of the kernel is too short bytes=%d", count)
-            self._give_back(buffer)
+            self._places.give_back(place)
             return False
         if request.opcode == Opcode.INTERRUPT:
-            self._interrupt(request)
-            self._give_back(buffer)
+            self._waiting.on_interrupt(request)
+            self._places.give_back(place)
             return False
-        if isinstance(buffer, KeptBuffer):
-            request.place = buffer
-            request.is_redone = request.unique in self._begun
-        handler = self._answer(request)
-        has_waited = is_held = False
-        # Of a write, the bytes are used until its end.
-        needs_buffer = request.opcode == Opcode.WRITE
+        request.place = place
+        request.is_redone = request.unique in self._begun
+        if self._waiting.parks(request, count):
+            return False
+        has_waited = False
 
         def on_wait() -> None:
-            nonlocal has_waited, is_held
+            nonlocal has_waited
             has_waited = True
-            if request.changes_nothing():
-                self._let_signals_end(request, scope)
-            is_held = needs_buffer or not self._move_out(request, buffer, count)
-            if not is_held:
-                self._give_back(buffer)
+            # Of a write, the bytes are used until its end.
+            self._waiting.add(request, count, scope, stays=request.opcode == Opcode.WRITE)
             self._hand_over()
 
         try:
-            await _watched(handler, on_wait)
+            await _watched(self._answer(request), on_wait)
         finally:
             if has_waited:
-                self._waiting.pop(request.unique, None)
-            if is_held or not has_waited:
-                self._give_back(buffer)
-            elif request.place is not None and self._places is not None:
-                self._places.give_back(request.place)
+                self._waiting.remove(request)
+            else:
+                self._places.give_back(place)
         return has_waited
 
-    def _move_out(self, request: KernelRequest, buffer: RequestBuffer, count: int) -> bool:
-        """Return whether a buffer may be used again while its request is not answered."""
-        if request.place is None or self._places is None:
-            return True
-        place = self._places.copy_of(buffer, count)
-        if place is not None:
-            request.place = place
-        return place is not None
-
-    def _new_buffer(self) -> RequestBuffer:
-        if self._places is not None:
-            return self._places.new()
-        return RequestBuffer(self.negotiated.buffer_bytes)
-
-    def _give_back(self, buffer: RequestBuffer) -> None:
-        if self._places is None:
-            if len(self._buffers) < _IDLE_BUFFERS:
-                self._buffers.append(buffer)
-        elif isinstance(buffer, KeptBuffer):  # else of the self-test, before anything was kept
-            if buffer.is_small or len(self._buffers) >= _IDLE_BUFFERS:
-                self._places.give_back(buffer)
-            else:
-                buffer.clear()
-                self._buffers.append(buffer)
+    async def _serve_parked(self, parked: WaitingRequest, scope: trio.CancelScope) -> None:
+        """Answer a request that was parked."""
+        parked.scope = scope
+        try:
+            await self._answer(parked.request)
+        finally:
+            self._waiting.remove(parked.request)
 
     async def _answer(self, request: KernelRequest) -> None:
         payload: Payload = b""
@@ -407,6 +381,9 @@ class OwnSession:
         if request.opcode not in SILENT:
             self._reply(request, listed, 0 if listed else error)
 
+    def _reply_error(self, request: KernelRequest, error: int) -> None:
+        self._reply(request, b"", error)
+
     def _reply(self, request: KernelRequest, payload: Payload, error: int) -> None:
         request.keep_reply(payload, error)
         try:
@@ -416,53 +393,14 @@ class OwnSession:
             if not error:
                 self._reply(request, b"", errno.EIO)
 
-    # ---- interrupts
-
-    def _let_signals_end(self, request: KernelRequest, scope: trio.CancelScope) -> None:
-        waiting = self._waiting[request.unique] = _Waiting(request, scope)
-        if request.is_redone:  # the kernel may have told the predecessor of a signal
-            self._watch(waiting)
-
     def _error_of_cancelled(self, request: KernelRequest) -> int:
         """Return the error of a request whose handler was cancelled: by a signal, or as `serve` ends."""
-        waiting = self._waiting.get(request.unique)
-        if waiting is not None and waiting.is_interrupted:
+        if self._waiting.is_interrupted(request):
             return errno.EINTR
         # The mount is going away. Without an answer, pages of the request would stay locked. The program may end now:
         # nothing that it sends later is served, else its files would look closed.
         self._end()
         return errno.ENOTCONN
-
-    def _interrupt(self, message: KernelRequest) -> None:
-        try:
-            (unique,) = message.fields(INTERRUPT_IN)
-        except Malformed:
-            return
-        waiting = self._waiting.get(unique)
-        if waiting is not None and not self._ends(waiting):
-            self._watch(waiting)
-
-    def _watch(self, waiting: _Waiting) -> None:
-        """End a request when a signal ends its process, of which the kernel does not tell any more."""
-        if self._nursery is not None:
-            self._nursery.start_soon(self._look_again, waiting, name="fuse-signals")
-
-    async def _look_again(self, waiting: _Waiting) -> None:
-        unique = waiting.request.unique
-        while True:
-            await trio.sleep(_LOOK_SECONDS)
-            if self._has_ended or self._waiting.get(unique) is not waiting or self._ends(waiting):
-                return
-
-    def _ends(self, waiting: _Waiting) -> bool:
-        """Cancel a request's handler if a signal ends it; return whether that is so."""
-        request = waiting.request
-        # A read may be the page fault of a mapping: EINTR would end a program that handles Ctrl-C.
-        is_ended = is_ending(request.pid, by_hand=request.opcode != Opcode.READ)
-        if is_ended:
-            waiting.is_interrupted = True
-            waiting.scope.cancel()
-        return is_ended
 
 
 @coroutine

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from fusecache.fuse import library as library_module
-from fusecache.fuse import self_test
+from fusecache.fuse import negotiation
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.library import FuseSession, open_session
 from fusecache.fuse.session import OwnSession
@@ -72,8 +72,8 @@ def served_blocks(session: FuseSession, mountpoint: str) -> int:
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replies that do not get through as they are."""
-    real = self_test.packed_statfs
-    monkeypatch.setattr(self_test, "packed_statfs", lambda data: real(replace(data, f_bfree=0)))
+    real = negotiation.packed_statfs
+    monkeypatch.setattr(negotiation, "packed_statfs", lambda data: real(replace(data, f_bfree=0)))
 
 
 def test_the_own_session_is_taken_where_its_self_test_passes(
@@ -114,8 +114,10 @@ def test_a_mount_that_nothing_can_serve_is_refused_and_gone(
 
 
 def test_a_kernel_that_never_answers_is_found_out(plan: MountPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_test, "_SECONDS", 0.5)
-    monkeypatch.setattr(self_test, "Opcode", type("Opcode", (), {"STATFS": -1}))  # no request is recognised
+    monkeypatch.setattr(negotiation, "_SECONDS", 0.5)
+    monkeypatch.setattr(
+        negotiation, "Opcode", type("Opcode", (), {"INIT": 26, "STATFS": -1})
+    )  # no request is recognised
     with pytest.raises(MountRefused, match=r"no answer in 0.5 s"):
         OwnSession.mount(Empty(), plan)
     assert not mounted_at(Path(plan.mountpoint))
@@ -134,7 +136,7 @@ def test_requests_that_come_during_the_self_test_are_answered(
         threading.Thread(target=lambda: found.append(os.path.exists(f"{plan.mountpoint}/absent")))
         for _ in range(3)
     ]
-    real = self_test._answer
+    real = negotiation._answer
 
     def late(*arguments: object) -> object:
         for other in others:
@@ -143,7 +145,7 @@ def test_requests_that_come_during_the_self_test_are_answered(
             pass
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(self_test, "_answer", late)
+    monkeypatch.setattr(negotiation, "_answer", late)
     session = OwnSession.mount(Empty(), plan)
     assert served_blocks(session, plan.mountpoint) == 11
     for other in others:

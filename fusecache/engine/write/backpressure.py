@@ -23,7 +23,7 @@ from fusecache.remote.store import Store, statistics_of
 
 log = logging.getLogger(__name__)
 
-# Each waiter occupies one of the mount's 4 096 request tasks, and readers need some of these.
+# Each waiter is one of the 16 384 requests that a mount takes at once, and readers need some of these.
 _WAITERS_MAX = 1024
 # How many waiting closes `facts` names.
 _NAMED_MAX = 50

@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import trio
 
@@ -34,11 +35,16 @@ class PlayedKernel:
         assert error == 0
         return INIT_OUT.unpack(payload)
 
-    def send(self, opcode: int, body: bytes = b"", *, nodeid: int = 1, length: int | None = None) -> int:
-        """Send a request; return its number. length: what its header says, if not the truth."""
+    def send(
+        self, opcode: int, body: bytes = b"", *, nodeid: int = 1, length: int | None = None, pid: int = 0
+    ) -> int:
+        """Send a request; return its number. length: what its header says, if not the truth.
+
+        pid: of another process than this one.
+        """
         self._unique += 2
         size = IN_HEADER.size + len(body) if length is None else length
-        header = IN_HEADER.pack(size, opcode, self._unique, nodeid, 1000, 1000, os.getpid(), 0, 0)
+        header = IN_HEADER.pack(size, opcode, self._unique, nodeid, 1000, 1000, pid or os.getpid(), 0, 0)
         self._socket.send(header + body)
         return self._unique
 
@@ -65,9 +71,11 @@ class PlayedKernel:
             return self.receive()
         raise AssertionError(f"no reply; {about}")
 
-    async def ask(self, opcode: int, body: bytes = b"", *, nodeid: int = 1) -> tuple[int, bytes]:
+    async def ask(
+        self, opcode: int, body: bytes = b"", *, nodeid: int = 1, pid: int = 0
+    ) -> tuple[int, bytes]:
         """Send a request, and return its reply."""
-        return await self.reply(self.send(opcode, body, nodeid=nodeid))
+        return await self.reply(self.send(opcode, body, nodeid=nodeid, pid=pid))
 
     def has_reply(self) -> bool:
         try:
@@ -82,15 +90,18 @@ class PlayedKernel:
 
 @asynccontextmanager
 async def served(
-    operations: RequestHandlers, *, flags: int = EVERYTHING, kept: KeptMount | None = None
+    operations: RequestHandlers, *, flags: int = EVERYTHING, kept: KeptMount | None = None, **limits: int
 ) -> AsyncIterator[PlayedKernel]:
-    """Serve a file system to a played kernel, until the kernel goes away. kept: memory for the requests."""
+    """Serve a file system to a played kernel, until the kernel goes away. kept: memory for the requests.
+
+    limits: of `OwnSession.serve`.
+    """
     kernel = PlayedKernel()
     kernel.send_init(flags=flags)
     session = OwnSession(operations, kernel.theirs.detach(), kept=kept)
     kernel.read_init()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(session.serve)
+        nursery.start_soon(partial(session.serve, **limits))
         try:
             yield kernel
         finally:

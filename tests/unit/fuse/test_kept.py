@@ -18,12 +18,12 @@ import pytest
 import trio
 
 from fusecache import keeper
-from fusecache.fuse import session as session_module
+from fusecache.fuse import waiting
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.kept_mount import STATUS_CANNOT_RESUME, STATUS_HAND_OVER, KeptMount
-from fusecache.fuse.kept_requests import KeptRequests, make_memory
+from fusecache.fuse.kept_requests import SMALL_PLACES, KeptRequests, copied_requests, make_memory
 from fusecache.fuse.kept_table import FORMAT, FormatUnknown, KeptTable
-from fusecache.fuse.protocol import IN_HEADER, INTERRUPT_IN, WRITE_IN, WRITE_OUT, Opcode
+from fusecache.fuse.protocol import IN_HEADER, INTERRUPT_IN, OUT_HEADER, WRITE_IN, WRITE_OUT, Opcode
 from fusecache.fuse.session import OwnSession
 from fusecache.fuse.values import EntryAttributes, RequestContext
 from tests.support.mounts import is_running, wait_until
@@ -120,12 +120,11 @@ def message(unique: int, size: int = IN_HEADER.size, opcode: int = Opcode.LOOKUP
 def test_only_requests_that_were_not_answered_are_left(memory: Callable[[], int]) -> None:
     fd = memory()
     before = KeptRequests(fd, BUFFER)
-    answered, waiting, large, changed = (before.new() for _ in range(4))
+    answered, waiting, large, changed = (before.take() for _ in range(4))
     for place, unique, size in ((answered, 2, 100), (waiting, 10, 90), (large, 4, BUFFER), (changed, 8, 80)):
         place.view[:size] = message(unique, size)
-    small = before.copy_of(waiting, 90)
-    assert small is not None
-    waiting.clear()
+    assert before.hold(waiting, 90, stays=False) is not waiting
+    assert before.hold(large, BUFFER, stays=True) is large
     answered.clear()
     changed.keep_reply(b"done", 0)
     left = KeptRequests(fd, BUFFER).left()
@@ -134,12 +133,33 @@ def test_only_requests_that_were_not_answered_are_left(memory: Callable[[], int]
     ]  # fmt: skip
 
 
+def test_requests_of_the_format_before_are_copied_with_their_replies(memory: Callable[[], int]) -> None:
+    fd = memory()
+    large_from = 4096 * 8192
+    os.ftruncate(fd, large_from + 2 * (BUFFER + 4096))
+    reply = OUT_HEADER.pack(OUT_HEADER.size + 4, 0, 0) + b"done"
+    for at, request in (
+        (8192, message(10, 90)),
+        (5 * 8192, message(8, 80)),
+        (large_from + BUFFER + 4096, message(4, BUFFER)),
+    ):
+        os.pwrite(fd, request, at)
+    os.pwrite(fd, len(reply).to_bytes(4, "little") + reply, 5 * 8192 + 4096)
+    places = KeptRequests(memory(), BUFFER)
+    left = copied_requests(fd, places)
+    assert [(IN_HEADER.unpack_from(each.buffer.view)[2], each.size, each.reply) for each in left] == [
+        (4, BUFFER, None), (8, 80, (b"done", 0)), (10, 90, None),
+    ]  # fmt: skip
+    assert bytes(left[0].buffer.view[:BUFFER]) == message(4, BUFFER)
+
+
 def test_a_request_that_is_just_being_copied_is_left_once(memory: Callable[[], int]) -> None:
     fd = memory()
     before = KeptRequests(fd, BUFFER)
-    place = before.new()
+    place = before.take()
     place.view[:50] = message(6, 50)
-    before.copy_of(place, 50)  # killed before the large place is cleared
+    before.hold(place, 50, stays=False)
+    place.view[:50] = message(6, 50)  # killed before the large place is cleared
     assert len(KeptRequests(fd, BUFFER).left()) == 1
 
 
@@ -147,21 +167,47 @@ def test_places_are_used_again_and_large_ones_give_their_memory_back(memory: Cal
     fd = memory()
     requests = KeptRequests(fd, BUFFER)
     for _ in range(100):
-        places = [requests.new() for _ in range(8)]
+        places = [requests.take() for _ in range(20)]
+        for place in places[:10]:
+            requests.hold(place, BUFFER, stays=True)
         for place in places:
             requests.give_back(place)
     assert requests.left() == []
-    assert os.fstat(fd).st_blocks * 512 < 4 * BUFFER
+    assert used_bytes(fd) < 10 * BUFFER
+
+
+def test_a_request_that_waits_uses_the_memory_that_it_needs(memory: Callable[[], int]) -> None:
+    fd = memory()
+    requests = KeptRequests(fd, BUFFER)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    places = []
+    for unique in range(2, 402, 2):
+        size = 5000 if unique % 4 else 100
+        place = requests.take()
+        place.view[:size] = message(unique, size, Opcode.WRITE)
+        places.append(requests.hold(place, size, stays=size > 100))
+        assert bytes(places[-1].view[:size]) == message(unique, size, Opcode.WRITE)
+    # Of a long request two pages, and one for its reply; and some whole places, so as not to make these anew.
+    assert used_bytes(fd) < 100 * 3 * 4096 + 20 * BUFFER
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert [each.size for each in KeptRequests(fd, BUFFER).left()] == [5000, 100] * 100
+    for place in places:
+        requests.give_back(place)
+    assert requests.left() == []
 
 
 def test_more_waiting_requests_than_small_places_stay_where_they_are(memory: Callable[[], int]) -> None:
     requests = KeptRequests(memory(), BUFFER)
-    place = requests.new()
-    place.view[:50] = message(6, 50)
-    copies = [requests.copy_of(place, 50) for _ in range(4097)]
-    assert copies[-1] is None
-    assert None not in copies[:-1]
-    assert requests.copy_of(place, 5000) is None
+    for number in range(SMALL_PLACES + 1):
+        place = requests.take()
+        place.view[:50] = message(6, 50)
+        moved = requests.hold(place, 50, stays=False)
+        assert moved.is_small == (number < SMALL_PLACES)
+        assert bool(moved.counts_as) != moved.is_small
+
+
+def used_bytes(fd: int) -> int:
+    return os.fstat(fd).st_blocks * 512
 
 
 # ---- the session
@@ -208,6 +254,8 @@ from tests.unit.fuse.test_kept import Counting
 fd, table, requests = map(int, sys.argv[1:])
 trio.run(OwnSession(Counting(), fd, kept=KeptMount(table, requests)).serve)
 """
+# The same; the second request of a process is parked.
+PARKING_PROCESS = "from fusecache.fuse import waiting; waiting.OF_A_PROCESS = 1" + FIRST_PROCESS
 
 
 async def test_a_successor_answers_what_was_begun_and_does_nothing_twice(
@@ -253,6 +301,36 @@ async def test_a_successor_answers_what_was_begun_and_does_nothing_twice(
     assert KeptMount(table, requests, fd).unanswered == []
 
 
+async def test_a_successor_answers_what_had_not_begun(memory: Callable[[], int]) -> None:
+    kernel, table, requests = PlayedKernel(), memory(), memory()
+    fd = kernel.theirs.detach()
+    kernel.send_init()
+    words = [sys.executable, "-c", PARKING_PROCESS, *map(str, (fd, table, requests))]
+    with subprocess.Popen(words, pass_fds=(fd, table, requests)) as first:  # noqa: ASYNC220  # at once
+        assert (await kernel.any_reply())[1] == 0
+        lookups = [kernel.send(Opcode.LOOKUP, b"name\0") for _ in range(10)]
+        done = kernel.send(Opcode.MKDIR, mkdir(b"done"))
+        assert (await kernel.reply(done))[0] == 0
+        first.kill()
+
+    second = Counting()
+    session = OwnSession(second, fd, kept=KeptMount(table, requests, fd))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(session.serve)
+        second.gate.set()
+        answered: list[int] = []
+        while len(answered) < len(lookups):
+            number, error, _ = await kernel.any_reply()
+            # The one before may come twice, if its place was not cleared yet.
+            if number != done:
+                assert error == 0
+                answered.append(number)
+        assert sorted(answered) == lookups
+        kernel.close()
+    session.close()
+    assert KeptMount(table, requests, fd).unanswered == []
+
+
 async def test_a_signal_ends_a_wait_also_if_the_kernel_told_the_predecessor_of_it(
     memory: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +347,7 @@ async def test_a_signal_ends_a_wait_also_if_the_kernel_told_the_predecessor_of_i
         assert (await kernel.reply(done))[0] == 0
         first.kill()
 
-    monkeypatch.setattr(session_module, "is_ending", lambda thread, *, by_hand=False: True)
+    monkeypatch.setattr(waiting, "is_ending", lambda thread, *, by_hand=False: True)
     session = OwnSession(Counting(), fd, kept=KeptMount(table, requests, fd))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(session.serve)
@@ -291,7 +369,7 @@ async def test_a_reply_that_was_kept_is_sent_and_not_worked_out_again(memory: Ca
     before.close()
     # Killed between the change and its reply.
     places = KeptRequests(requests, KeptMount(table, memory()).negotiated().buffer_bytes)  # type: ignore[union-attr]
-    place = places.new()
+    place = places.take()
     place.view[: IN_HEADER.size] = message(44, opcode=Opcode.MKDIR)
     place.keep_reply(b"an entry", 0)
     successor = Counting()

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 import trio
 import trio.lowlevel
+import trio.testing
 
 from fusecache.fuse import session as session_module
+from fusecache.fuse import waiting
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.kept_mount import KeptMount
 from fusecache.fuse.kept_requests import make_memory
@@ -29,6 +31,7 @@ from fusecache.fuse.protocol import (
     FLAGS,
     FOPEN_PASSTHROUGH,
     FORGET_ONE,
+    IN_HEADER,
     INTERRUPT_IN,
     OPEN_IN,
     OPEN_OUT,
@@ -40,7 +43,6 @@ from fusecache.fuse.protocol import (
     Opcode,
 )
 from fusecache.fuse.session import OwnSession
-from fusecache.fuse.signals import is_ending, shows_end
 from fusecache.fuse.values import (
     EntryAttributes,
     FileInfo,
@@ -51,6 +53,7 @@ from fusecache.fuse.values import (
     SetattrFields,
     StatvfsData,
 )
+from fusecache.fuse.waiting import is_ending, shows_end
 from tests.unit.fuse.kernel import EVERYTHING, PlayedKernel, served
 
 # More than keeps the interpreter's lock, and less than a socket takes.
@@ -64,6 +67,7 @@ class Recorded(RequestHandlers):
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
         self.gate = trio.Event()
+        self.begun: list[str] = []
         self.cancelled: list[str] = []
 
     async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
@@ -82,6 +86,7 @@ class Recorded(RequestHandlers):
         return await self.getattr(9, ctx)
 
     async def _wait(self, what: str) -> None:
+        self.begun.append(what)
         try:
             await self.gate.wait()
         except trio.Cancelled:
@@ -295,6 +300,89 @@ async def test_handlers_that_wait_block_no_other(operations: Recorded) -> None:
         assert {(await kernel.any_reply())[0] for _ in slow} == set(slow)
 
 
+OTHER = {"pid": os.getppid()}
+
+
+async def test_a_program_with_too_many_requests_waits_and_others_do_not(
+    operations: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "OF_A_PROCESS", 3)
+    async with served(operations) as kernel:
+        slow = [kernel.send(Opcode.LOOKUP, b"slow\0") for _ in range(3)]
+        parked = [kernel.send(Opcode.GETATTR, bytes(16)) for _ in range(50)]
+        for _ in range(2):  # in the order of the kernel's queue, so the ones before are taken
+            assert (await kernel.ask(Opcode.GETATTR, bytes(16), **OTHER))[0] == 0
+        # What others may wait for is done: a close frees what an open wants.
+        assert (await kernel.ask(Opcode.WRITE, write_in(2, b"1")))[0] == 0
+        assert await kernel.ask(Opcode.RELEASE, bytes(24)) == (errno.ENOSYS, b"")
+        assert len(operations.calls) == 2 + 1
+        operations.gate.set()
+        answered = [(await kernel.any_reply())[0] for _ in (*slow, *parked)]
+        assert sorted(answered) == [*slow, *parked]
+        assert [each for each in answered if each in parked] == parked
+        # It has its whole share again.
+        operations.gate = trio.Event()
+        slow = [kernel.send(Opcode.LOOKUP, b"slow\0") for _ in range(2)]
+        assert (await kernel.ask(Opcode.GETATTR, bytes(16)))[0] == 0
+        operations.gate.set()
+        assert {(await kernel.any_reply())[0] for _ in slow} == set(slow)
+
+
+async def test_a_signal_ends_a_request_that_has_not_begun(
+    operations: Recorded, monkeypatch: pytest.MonkeyPatch, ending: list[bool]
+) -> None:
+    monkeypatch.setattr(waiting, "OF_A_PROCESS", 1)
+    # Of three signals the first is harmless, the kernel does not tell of the second, and that is Ctrl-C.
+    ending[:] = [False, True, False, True]
+    async with served(operations) as kernel:
+        first = kernel.send(Opcode.LOOKUP, b"slow first\0")
+        parked = [kernel.send(Opcode.LOOKUP, b"slow\0") for _ in range(4)]
+        kernel.send(Opcode.INTERRUPT, INTERRUPT_IN.pack(parked[1]))
+        assert await kernel.reply(parked[1]) == (errno.EINTR, b"")
+        # The last is fatal, so all threads end that wait.
+        kernel.send(Opcode.INTERRUPT, INTERRUPT_IN.pack(parked[2]))
+        answers = [await kernel.any_reply() for _ in range(4)]
+        assert sorted(answers) == [(each, errno.EINTR, b"") for each in (first, parked[0], *parked[2:])]
+    assert operations.begun == operations.cancelled == ["slow first"]
+
+
+async def test_no_more_requests_are_read_than_may_wait(operations: Recorded) -> None:
+    async with served(operations, max_requests=3) as kernel:
+        slow = [kernel.send(Opcode.LOOKUP, b"slow\0") for _ in range(5)]
+        quick = kernel.send(Opcode.GETATTR, bytes(16))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert not kernel.has_reply()
+        assert len(operations.begun) == 3
+        operations.gate.set()
+        assert {(await kernel.any_reply())[0] for _ in range(6)} == {*slow, quick}
+
+
+async def test_no_more_bytes_are_read_than_may_wait(operations: Recorded) -> None:
+    data, one = bytes(LARGE), IN_HEADER.size + WRITE_IN.size + LARGE
+    async with served(operations, max_bytes=2**20 + 4096 + 2 * one) as kernel:
+        # Beside two of them the largest request fits, beside three it does not.
+        writes = [kernel.send(Opcode.WRITE, write_in(1, data)) for _ in range(3)]
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        behind = kernel.send(Opcode.GETATTR, bytes(16))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert not kernel.has_reply()
+        assert len(operations.begun) == 3
+        operations.gate.set()
+        assert {(await kernel.any_reply())[0] for _ in range(4)} == {*writes, behind}
+    assert operations.calls[:2] == [("write", 0, data)] * 2
+
+
+async def test_a_signal_ends_a_wait_also_while_nothing_is_read(
+    operations: Recorded, ending: list[bool]
+) -> None:
+    async with served(operations, max_requests=1) as kernel:
+        lookup = kernel.send(Opcode.LOOKUP, b"slow\0")
+        # It stands in the queue, and the kernel's word of the signal behind it.
+        unread = kernel.send(Opcode.GETATTR, bytes(16))
+        assert await kernel.reply(lookup) == (errno.EINTR, b"")
+        assert (await kernel.reply(unread))[0] == 0
+
+
 async def test_other_tasks_get_their_turn_between_requests_that_are_all_there(operations: Recorded) -> None:
     operations.statfs = at_work  # type: ignore[method-assign]
     async with served(operations) as kernel:
@@ -400,7 +488,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         assert thread == os.getpid()
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
-    monkeypatch.setattr(session_module, "is_ending", is_ending)
+    monkeypatch.setattr(waiting, "is_ending", is_ending)
     return answers
 
 

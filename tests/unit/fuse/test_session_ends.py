@@ -9,7 +9,7 @@ from collections.abc import Callable  # noqa: TC003
 import pytest
 import trio
 
-from fusecache.fuse import session as session_module
+from fusecache.fuse import waiting
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.notifier import Notifier
 from fusecache.fuse.protocol import INTERRUPT_IN, OPEN_IN, READ_IN, WRITE_IN, Opcode
@@ -73,7 +73,7 @@ def read_in(fh: int, offset: int = 0) -> bytes:
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every signal ends its process."""
-    monkeypatch.setattr(session_module, "is_ending", lambda thread, *, by_hand=False: True)
+    monkeypatch.setattr(waiting, "is_ending", lambda thread, *, by_hand=False: True)
 
 
 @pytest.mark.parametrize("name", [b"slow", b"nursery", b"failing nursery"])
@@ -94,20 +94,23 @@ async def test_a_directory_that_fails_tells_of_the_entries_that_it_counted() -> 
         assert await kernel.ask(Opcode.READDIRPLUS, read_in(0, 1)) == (errno.EIO, b"")
 
 
-async def test_the_end_of_serve_answers_what_waits() -> None:
+async def test_the_end_of_serve_answers_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request without an answer could keep a page locked for ever, and with it who wants to drop that page."""
     kernel = PlayedKernel()
     kernel.send_init()
+    monkeypatch.setattr(waiting, "OF_A_PROCESS", 1)
     session = OwnSession(Slow(), kernel.theirs.detach())
     kernel.read_init()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(session.serve)
-        bodies = {Opcode.READ: read_in(1), Opcode.WRITE: WRITE_IN.pack(1, 0, 1, 0, 0, 0, 0) + b"1"}
-        waiting = {kernel.send(opcode, body) for opcode, body in bodies.items()}
-        assert (await kernel.ask(Opcode.LOOKUP, b"quick\0"))[0] == 0
+        bodies = [(Opcode.READ, read_in(1))] * 3 + [(Opcode.WRITE, WRITE_IN.pack(1, 0, 1, 0, 0, 0, 0) + b"1")]
+        unanswered = {kernel.send(opcode, body) for opcode, body in bodies}
+        assert (await kernel.ask(Opcode.LOOKUP, b"quick\0", pid=os.getppid()))[0] == 0
         nursery.cancel_scope.cancel()
-    answers = [kernel.receive() for _ in waiting]
-    assert {(unique, error) for unique, error, _ in answers} == {(each, errno.ENOTCONN) for each in waiting}
+    answers = [kernel.receive() for _ in unanswered]
+    assert {(unique, error) for unique, error, _ in answers} == {
+        (each, errno.ENOTCONN) for each in unanswered
+    }
     session.close()
     kernel.close()
 
@@ -140,12 +143,14 @@ async def test_nothing_is_served_after_an_answer_that_the_mount_is_gone(_: int) 
     assert (served_names, is_more) == ([b"slow"], False)
 
 
-async def test_every_request_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("of_a_process", [waiting.OF_A_PROCESS, 2])
+async def test_every_request_is_answered_once(monkeypatch: pytest.MonkeyPatch, of_a_process: int) -> None:
     """Requests that wait, signals and errors at random. The seed changes with every run; a failure shows it."""
     seed = random.randrange(2**32)
     chance = random.Random(seed)
-    monkeypatch.setattr(session_module, "is_ending", lambda thread, *, by_hand=False: chance.random() < 0.5)
-    monkeypatch.setattr(session_module, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(waiting, "is_ending", lambda thread, *, by_hand=False: chance.random() < 0.5)
+    monkeypatch.setattr(waiting, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(waiting, "OF_A_PROCESS", of_a_process)
     operations = Slow()
     makers: list[Callable[[], tuple[Opcode, bytes]]] = [
         lambda: (
