@@ -105,6 +105,7 @@ class OwnSession:
             self._places = kept.requests(self.negotiated.buffer_bytes)
             self._begin_kept(kept)
         self._notifier = Notifier(fd)
+        self._on_unmounted = operations.on_unmounted
         self._table: dict[int, Callable[[KernelRequest], Awaitable[Payload]]] = Requests(operations).table
         self._waiting: dict[int, _Waiting] = {}
         self._followers = trio.lowlevel.ParkingLot()
@@ -164,8 +165,11 @@ class OwnSession:
         self._has_served = True
         if self._kept is not None:
             self._kept.keep(self._mountpoint, self._device.fd)
-        async with trio.open_nursery() as self._nursery:
-            self._start_leader()
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._start_leader()
+        finally:
+            self._end()
 
     def invalidate_entry(self, parent_inode: int, name: bytes) -> None:
         """Make the kernel look a name up again. Returns at once, before it happens."""
@@ -258,6 +262,7 @@ class OwnSession:
 
     def _end(self) -> None:
         self._has_ended = True
+        self._on_unmounted()
         self._followers.unpark_all()
 
     async def _lead(self, scope: trio.CancelScope) -> None:
