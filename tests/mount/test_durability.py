@@ -14,7 +14,7 @@ import pytest
 
 from tests.mount.conftest import Place
 from tests.s3server import Fault, FaultAction
-from tests.support.mounts import Mount, pattern, run, wait_until
+from tests.support.mounts import NEEDS_OWN_SESSION, Mount, pattern, run, wait_until
 from tests.support.s3_buckets import Bucket
 
 MakeMount = Callable[..., Mount]
@@ -83,6 +83,7 @@ def test_a_file_that_was_closed_right_before_the_mounts_end_is_published(
         assert bucket.get(name) == b"closed"
 
 
+@NEEDS_OWN_SESSION
 @pytest.mark.s3server_only
 def test_a_file_whose_release_the_kernel_holds_back_is_published_by_a_mount_that_is_aborted(
     mount: MakeMount, bucket: Bucket
