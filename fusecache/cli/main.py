@@ -30,7 +30,7 @@ from fusecache.config.values import Duration, as_argument, as_count
 from fusecache.folder import arguments as folder_arguments
 from fusecache.model.errors import FusecacheError, MountError
 from fusecache.model.format_text import nearest_text
-from fusecache.mount.control_client import ask
+from fusecache.mount.control_client import ask, find_mount
 from fusecache.mount.launch import (
     READY,
     MountState,
@@ -390,15 +390,16 @@ def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         return 0
     if state is not MountState.LIVE:
         raise MountError(f"{mountpoint} is {state.value}: nothing to unmount")
+    mount, _ = find_mount(mountpoint, os.environ)
     if arguments.force:
-        answer = log_tail(mountpoint)
+        answer = log_tail(mount)
         if answer.progress.pending_files:
             say(unsent_text(answer))
     else:
         with ProgressView(sys.stderr, verb="uploading") as view:
-            drain(mountpoint, timeout_seconds=arguments.timeout, on_progress=view.show_upload)
-        answer = log_tail(mountpoint)
-    if not detach_and_wait(mountpoint, forced=arguments.force):
+            drain(mount, timeout_seconds=arguments.timeout, on_progress=view.show_upload)
+        answer = log_tail(mount)
+    if not detach_and_wait(mount, forced=arguments.force):
         say(f"{mountpoint} is unmounted; its daemon is still shutting down")
     for line in left_texts(answer.status):
         say(line)

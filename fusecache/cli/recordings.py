@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import sys
-import time
 import unicodedata
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,14 +18,11 @@ from fusecache.model.errors import MountError
 from fusecache.model.format_text import count_text, size_text
 from fusecache.model.hints import PLAN, HintError, decode_plan
 from fusecache.model.recording import MOST_EXTENTS, Recorder, Recording
-from fusecache.mount.control_client import Mount, connect, peer_of, request_stream
-from fusecache.mount.launch import MountState, mount_of_this_node, mount_state, resolve_in_mount
+from fusecache.mount.control_client import Mount, request_stream
+from fusecache.mount.launch import mount_of_this_node, resolve_in_mount
 
 # SIGHUP: the terminal was closed. Below nohup it is ignored, and stays so.
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# A keeper waits a minute at most before it starts the next daemon, and longer is no end for a person to wait for.
-_NEXT_DAEMON_SECONDS = 120.0
-_LOOK_SECONDS = 0.1
 # So many files are looked for before a replay.
 _CHECKED_FILES = 5
 
@@ -78,46 +74,38 @@ def _check_target(file: Path) -> None:
         ) from exc
 
 
+class _EndedBetweenDaemons(Exception):  # no error
+    """A signal ended the recording while no daemon served the mount."""
+
+
 class _Session:
     """Records the reads of a mount, also beyond the end of its daemon, if another one goes on with the mount."""
 
     def __init__(self, file: Path, mount: Mount, inner: str) -> None:
-        self._file, self._mount, self._inner = file, mount, inner
+        self._mount, self._inner = mount, inner
         self._connection: socket.socket | None = None
-        self._daemon: object = None
         # What to say when a daemon has begun to record.
-        self._said = ""
+        self._said = f"recording the reads of {mount.root / inner} to {file}; Ctrl-C or SIGTERM ends it"
         self._has_begun = self._is_ended = False
         self.recorder = Recorder()
         self.lost = 0
 
     def run(self) -> None:
         """Return after a signal, or when the mount has ended. Raises MountError if it cannot begin."""
-        said = f"recording the reads of {self._mount.root / self._inner} to {self._file}; Ctrl-C or SIGTERM ends it"
-        while True:
-            self._said = said
-            problem = "the daemon has ended"
-            try:
-                request = {"command": "record"}
-                self._take(
-                    request_stream(
-                        self._mount, request, on_report=self._take, on_connect=self._end_at_signals
-                    )
-                )
-            except MountError as exc:
-                if not self._has_begun:
-                    raise
-                problem = str(exc)
-            finally:
-                self._connection = None
-            if self._is_ended:
-                return
-            if not self._finds_next_daemon():
-                say(f"the recording ends: {problem}")
-                return
-            said = (
-                f"another daemon serves {self._mount.root}: reads of half a second before it may be missing"
+        problem = "the daemon has ended"
+        try:
+            request = {"command": "record"}
+            self._take(
+                request_stream(self._mount, request, on_report=self._take, on_connect=self._on_connect)
             )
+        except _EndedBetweenDaemons:
+            return
+        except MountError as exc:
+            if not self._has_begun:
+                raise
+            problem = str(exc)
+        if not self._is_ended:
+            say(f"the recording ends: {problem}")
 
     def _take(self, row: dict[str, Any]) -> None:
         self.lost += row.get("lost", 0)
@@ -129,9 +117,15 @@ class _Session:
             sys.stderr.flush()
             self._said, self._has_begun = "", True
 
-    def _end_at_signals(self, connection: socket.socket) -> None:
+    def _on_connect(self, connection: socket.socket) -> None:
         """Have the first signal end the recording: the daemon then sends the last reads."""
-        self._connection, self._daemon = connection, peer_of(connection)
+        if self._is_ended:
+            raise _EndedBetweenDaemons
+        self._connection = connection
+        if self._has_begun:
+            self._said = (
+                f"another daemon serves {self._mount.root}: reads of half a second before it may be missing"
+            )
         for number in _STOPS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._end)
@@ -139,23 +133,10 @@ class _Session:
     def _end(self, *_: object) -> None:
         self._is_ended = True
         if self._connection is not None:
+            if self._connection.fileno() < 0:  # closed
+                raise _EndedBetweenDaemons
             with suppress(OSError):  # the daemon is gone
                 self._connection.shutdown(socket.SHUT_WR)
-
-    def _finds_next_daemon(self) -> bool:
-        """Wait while the mount has no daemon; return whether one serves it again."""
-        deadline = time.monotonic() + _NEXT_DAEMON_SECONDS
-        while not self._is_ended and time.monotonic() < deadline:
-            with suppress(MountError):  # while none serves
-                if mount_state(self._mount.root) is not MountState.LIVE:
-                    return False
-                mount, _ = resolve_in_mount(self._mount.root)
-                with connect(mount) as connection:
-                    if peer_of(connection) != self._daemon:
-                        self._mount = mount
-                        return True
-            time.sleep(_LOOK_SECONDS)
-        return False
 
 
 def _replay(arguments: argparse.Namespace, _: Sequence[str]) -> int:

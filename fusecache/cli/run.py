@@ -109,7 +109,7 @@ def _upload(running: CommandRun, mount: Mount) -> bool:
     while True:
         try:
             with running.interruptible(), ProgressView(sys.stderr, verb="uploading") as view:
-                drain(mount.root, timeout_seconds=running.seconds_left(), on_progress=view.show_upload)
+                drain(mount, timeout_seconds=running.seconds_left(), on_progress=view.show_upload)
             return True
         except NoticeReceived:
             continue
@@ -126,8 +126,8 @@ def _unmount(mount: Mount, options: MountOptions, *, is_complete: bool) -> None:
     if is_dead:
         clear_dead(mount.root)
     else:
-        answer = log_tail(mount.root)
-        is_ended = detach_and_wait(mount.root, forced=not is_complete)
+        answer = log_tail(mount)
+        is_ended = detach_and_wait(mount, forced=not is_complete)
     if is_complete:
         return
     if is_dead:

@@ -79,6 +79,10 @@ class FileSystem:
         self._write_back.remote_fsync.end_waiting()
         self._write_back.backpressure.end_waiting()
 
+    def on_unmounted(self) -> None:
+        """The kernel has let go of the mount: what programs have closed is final."""
+        self._write_back.write.states.seal_acknowledged()
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Replay the journal, then run all tasks while the body runs. At the end everything is journaled and closed."""

@@ -97,6 +97,10 @@ class Operations(NameOperations):
                 if each.backing_id:
                     self.passthrough.adopt(handle, each.backing_id)
 
+    def on_unmounted(self) -> None:
+        """The kernel sends no releases any more."""
+        self._fs.on_unmounted()
+
     # ---- names
 
     @guarded

@@ -149,3 +149,6 @@ class RequestHandlers:
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
         """Return the file system's space."""
         raise FUSEError(errno.ENOSYS)
+
+    def on_unmounted(self) -> None:
+        """No request follows: the mount is gone, or is no longer served. May be called again."""

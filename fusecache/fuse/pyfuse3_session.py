@@ -52,10 +52,14 @@ class Pyfuse3Session:
         except RuntimeError as exc:
             raise MountRefused(f"{exc}; see the message of fusermount3 above, or in the log") from exc
         self._is_open = True
+        self._on_unmounted = operations.on_unmounted
 
     async def serve(self, max_bytes: int = 0) -> None:
         """Answer requests until the mount is gone, or this is cancelled. max_bytes: not used."""
-        await pyfuse3.main(min_tasks=_MIN_TASKS, max_tasks=_MAX_TASKS)
+        try:
+            await pyfuse3.main(min_tasks=_MIN_TASKS, max_tasks=_MAX_TASKS)
+        finally:
+            self._on_unmounted()
 
     def invalidate_entry(self, parent_inode: int, name: bytes) -> None:
         """Make the kernel look a name up again. Returns at once, before it happens."""

@@ -94,6 +94,7 @@ class OwnSession:
             place.view[:count] = buffer.view[:count]
             self._early.append((place, count))
         self._notifier = Notifier(fd)
+        self._on_unmounted = operations.on_unmounted
         self._table: dict[int, Callable[[KernelRequest], Awaitable[Payload]]] = Requests(operations).table
         self._waiting = WaitingRequests(self._places, self._reply_error)
         self._followers = trio.lowlevel.ParkingLot()
@@ -251,6 +252,7 @@ class OwnSession:
 
     def _end(self) -> None:
         self._has_ended = True
+        self._on_unmounted()
         self._followers.unpark_all()
         self._waiting.end()
 

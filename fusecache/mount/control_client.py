@@ -2,6 +2,9 @@
 
 `<mount>/.fusecache/socket` holds the path of the unix socket. The client sends one JSON line. The daemon answers with
 JSON lines, about two a second, the last with `"done": true`. Silence therefore means that the daemon hangs.
+
+Invariant: a request outlives the daemon that it was sent to. If the connection breaks and the mount is still there, the
+request is sent again to the next daemon, until its time limit ends. The requests of `_SENT_ONCE` are not sent again.
 """
 
 import errno
@@ -9,6 +12,7 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -17,13 +21,18 @@ from typing import Any
 
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import size_text
-from fusecache.mount.mount_table import TableEntry, our_entries, real_name, real_path, root_of
+from fusecache.mount.mount_table import TableEntry, our_entries, real_name, real_path, root_of, wait_statfs
 from fusecache.mount.runtime_folder import check_socket_folder
 
 CONTROL_FILE = Path(".fusecache") / "socket"
 SOCKET_VARIABLE = "FUSECACHE_SOCKET"
 # The daemon reports twice a second. On a loaded node a report may be late; a hung daemon never reports.
 SILENCE_SECONDS = 30.0
+# How long a request without a time limit waits for the next daemon. A long journal takes as long to replay, and the
+# keeper waits a minute at most before it starts a daemon.
+SUCCESSOR_SECONDS = 120.0
+# A daemon that dies may have carried out what it did not answer, and a second time would be an error or do harm.
+_SENT_ONCE = frozenset({"bring-back", "delete"})
 LONGEST_LINE_BYTES = 64 << 20  # bounds the memory that a malformed answer can take
 LONGEST_REQUEST_BYTES = 1 << 20  # the daemon accepts no longer request
 
@@ -78,6 +87,14 @@ class Answer:
     progress: ServerProgress
     status: dict[str, Any]
     missing: tuple[str, ...] = ()
+
+
+class _DaemonLost(MountError):
+    """The daemon ended, or none listens. was_sent: it may have got the request."""
+
+    def __init__(self, text: str, *, was_sent: bool = False) -> None:
+        super().__init__(text)
+        self.was_sent = was_sent
 
 
 def find_mount(
@@ -188,7 +205,7 @@ def connect(mount: Mount) -> Iterator[socket.socket]:
         try:
             connection.connect(os.fspath(mount.socket_path))
         except OSError as exc:
-            raise MountError(
+            raise _DaemonLost(
                 f"{mount.root}: cannot reach the daemon at {mount.socket_path}: {exc.strerror or exc}"
             ) from exc
         _, user, _ = peer_of(connection)
@@ -205,13 +222,6 @@ def peer_of(connection: socket.socket) -> tuple[int, int, int]:
     facts = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     process, user, group = struct.unpack("3i", facts)
     return process, user, group
-
-
-def daemon_pid(mount: Mount) -> int | None:
-    """Return the daemon's process id, or None if it is in another pid namespace."""
-    with connect(mount) as connection:
-        pid, _, _ = peer_of(connection)
-    return pid if pid > 0 else None
 
 
 def ask(
@@ -249,8 +259,63 @@ def request_stream(
 ) -> dict[str, Any]:
     """Send one request and return its final answer; call `on_report` for every answer before. Raises MountError.
 
-    body: bytes that follow the request. on_connect: called with the connection before the request is sent.
+    If the daemon ends, the next one of the mount gets the request, with what is left of its `timeout_seconds`.
+    body: bytes that follow the request. on_connect: called with each connection before the request is sent.
     """
+    limit = request.get("timeout_seconds")
+    end = None if limit is None else time.monotonic() + limit
+    entry = _entry_at(os.fspath(mount.root))
+    while True:
+        daemon = _listener_of(mount)
+        try:
+            return _exchange(mount, request, body, on_report, on_connect)
+        except _DaemonLost as lost:
+            if lost.was_sent and request["command"] in _SENT_ONCE:
+                raise MountError(
+                    f"{lost}. It may have carried it out: see `fusecache recover {mount.root}`, and repeat the command "
+                    "if it has not"
+                ) from lost
+            if entry is None:
+                raise
+            _await_daemon(entry, lost, time.monotonic() + SUCCESSOR_SECONDS if end is None else end)
+            if _listener_of(mount) == daemon:
+                raise  # the daemon is there, but closed the connection, or this process cannot see its socket
+            if end is not None:
+                request = {**request, "timeout_seconds": max(0.0, end - time.monotonic())}
+
+
+def _listener_of(mount: Mount) -> tuple[int, int] | None:
+    """Return what tells the socket of a daemon from that of the next one, None if there is no socket."""
+    try:
+        facts = os.stat(mount.socket_path)
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_ctime_ns
+
+
+def _await_daemon(entry: TableEntry, lost: _DaemonLost, end: float) -> None:
+    """Return once a daemon serves a mount. Raises `lost` if the mount is gone or dead, MountError at the end time."""
+    seconds = max(0.0, end - time.monotonic())
+    now = _entry_at(entry.point)
+    if now is None or now.device != entry.device:
+        raise lost
+    answers = wait_statfs(entry.point, seconds)
+    if answers is None:
+        raise MountError(
+            f"{lost}; no other daemon has taken over within {seconds:.0f} s: see fusecache.log in the cache directory"
+        ) from lost
+    if not answers:
+        raise lost
+
+
+def _exchange(
+    mount: Mount,
+    request: Mapping[str, Any],
+    body: bytes,
+    on_report: Callable[[dict[str, Any]], None] | None,
+    on_connect: Callable[[socket.socket], None] | None,
+) -> dict[str, Any]:
+    """Send one request to the daemon that serves now, and return its final answer. Raises MountError."""
     command = request["command"]
     line = json.dumps(request).encode() + b"\n"
     if len(line) > LONGEST_REQUEST_BYTES:
@@ -270,10 +335,12 @@ def request_stream(
         except TimeoutError as exc:
             raise MountError(f"{mount.root}: no answer from the daemon for {SILENCE_SECONDS:g} s") from exc
         except OSError as exc:
-            raise MountError(
-                f"{mount.root}: the connection to the daemon failed: {exc.strerror or exc}"
+            raise _DaemonLost(
+                f"{mount.root}: the connection to the daemon failed: {exc.strerror or exc}", was_sent=True
             ) from exc
-    raise MountError(f"{mount.root}: the daemon closed the connection before the end of {command}")
+    raise _DaemonLost(
+        f"{mount.root}: the daemon closed the connection before the end of {command}", was_sent=True
+    )
 
 
 def _row(mount: Mount, line: bytes) -> dict[str, Any]:

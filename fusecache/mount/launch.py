@@ -10,23 +10,25 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fusecache.model.errors import MountError
 from fusecache.mount.control_client import (
+    SUCCESSOR_SECONDS,
     Answer,
     Mount,
     ServerProgress,
     ask,
-    daemon_pid,
     find_mount,
+    peer_of,
     request_stream,
 )
 from fusecache.mount.leftover_text import missing_texts
@@ -41,8 +43,6 @@ LOG_TAIL_LINES = 15  # enough for the end of a traceback
 EXIT_SECONDS = 60.0
 # With --force, uploads may be in flight: long enough for an idle daemon, short for a user at a terminal.
 FORCED_EXIT_SECONDS = 10.0
-# A long journal takes as long to replay.
-UPGRADE_SECONDS = 120.0
 _POLL_SECONDS = 0.05
 # The kernel ends a daemon's session with the last copy of its mount. A mount namespace that began after the mount, as
 # of unshare or a container, can hold a copy: then a signal ends the daemon.
@@ -275,14 +275,13 @@ def clear_dead(mountpoint: Path) -> None:
 
 
 def drain(
-    mountpoint: Path, *, timeout_seconds: float | None, on_progress: Callable[[ServerProgress], None]
+    mount: Mount, *, timeout_seconds: float | None, on_progress: Callable[[ServerProgress], None]
 ) -> None:
     """Wait until every pending change is in the bucket. Raises MountError on a timeout or an error."""
-    mount, _ = find_mount(mountpoint, os.environ)
     answer = ask(mount, "drain", timeout_seconds=timeout_seconds, on_progress=on_progress)
     if answer.result not in ("ok", "durable"):
         error = MountError(
-            f"{mountpoint} stays mounted: {pending_text(answer.progress)} not in the bucket yet: "
+            f"{mount.root} stays mounted: {pending_text(answer.progress)} not in the bucket yet: "
             f"{answer.message or answer.result}; "
             "wait longer, or use --force to leave the uploads to the next mount"
         )
@@ -294,15 +293,14 @@ def drain(
 def replace_daemon(mountpoint: Path, version: str) -> None:
     """Have this program take over a mount; return once it answers. version: its own. Raises MountError."""
     mount, _ = find_mount(mountpoint, os.environ)
-    before = daemon_pid(mount)
-    answer = request_stream(mount, {"command": "upgrade", "program": sys.executable})
+    answer, before = _ask_with_pid(mount, {"command": "upgrade", "program": sys.executable})
     if answer.get("result") != "ok":
         raise MountError(str(answer.get("message")))
     status = _status_of_next(mount, before)
     if status is None:
         raise MountError(
-            f"{mountpoint}: no daemon answers {UPGRADE_SECONDS:g} s after the old one ended; see fusecache.log in the "
-            "cache directory"
+            f"{mountpoint}: no daemon answers {SUCCESSOR_SECONDS:g} s after the old one ended; see fusecache.log in "
+            "the cache directory"
         )
     if status["version"] != version:
         raise MountError(
@@ -311,38 +309,47 @@ def replace_daemon(mountpoint: Path, version: str) -> None:
         )
 
 
-def _status_of_next(mount: Mount, before: int | None) -> dict[str, Any] | None:
+def _ask_with_pid(mount: Mount, request: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return the answer to a request, and the process that gave it; 0 if it is in another pid namespace."""
+    pid = 0
+
+    def on_connect(connection: socket.socket) -> None:
+        nonlocal pid
+        pid, _, _ = peer_of(connection)
+
+    return request_stream(mount, request, on_connect=on_connect), pid
+
+
+def _status_of_next(mount: Mount, before: int) -> dict[str, Any] | None:
     """Wait for a daemon with another pid; return its status, None if there is none in time."""
-    end = time.monotonic() + UPGRADE_SECONDS
-    while time.monotonic() < end:
+    end = time.monotonic() + SUCCESSOR_SECONDS
+    while (left := end - time.monotonic()) > 0:
         with suppress(MountError):
-            status = ask(mount, "status").status
-            if status["pid"] != before:
+            row, pid = _ask_with_pid(mount, {"command": "status", "timeout_seconds": left})
+            if pid != before:
+                status: dict[str, Any] = row["status"]
                 return status
         time.sleep(_POLL_SECONDS)
     return None
 
 
-def log_tail(mountpoint: Path) -> Answer:
+def log_tail(mount: Mount) -> Answer:
     """Return the daemon's last progress and status before the unmount."""
-    mount, _ = find_mount(mountpoint, os.environ)
     return ask(mount, "status")
 
 
-def detach_and_wait(mountpoint: Path, *, forced: bool) -> bool:
+def detach_and_wait(mount: Mount, *, forced: bool) -> bool:
     """Unmount and wait until the daemon exits. Return False if a forced daemon still runs after a short wait.
 
     Raises MountError if the mount is in use, or if a drained daemon does not exit.
     """
-    mount, _ = find_mount(mountpoint, os.environ)
-    pid = daemon_pid(mount)
     # Opened before the unmount, so that the pid cannot be reused by another process.
-    handle = _open_process(pid)
+    pid, handle = _open_last_process(mount)
     if forced:
         ask(mount, "abandon")
     try:
         try:
-            _detach(mountpoint, lazy=False)
+            _detach(mount.root, lazy=False)
         except MountError:
             if forced:
                 ask(mount, "carry-on")  # it stays mounted, so its exit must upload pending files again
@@ -364,8 +371,25 @@ def detach_and_wait(mountpoint: Path, *, forced: bool) -> bool:
     if forced:
         return False
     raise MountError(
-        f"{mountpoint} is unmounted, but its daemon (pid {pid}) did not exit within {seconds:g} s"
+        f"{mount.root} is unmounted, but its daemon (pid {pid}) did not exit within {seconds:g} s"
     )
+
+
+def _open_last_process(mount: Mount) -> tuple[int, int | None]:
+    """Return the process that ends last with a mount, and a descriptor of it; None if it cannot be waited for.
+
+    That is the keeper, which starts another daemon if this one dies, also after the unmount. Else it is the daemon.
+    """
+    while True:
+        row, pid = _ask_with_pid(mount, {"command": "status"})
+        if pid <= 0:
+            return pid, None
+        if not row["status"].get("outlives_daemon"):
+            return pid, _open_process(pid)
+        with suppress(FileNotFoundError, ProcessLookupError):  # the daemon has just died: ask the next one
+            # proc_pid_stat(5): the name, in brackets, may hold blanks; behind it are the state and the parent.
+            keeper = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+            return keeper, _open_process(keeper)
 
 
 # ---- private
@@ -378,9 +402,7 @@ def _log_end(log_path: Path, start: int) -> list[str]:
         return list(deque((line.rstrip() for line in log if line.strip()), maxlen=LOG_TAIL_LINES))
 
 
-def _open_process(pid: int | None) -> int | None:
-    if pid is None:
-        return None
+def _open_process(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
     except OSError:  # already exited, or an old kernel without pidfd: no way to wait

@@ -1,7 +1,7 @@
 """The kernel's mount table (proc_pid_mountinfo(5)), and whether a fusecache mount answers.
 
-Invariant: no function waits for a mount, except `check_answers` and `real_path`. These two wait some seconds, in a
-child process: a process that waits for a hung daemon, or through it for the bucket, cannot be interrupted.
+Invariant: no function waits for a mount, except `check_answers`, `wait_statfs` and `real_path`. These wait in a child
+process, for some time: a process that waits for a hung daemon, or through it for the bucket, cannot be interrupted.
 """
 
 import os
@@ -159,8 +159,20 @@ def check_answers(path: str | os.PathLike[str]) -> None:
 
 
 def _check_mount(root: str) -> None:
+    if wait_statfs(root, ANSWER_SECONDS) is None:
+        raise MountError(
+            f"{root}: the daemon has not answered for {ANSWER_SECONDS:g} s: it hangs or is stopped. Find its pid with "
+            f"`pgrep -af 'fusecache mount'`; resume it with `kill -CONT PID`, or end it with `kill -9 PID` and clean "
+            f"up with `fusecache unmount {root}`. Closed files are in its cache directory"
+        )
+
+
+def wait_statfs(root: str, seconds: float) -> bool | None:
+    """Return whether statfs(2) of a mount succeeds, None if it gets no answer in time.
+
+    While a keeper starts the next daemon, the call waits for that one. On a dead mount it fails at once.
+    """
     try:
-        # Only the fact that it answers counts: a dead mount, or one without permission, answers with an error.
         child = subprocess.Popen(
             ["stat", "--file-system", "--", root],
             stdin=subprocess.DEVNULL,
@@ -168,18 +180,16 @@ def _check_mount(root: str) -> None:
             stderr=subprocess.DEVNULL,
         )
     except FileNotFoundError:  # a system without coreutils: no way to tell
-        return
+        return True
     try:
-        child.wait(ANSWER_SECONDS)
+        return not child.wait(seconds)
     except subprocess.TimeoutExpired:
-        child.kill()
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(1)
-        raise MountError(
-            f"{root}: the daemon has not answered for {ANSWER_SECONDS:g} s: it hangs or is stopped. Find its pid with "
-            f"`pgrep -af 'fusecache mount'`; resume it with `kill -CONT PID`, or end it with `kill -9 PID` and clean "
-            f"up with `fusecache unmount {root}`. Closed files are in its cache directory"
-        ) from None
+        return None
+    finally:
+        if child.returncode is None:  # also if a signal ends the wait
+            child.kill()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(1)
 
 
 def _target_of(path: str) -> str | None:

@@ -4,13 +4,16 @@ import errno
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from fusecache.model.hints import FOLDER
 from loader.base.pulled_files import ask, parsed_answer, pull_connection, pulled_folder, send_request
+
+T = TypeVar("T")
 
 _SOCKET_VARIABLE = "FUSECACHE_SOCKET"
 _SOCKET_FILE = ".fusecache/socket"
@@ -51,22 +54,14 @@ class MountEndpoint:
         except OSError as problem:
             if problem.errno not in (errno.EROFS, errno.EACCES):
                 raise
-            with self._connection() as connection:
-                _send(connection, file, message)
+            self._until_answered(lambda connection: _send(connection, file, message))
 
     def wait_durable(self, path: str) -> str:
         """Return "" once the bucket has all that was closed at or below a path, or why it will not have it.
 
         path: below the root. Raises OSError, TimeoutError included; ValueError if the answer is not JSON.
         """
-        with self._connection() as connection, connection.makefile("rb") as lines:
-            send_request(connection, {"command": "sync", "path": path})
-            for line in lines:  # the daemon reports twice a second
-                answer = json.loads(line)
-                if answer.get("done"):
-                    is_durable = answer.get("result") == "durable"
-                    return "" if is_durable else str(answer.get("message") or answer.get("result"))
-        return "the daemon has exited"
+        return self._until_answered(lambda connection: _sync(connection, path))
 
     def open_cached(self, file: os.stat_result, *, unless_open: bool = False) -> int:
         """Return a descriptor of the daemon's copy of a whole file, to read without the mount; -1 if it gives none.
@@ -91,13 +86,43 @@ class MountEndpoint:
         reason = str(answer.get("message"))
         raise OSError(errno.EAGAIN if _BUSY in reason else errno.EPERM, reason)
 
+    def _until_answered(self, exchange: Callable[[socket.socket], T]) -> T:
+        """Return what a daemon answers. If it dies, the next one of the mount is asked. Raises OSError."""
+        while True:
+            daemon = self._listener()
+            try:
+                with self._connection() as connection:
+                    return exchange(connection)
+            except ConnectionError:
+                os.statvfs(self.root)  # waits for the next daemon; fails if none comes
+                if self._listener() == daemon:
+                    raise
+
+    def _listener(self) -> tuple[int, int]:
+        """Return what tells the socket of a daemon from that of the next one. Raises OSError."""
+        facts = os.stat(self._address())
+        return facts.st_ino, facts.st_ctime_ns
+
+    def _address(self) -> str:
+        return os.environ.get(_SOCKET_VARIABLE) or (self.root / _SOCKET_FILE).read_text().strip()
+
     @contextmanager
     def _connection(self) -> Iterator[socket.socket]:
-        address = os.environ.get(_SOCKET_VARIABLE) or (self.root / _SOCKET_FILE).read_text().strip()
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_ANSWER_SECONDS)
-            connection.connect(address)
+            connection.connect(self._address())
             yield connection
+
+
+def _sync(connection: socket.socket, path: str) -> str:
+    send_request(connection, {"command": "sync", "path": path})
+    with connection.makefile("rb") as lines:
+        for line in lines:  # the daemon reports twice a second
+            answer = json.loads(line)
+            if answer.get("done"):
+                is_durable = answer.get("result") == "durable"
+                return "" if is_durable else str(answer.get("message") or answer.get("result"))
+    raise ConnectionResetError(errno.ECONNRESET, "the daemon has exited")
 
 
 def _send(connection: socket.socket, file: str, message: bytes) -> None:

@@ -59,13 +59,17 @@ def pull_connection(folder: str) -> Iterator[socket.socket]:
 
 
 def ask(connection: socket.socket, request: Mapping[str, object], body: bytes = b"") -> dict[str, Any]:
-    """Send a request to a pull or a daemon, and return its answer. Raises OSError: EPROTO if that is not JSON.
+    """Send a request to a pull or a daemon, and return its answer.
 
-    body: the bytes that follow the request's line.
+    Raises OSError: EPROTO if that is not JSON, ECONNRESET if there is none. body: the bytes that follow the request's
+    line.
     """
     send_request(connection, request, body)
     with connection.makefile("rb") as lines:
-        return parsed_answer(lines.readline())
+        line = lines.readline()
+    if not line:
+        raise ConnectionResetError(errno.ECONNRESET, "it has exited")
+    return parsed_answer(line)
 
 
 def send_request(connection: socket.socket, request: Mapping[str, object], body: bytes = b"") -> None:

@@ -1,20 +1,26 @@
 """Writers that wait: for the bucket, for room. Nobody else on the mount does; and files that wait for nobody."""
 
+import ctypes
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from tests.mount.conftest import Place
 from tests.s3server import Fault, FaultAction
-from tests.support.mounts import Mount, pattern, run, wait_until
+from tests.support.mounts import NEEDS_OWN_SESSION, Mount, pattern, run, wait_until
+from tests.support.s3_buckets import Bucket
+
+MakeMount = Callable[..., Mount]
 
 MIB = 2**20
+MNT_DETACH = 2  # umount2(2)
 HOLD = Fault(FaultAction.HOLD, operation="PutObject")
 
 WRITE_AND_SYNC = """
@@ -49,6 +55,54 @@ def program(text: str, *arguments: object, **variables: str) -> Iterator[subproc
 def said(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
+
+
+# ---- what was closed
+
+
+@pytest.mark.parametrize("by", ["umount", "abort"])
+def test_a_file_that_was_closed_right_before_the_mounts_end_is_published(
+    mount: MakeMount, bucket: Bucket, by: str
+) -> None:
+    """The kernel drops the release of a file that it has not sent by then; it tells nobody of that."""
+    umount2 = ctypes.CDLL(None).umount2
+    for number in range(6):
+        one = mount()
+        point, name = os.fsencode(one.path), f"file-{number}"
+        connection = Path(f"/sys/fs/fuse/connections/{os.minor(one.path.stat().st_dev)}/abort")
+        file = os.open(one.path / name, os.O_WRONLY | os.O_CREAT)
+        os.write(file, b"closed")
+        if number % 2:
+            os.fsync(file)
+        os.close(file)
+        if by == "umount":
+            umount2(point, MNT_DETACH)
+        else:
+            connection.write_text("1")
+        wait_until(lambda: not one.is_alive(), "the daemon's end")  # noqa: B023
+        assert bucket.get(name) == b"closed"
+
+
+@NEEDS_OWN_SESSION
+@pytest.mark.s3server_only
+def test_a_file_whose_release_the_kernel_holds_back_is_published_by_a_mount_that_is_aborted(
+    mount: MakeMount, bucket: Bucket
+) -> None:
+    """Releases queue behind the read-ahead of other files. A read still waits for the bucket at the mount's end."""
+    bucket.put("read", pattern(MIB))
+    one = mount()
+    connection = Path(f"/sys/fs/fuse/connections/{os.minor(one.path.stat().st_dev)}")
+    file = os.open(one.path / "closed", os.O_WRONLY | os.O_CREAT)
+    os.write(file, b"closed")
+    os.fsync(file)
+    (connection / "max_background").write_text("1")
+    bucket.control.faults(Fault(FaultAction.HOLD, operation="GetObject", key=f"{bucket.prefix}read"))
+    with program("import sys; open(sys.argv[1], 'rb').read()", one.path / "read"):
+        bucket.control.wait_requests(1, operation="GetObject", finished=False)
+        os.close(file)
+        (connection / "abort").write_text("1")
+        wait_until(lambda: "closed" in bucket.names(), "the closed file", seconds=30)
+    bucket.control.clear_faults()
 
 
 # ---- fsync = "remote"

@@ -303,6 +303,28 @@ def test_a_recording_goes_on_with_the_next_daemon_of_the_mount(
     assert list(dict.fromkeys(paths_of(file))) == files
 
 
+def test_a_signal_ends_a_recording_that_waits_for_the_next_daemon(
+    mount: Callable[..., Mount], files: list[str], recordings: Recordings, tmp_path: Path
+) -> None:
+    if ON_PYFUSE3:
+        pytest.skip("on pyfuse3 a mount ends with its daemon")
+    one, file = mount("--keep-mounted"), tmp_path / "epoch.rec"
+    recording = recordings.start(file, one.path)
+    for name in files:
+        (one.path / name).read_bytes()
+    time.sleep(2 * REPORT_SECONDS)  # what was reported is kept
+    keeper = one.keeper()
+    os.kill(keeper, signal.SIGSTOP)  # it starts no other daemon
+    try:
+        os.kill(one.pid, signal.SIGKILL)
+        wait_until(Path(f"/proc/{recording.pid}/task/{recording.pid}/children").read_text, "its wait")
+        ended(recording)
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    assert list(dict.fromkeys(paths_of(file))) == files
+    one.pid = one.status()["pid"]
+
+
 @pytest.mark.parametrize("way", ["unmount", "kill"])
 def test_a_recording_ends_with_its_mount(
     mount: Callable[..., Mount], files: list[str], recordings: Recordings, tmp_path: Path, way: str

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.mount.control_client import daemon_pid, find_mount
+from fusecache.mount.control_client import ask, find_mount
 from tests.mount.conftest import FLAGS
 from tests.s3server import Fault, FaultAction
 from tests.support.mounts import FUSECACHE, NEEDS_OWN_SESSION, mounted_at, wait_until
@@ -67,6 +67,10 @@ class Site:
     def run(self, *command: str | Path, flags: tuple[str, ...] = ()) -> tuple[int, str]:
         """Return the exit status, and the messages."""
         return ended(self.start(*command, flags=flags))
+
+    def daemon(self) -> int:
+        """Return the process that serves the mount."""
+        return int(ask(find_mount(self.path, {})[0], "status").status["pid"])
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
@@ -143,6 +147,29 @@ def test_what_missed_the_deadline_is_named_and_kept(site: Site, bucket: Bucket) 
 
 
 @pytest.mark.s3server_only
+def test_the_last_uploads_go_on_in_the_next_daemon(site: Site, bucket: Bucket) -> None:
+    if not site.is_kept:
+        pytest.skip("without a keeper there is no next daemon")
+    running = site.start(
+        sys.executable, "-c", SAVER, site.path / "final.pt", "0", flags=("--sync-deadline", "60s")
+    )
+    wait_until(lambda: "final.pt.started" in bucket.names(), "the start of the trainer")
+    hold = Fault(FaultAction.HOLD, operation="PutObject", key=f"{bucket.prefix}final.pt", times=1)
+    bucket.control.clear_log()
+    bucket.control.faults(hold)
+    daemon = site.daemon()
+    running.send_signal(signal.SIGTERM)
+    bucket.control.wait_requests(1, operation="PutObject", finished=False)
+    assert running.stderr is not None
+    assert "uploading: 1 change" in running.stderr.readline()
+    os.kill(daemon, signal.SIGKILL)
+    status, messages = ended(running)
+    bucket.control.clear_faults()
+    assert (status, "not in the bucket" in messages) == (0, False), messages
+    assert bucket.get("final.pt") == b"weights"
+
+
+@pytest.mark.s3server_only
 def test_a_daemon_that_dies_is_followed_by_another_or_leaves_its_files_to_the_next_mount(
     site: Site, bucket: Bucket, tmp_path: Path
 ) -> None:
@@ -157,11 +184,10 @@ def test_a_daemon_that_dies_is_followed_by_another_or_leaves_its_files_to_the_ne
     go.touch()
     wait_until((site.path / "x").exists, "the command's file")
     wait_until(lambda: (site.path / "x").read_bytes() == b"x\n", "its bytes")
-    daemon = daemon_pid(find_mount(site.path, {})[0])
-    assert daemon is not None
+    daemon = site.daemon()
     os.kill(daemon, signal.SIGKILL)
     if site.is_kept:
-        wait_until(lambda: daemon_pid(find_mount(site.path, {})[0]) != daemon, "the next daemon")
+        wait_until(lambda: site.daemon() != daemon, "the next daemon")
         assert (site.path / "x").read_bytes() == b"x\n"
         bucket.control.clear_faults()
         go.unlink()

@@ -2,7 +2,8 @@
 
 close(2) makes the version FLUSHED: its journal row is synced, then the close is acknowledged with 0. The release of the
 last writer makes it SEALED, and immutable. In between, a close can be *revoked*: the version becomes OPEN again when
-more bytes are written, or when a writer still holds the file (a forked child had closed its descriptor).
+more bytes are written, or when a writer still holds the file (a forked child had closed its descriptor). If the mount
+ends before the release, what the close covers is sealed then.
 
 Which of these a close or a release asks for is decided in `close.py`. Versions that the bucket does not get end in
 `disposal.py`. The order of publishing is decided in `engine/writeback/placement.py`.
@@ -197,6 +198,18 @@ class VersionStates:
         return bool(self._overdue)
 
     # ---- sealing without a close
+
+    def seal_acknowledged(self) -> None:
+        """Seal what the last closes cover, as the mount is gone: no release follows, and no program has a file open.
+
+        The kernel drops the releases that it had not sent yet. What changed since its close, or changes right now,
+        stays unfinished.
+        """
+        for version in list(self._flushed):
+            is_whole = not version.use.writers and version.close_state.killed_writer is None
+            if version.state is FileState.FLUSHED and version in self._queue and is_whole:
+                self._journal.submit(*self._seal(version))
+        self._listener.on_sealed()
 
     def seal_as_closed(self, node: Node, version: FileVersion) -> list[Change]:
         """Seal a version that is OPEN or FLUSHED as if its last writer had just closed it; return the rows."""

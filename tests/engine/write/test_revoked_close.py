@@ -11,6 +11,7 @@ from trio.testing import MockClock
 
 from fusecache.engine.namespace.nodes import FileHandle
 from fusecache.model.objects import MIB
+from fusecache.policy.writeback.inline_write_gate import InlineWriteGate
 from tests.engine.publish.test_multipart_uploader import PART, body, write
 from tests.engine.recovery.test_journal_replay import change_rows
 from tests.engine.write.test_writing import SlowUploads
@@ -107,6 +108,62 @@ async def test_a_close_that_waits_longer_for_the_disk_than_files_settle_stands(
     async with running_node(bucket, tmp_path / "2") as user:
         assert await user.drained() == "durable"
     assert bucket.shows() == {"file": b"closed"}
+
+
+@pytest.mark.parametrize("then", ["at once", "after the settle delay"])
+async def test_what_a_close_covers_is_published_though_its_release_never_comes(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, then: str
+) -> None:
+    """The kernel drops the releases that it has not sent when the mount ends."""
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("file")
+        await user.fs.file_io.write(handle, 0, b"closed")
+        await user.fs.close_protocol.flush(handle)
+        user.fs.on_unmounted()
+        if then != "at once":
+            await trio.sleep(5)
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"file": b"closed"}
+
+
+class SlowWrites(InlineOffload):
+    """Each write to the disk takes a second."""
+
+    async def disk(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Run the call inline, late."""
+        await trio.sleep(1.0)
+        return call(*args)
+
+
+async def test_what_is_written_after_its_close_is_not_published_when_the_mount_ends(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("file", b"old")
+        assert await user.drained() == "durable"
+        handle = await user.open("file")
+        await user.fs.close_protocol.flush(handle)
+        await user.fs.file_io.write(handle, 0, b"half")
+        user.fs.on_unmounted()
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"file": b"old"}
+
+
+async def test_what_is_closed_during_a_write_is_not_published_when_the_mount_ends_before_the_write(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InlineWriteGate, "is_quick", lambda _: False)  # as on a slow disk
+    async with running_node(bucket, cache, offload=SlowWrites()) as user:
+        await user.write("file", b"old")
+        assert await user.drained() == "durable"
+        handle = await user.open("file")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(user.fs.file_io.write, handle, 0, b"half")
+            await trio.sleep(0.5)
+            await user.fs.close_protocol.flush(handle)
+            user.fs.on_unmounted()
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"file": b"old"}
 
 
 async def test_a_removed_file_that_is_held_open_is_no_orphan_after_a_kill(

@@ -21,7 +21,7 @@ from fusecache.cli.views.status_text import status_view
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import seconds_text, size_text
 from fusecache.mount import control_client, launch
-from fusecache.mount.control_client import ServerProgress, ask, daemon_pid, find_mount
+from fusecache.mount.control_client import ServerProgress, ask, find_mount
 from fusecache.mount.leftover_text import found_text, left_texts
 from fusecache.mount.mount_table import root_of
 from fusecache.mount.progress import ProgressView
@@ -128,11 +128,6 @@ def test_in_a_container_the_variable_names_the_socket(root: Path, daemon: Callab
     control.write_text("/host/only/socket")
     mount, _ = find_mount(root, {"FUSECACHE_SOCKET": reachable})
     assert ask(mount, "status").result == "ok"
-
-
-def test_the_daemon_s_process_is_known_by_its_socket(root: Path, daemon: Callable[..., FakeDaemon]) -> None:
-    daemon()
-    assert daemon_pid(find_mount(root, {})[0]) == os.getpid()
 
 
 # ---- sync
@@ -909,7 +904,7 @@ def test_draining_ends_well_only_if_the_daemon_says_so(root: Path, daemon: Calla
     with pytest.raises(
         MountError, match=r"stays mounted: 4 changes, 400 B not in the bucket yet: timeout; .* --force"
     ):
-        launch.drain(root, timeout_seconds=1.0, on_progress=seen.append)
+        launch.drain(find_mount(root, {})[0], timeout_seconds=1.0, on_progress=seen.append)
     assert seen == [ServerProgress(5, 500)]
 
 
@@ -917,7 +912,7 @@ def test_what_is_pending_is_known_before_a_forced_unmount(
     root: Path, daemon: Callable[..., FakeDaemon]
 ) -> None:
     daemon(done("ok", pending_files=7, pending_bytes=70))
-    assert launch.log_tail(root).progress == ServerProgress(7, 70)
+    assert launch.log_tail(find_mount(root, {})[0]).progress == ServerProgress(7, 70)
 
 
 # ---- starting in the background

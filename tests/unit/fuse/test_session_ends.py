@@ -24,6 +24,10 @@ class Slow(RequestHandlers):
 
     def __init__(self) -> None:
         self.gate = trio.Event()
+        self.unmounted = trio.Event()
+
+    def on_unmounted(self) -> None:
+        self.unmounted.set()
 
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         if name == b"nursery":
@@ -113,6 +117,32 @@ async def test_the_end_of_serve_answers_what_waits(monkeypatch: pytest.MonkeyPat
     }
     session.close()
     kernel.close()
+
+
+async def test_the_file_system_hears_of_the_mounts_end_while_a_handler_still_waits() -> None:
+    operations = Slow()
+    async with served(operations) as kernel:
+        kernel.send(Opcode.WRITE, WRITE_IN.pack(1, 0, 1, 0, 0, 0, 0) + b"1")
+        assert (await kernel.ask(Opcode.LOOKUP, b"quick\0"))[0] == 0
+        assert not operations.unmounted.is_set()
+        kernel.close()
+        with trio.fail_after(30):
+            await operations.unmounted.wait()
+        operations.gate.set()
+
+
+async def test_the_file_system_hears_that_the_mount_is_no_longer_served() -> None:
+    operations, kernel = Slow(), PlayedKernel()
+    kernel.send_init()
+    session = OwnSession(operations, kernel.theirs.detach())
+    kernel.read_init()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(session.serve)
+        assert (await kernel.ask(Opcode.LOOKUP, b"quick\0"))[0] == 0
+        nursery.cancel_scope.cancel()
+    session.close()
+    kernel.close()
+    assert operations.unmounted.is_set()
 
 
 @pytest.mark.parametrize("_", range(10))  # trio takes tasks of one turn in a random order
