@@ -25,10 +25,9 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fusecache.engine.namespace.nodes import DirectoryHandle, FileHandle, Kind, ListedName, Node, Shown
-from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.fuse.kept_mount import KeptMount
 from fusecache.fuse.requests import KernelRequest
 from fusecache.fuse.values import ROOT_INODE
@@ -47,12 +46,23 @@ _SMALL_REPLY = 32
 _MOVES_MAX = 4096
 
 
+class Commits(Protocol):
+    """The journal. last_commit: the number of the last commit on disk; next_commit: of what is submitted now."""
+
+    last_commit: int
+    next_commit: int
+
+    async def wait_committed(self) -> None:
+        """Return when all that was submitted is on disk. Raises NoSpace or ReadOnly if that takes long."""
+        ...
+
+
 class KeptFiles:
     """Writes what a successor must know, and reads what a predecessor left. Does nothing without kept memory."""
 
     def __init__(self, kept: KeptMount | None) -> None:
         self._table = None if kept is None else kept.table
-        self._journal: JournalWriter | None = None
+        self._journal: Commits | None = None
         # The commit that has the last move of a file, by inode.
         self._moves: dict[int, int] = {}
         self.predecessor: Predecessor | None = None
@@ -168,7 +178,7 @@ class KeptFiles:
     async def wait_for_moves(self, node: Node) -> None:
         """Return when the journal has the last move of a file, so that its first row can say where it is.
 
-        Raises what `JournalWriter.commit` raises.
+        Raises what `Commits.wait_committed` raises.
         """
         while self._journal is not None and self._moves.get(node.number, 0) > self._journal.last_commit:
             await self._journal.wait_committed()
@@ -209,7 +219,7 @@ class KeptFiles:
 
     # ---- what a predecessor left
 
-    def settle(self, journal: JournalWriter) -> None:
+    def settle(self, journal: Commits) -> None:
         """Begin with a journal: find out which of its last changes the predecessor's journal took, and keep that.
 
         Call it before anything is committed. `predecessor` has the files, directories and handles afterwards.

@@ -369,7 +369,7 @@ class Operations(NameOperations):
     def _file(self, fh: int) -> FileHandle:
         handle = self._files.get(fh)
         if handle is None:
-            # Of a predecessor, and nobody knows what was written; or of its control directory.
+            # Of a predecessor: what was written is not certain. Or of its control directory.
             raise FUSEError(errno.EIO if fh < FIRST_HANDLE else errno.ESTALE)
         return handle
 

@@ -4,7 +4,7 @@ Only of files that are open, and of directories, which may be working directorie
 again, as its old inode number answers ESTALE: numbers are not used twice (`Tree.numbers_used`).
 
 What the predecessor left is as its journal has it, and the tree was just rebuilt from that journal. So a file that had
-a name then is the one that the tree shows there; one that had none is none of those that have.
+a name then is the one that the tree shows there. A file that had none is no file of the tree.
 
 Invariants:
 1. Nothing here is published that was not closed. Content that was being written stays open, or is quarantined.

@@ -11,8 +11,8 @@ The same holds for an unexpected exception, after which the batch may be on disk
 row is written or removed by its own key. But if a change itself cannot be encoded, no retry helps: its ticket fails,
 and the others go on.
 
-Commits are numbered, and the journal has the number of the last one. So a successor of a killed daemon knows which
-changes of names it took: those that were made in memory before `next_commit` was on disk.
+Commits are numbered, and the journal has the number of the last one. What changes in memory now is on the disk with the
+commit `next_commit`. So a successor of a killed daemon knows which of its changes the journal has.
 
 Invariants:
 1. Changes reach the disk in the order in which they were submitted, each once its predecessors are there.
