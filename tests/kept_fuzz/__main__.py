@@ -1,0 +1,173 @@
+"""`make fuzz-kept`: random histories on a mount whose daemon is killed and upgraded, compared with a plain directory.
+
+`python -m tests.kept_fuzz --operations 20000 --kills 200 --upgrades 100 --seed 1`; `--replay FILE` runs the
+history that a finding printed. Exits with 1 on any finding.
+"""
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.kept_fuzz.node import KeptNode, Node, NodeGone
+from tests.kept_fuzz.pair import Finding
+from tests.kept_fuzz.reduce import Reduction
+from tests.kept_fuzz.rounds import Outcome, draw_round, run_round
+from tests.kept_fuzz.steps import MEETINGS, parse
+
+WIDTH = 12
+LENGTH = 30
+_REPLAYS = 8
+
+
+class Fuzz:
+    """One run."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self._directory, self.seed = directory, seed
+        self._models = directory / "models"
+        self._models.mkdir()
+        self._node: Node | None = None
+        self._nodes = 0
+        self.failed: list[Outcome] = []
+        self.operations = self.histories = self.kills = self.upgrades = 0
+        self.began = time.monotonic()
+
+    def node(self) -> Node:
+        """Return the node, a new one after `drop`."""
+        if self._node is None:
+            self._nodes += 1
+            place = self._directory / f"node{self._nodes}"
+            place.mkdir()
+            self._node = KeptNode(place)
+        return self._node
+
+    def drop(self) -> None:
+        """End the node."""
+        if self._node is not None:
+            self.kills += self._node.kills
+            self.upgrades += self._node.upgrades
+            self._node.close()
+            self._node = None
+
+    def round(self, outcomes: list[Outcome]) -> None:
+        """Run one round, and note what it found."""
+        node = self.node()
+        try:
+            run_round(node, outcomes, self._models)
+        except NodeGone as exc:
+            outcomes[0].finding = Finding("mount gone", str(exc))
+        for text in node.alarms():
+            outcomes[0].finding = outcomes[0].finding or Finding("log", text)
+        gone = [each for each in outcomes if each.finding and each.finding.kind in ("mount gone", "hang")]
+        if gone:
+            # All histories of the round end then; one of them is enough.
+            for each in gone[1:]:
+                each.finding = None
+            self.drop()
+        self.histories += len(outcomes)
+        self.operations += sum(
+            done.step[0] not in (*MEETINGS, "pause", "published") and done.answer != "skipped"
+            for each in outcomes
+            for done in each.done
+        )
+        for each in outcomes:
+            if each.finding is not None:
+                self.failed.append(each)
+                self.say(f"FINDING {each.finding.kind}: {each.origin}: {each.finding.text}")
+
+    def say(self, text: str) -> None:
+        print(f"{time.monotonic() - self.began:7.1f} s  {text}", flush=True)  # noqa: T201
+
+    def reduce(self, seconds: float, most: int) -> None:
+        """Print the findings, each kind's first ones reduced."""
+        counts: Counter[str] = Counter()
+        for failed in self.failed:
+            assert failed.finding is not None
+            kind = failed.finding.kind
+            counts[kind] += 1
+            if counts[kind] > most or kind in ("mount gone", "hang", "log"):
+                self._print(failed, "as it happened, not reduced")
+                continue
+            reduction = Reduction(self._usable_node, self._models, seconds)
+            shortest, rate = reduction.shorten(failed)
+            note = f"reduced from {len(failed.done)} steps, {reduction.runs} runs"
+            self._print(shortest, f"{note}; the whole history failed again in {rate} runs", failed.origin)
+
+    def _usable_node(self) -> Node:
+        node = self.node()
+        try:
+            node.meet("gather")
+        except NodeGone:
+            self.drop()
+        return self.node()
+
+    def _print(self, outcome: Outcome, note: str, origin: str = "") -> None:
+        assert outcome.finding is not None
+        print(  # noqa: T201
+            f"\n==== {outcome.finding.kind}: {origin or outcome.origin} ({note})\n{outcome.text()}\n"
+            f"---- {outcome.finding.text}",
+            flush=True,
+        )
+
+    def close(self) -> None:
+        self.drop()
+
+
+def main() -> int:
+    """Run; return 1 if anything differed."""
+    parser = argparse.ArgumentParser(prog="tests.kept_fuzz", description=__doc__)
+    parser.add_argument("--operations", type=int, default=20_000)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--upgrades", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=None, help="[the clock]")
+    parser.add_argument("--minutes", type=float, default=None, help="end sooner, but for the reduction")
+    parser.add_argument("--reduce", type=int, default=3, help="so many findings of each kind")
+    parser.add_argument("--reduce-seconds", type=float, default=90.0, help="for each of them")
+    parser.add_argument("--replay", type=Path, help="a file with the history that a finding printed")
+    options = parser.parse_args()
+    seed = int(time.time()) % 1_000_000 if options.seed is None else options.seed
+    # Else a mount and its daemons would be left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    directory = Path(tempfile.mkdtemp(prefix="fusecache-kept-fuzz-"))
+    fuzz = Fuzz(directory, seed)
+    try:
+        if options.replay is not None:
+            steps = parse(options.replay.read_text())
+            fuzz.round([Outcome(f"p{number}", f"run {number}", steps) for number in range(_REPLAYS)])
+            fuzz.reduce(0, 0)
+        else:
+            fuzz.say(f"seed {seed}")
+            _run(fuzz, options)
+            fuzz.reduce(options.reduce_seconds, options.reduce)
+    finally:
+        fuzz.close()
+        shutil.rmtree(directory, ignore_errors=True)
+    kinds = Counter(each.finding.kind for each in fuzz.failed if each.finding)
+    print(  # noqa: T201
+        f"\nseed {seed}, operations {fuzz.operations}, kills {fuzz.kills}, upgrades {fuzz.upgrades}, "
+        f"histories {fuzz.histories}, findings {len(fuzz.failed)} {dict(kinds)}, "
+        f"seconds {time.monotonic() - fuzz.began:.0f}"
+    )
+    return 1 if fuzz.failed else 0
+
+
+def _run(fuzz: Fuzz, options: argparse.Namespace) -> None:
+    rounds = max(1, round(options.operations / (WIDTH * LENGTH)))
+    deadline = fuzz.began + (options.minutes * 60 if options.minutes else float("inf"))
+    for number in range(rounds):
+        if time.monotonic() > deadline:
+            break
+        kills, upgrades = (
+            (number + 1) * total // rounds - number * total // rounds
+            for total in (options.kills, options.upgrades)
+        )
+        fuzz.round(draw_round(fuzz.seed, number, WIDTH, LENGTH, kills, upgrades))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
