@@ -20,7 +20,11 @@ from tests.kept_fuzz.rounds import Outcome, draw_round, run_round
 from tests.kept_fuzz.steps import MEETINGS, parse
 
 WIDTH = 12
-LENGTH = 30
+# Operations of a history: those of a round have the same. Short ones are soon reduced.
+LENGTHS = (12, 40, 20, 30)
+# Of the mounts in turns: with the longer one more is pending at a kill, with the shorter one more is published.
+SETTLE_SECONDS = (1.0, 0.2)
+_ROUNDS_OF_A_NODE = 4
 _REPLAYS = 8
 
 
@@ -34,16 +38,20 @@ class Fuzz:
         self._node: Node | None = None
         self._nodes = 0
         self.failed: list[Outcome] = []
+        # The node's option, by the origin of a history.
+        self._settle: dict[str, float] = {}
         self.operations = self.histories = self.kills = self.upgrades = 0
         self.began = time.monotonic()
 
-    def node(self) -> Node:
-        """Return the node, a new one after `drop`."""
+    def node(self, settle_seconds: float) -> Node:
+        """Return a node with this option, a new one after `drop`, and if the last one had another."""
+        if self._node is not None and self._node.settle_seconds != settle_seconds:
+            self.drop()
         if self._node is None:
             self._nodes += 1
             place = self._directory / f"node{self._nodes}"
             place.mkdir()
-            self._node = KeptNode(place)
+            self._node = KeptNode(place, settle_seconds)
         return self._node
 
     def drop(self) -> None:
@@ -54,9 +62,9 @@ class Fuzz:
             self._node.close()
             self._node = None
 
-    def round(self, outcomes: list[Outcome]) -> None:
+    def round(self, outcomes: list[Outcome], settle_seconds: float) -> None:
         """Run one round, and note what it found."""
-        node = self.node()
+        node = self.node(settle_seconds)
         try:
             run_round(node, outcomes, self._models)
         except NodeGone as exc:
@@ -78,6 +86,7 @@ class Fuzz:
         for each in outcomes:
             if each.finding is not None:
                 self.failed.append(each)
+                self._settle[each.origin] = settle_seconds
                 self.say(f"FINDING {each.finding.kind}: {each.origin}: {each.finding.text}")
 
     def say(self, text: str) -> None:
@@ -93,23 +102,25 @@ class Fuzz:
             if counts[kind] > most or kind in ("mount gone", "hang", "log"):
                 self._print(failed, "as it happened, not reduced")
                 continue
-            reduction = Reduction(self._usable_node, self._models, seconds)
+            settle_seconds = self._settle[failed.origin]
+            reduction = Reduction(lambda: self._usable_node(settle_seconds), self._models, seconds)  # noqa: B023
             shortest, rate = reduction.shorten(failed)
             note = f"reduced from {len(failed.done)} steps, {reduction.runs} runs"
             self._print(shortest, f"{note}; the whole history failed again in {rate} runs", failed.origin)
 
-    def _usable_node(self) -> Node:
-        node = self.node()
+    def _usable_node(self, settle_seconds: float) -> Node:
+        node = self.node(settle_seconds)
         try:
             node.meet("gather")
         except NodeGone:
             self.drop()
-        return self.node()
+        return self.node(settle_seconds)
 
     def _print(self, outcome: Outcome, note: str, origin: str = "") -> None:
         assert outcome.finding is not None
         print(  # noqa: T201
-            f"\n==== {outcome.finding.kind}: {origin or outcome.origin} ({note})\n{outcome.text()}\n"
+            f"\n==== {outcome.finding.kind}: {origin or outcome.origin} ({note})\n"
+            f"# --settle {self._settle[origin or outcome.origin]:g}\n{outcome.text()}\n"
             f"---- {outcome.finding.text}",
             flush=True,
         )
@@ -129,6 +140,9 @@ def main() -> int:
     parser.add_argument("--reduce", type=int, default=3, help="so many findings of each kind")
     parser.add_argument("--reduce-seconds", type=float, default=90.0, help="for each of them")
     parser.add_argument("--replay", type=Path, help="a file with the history that a finding printed")
+    parser.add_argument(
+        "--settle", type=float, default=1.0, help="of the mount for --replay; the finding says it"
+    )
     options = parser.parse_args()
     seed = int(time.time()) % 1_000_000 if options.seed is None else options.seed
     # Else a mount and its daemons would be left behind.
@@ -138,7 +152,8 @@ def main() -> int:
     try:
         if options.replay is not None:
             steps = parse(options.replay.read_text())
-            fuzz.round([Outcome(f"p{number}", f"run {number}", steps) for number in range(_REPLAYS)])
+            runs = [Outcome(f"p{number}", f"run {number}", steps) for number in range(_REPLAYS)]
+            fuzz.round(runs, options.settle)
             fuzz.reduce(0, 0)
         else:
             fuzz.say(f"seed {seed}")
@@ -157,16 +172,21 @@ def main() -> int:
 
 
 def _run(fuzz: Fuzz, options: argparse.Namespace) -> None:
-    rounds = max(1, round(options.operations / (WIDTH * LENGTH)))
+    """Run rounds until there were enough operations, kills and upgrades in the same measure."""
     deadline = fuzz.began + (options.minutes * 60 if options.minutes else float("inf"))
-    for number in range(rounds):
-        if time.monotonic() > deadline:
-            break
-        kills, upgrades = (
-            (number + 1) * total // rounds - number * total // rounds
-            for total in (options.kills, options.upgrades)
+    drawn = kills = upgrades = number = 0
+    while drawn < options.operations and time.monotonic() < deadline:
+        length = LENGTHS[number % len(LENGTHS)]
+        drawn += length * WIDTH
+        share = min(1.0, drawn / options.operations)
+        more_kills, more_upgrades = (
+            int(options.kills * share) - kills,
+            int(options.upgrades * share) - upgrades,
         )
-        fuzz.round(draw_round(fuzz.seed, number, WIDTH, LENGTH, kills, upgrades))
+        kills, upgrades = kills + more_kills, upgrades + more_upgrades
+        outcomes = draw_round(fuzz.seed, number, WIDTH, length, more_kills, more_upgrades)
+        fuzz.round(outcomes, SETTLE_SECONDS[number // _ROUNDS_OF_A_NODE % len(SETTLE_SECONDS)])
+        number += 1
 
 
 if __name__ == "__main__":

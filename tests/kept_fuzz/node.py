@@ -16,7 +16,7 @@ from fusecache.mount.control_client import ask, find_mount
 from fusecache.mount.launch import replace_daemon
 from tests.kept_fuzz.pair import Tree, origin_of
 from tests.s3server import Fault, FaultAction, ServerProcess
-from tests.support.mounts import Mount, is_running, mounted_at, run, wait_until
+from tests.support.mounts import Mount, is_running, wait_until
 from tests.support.s3_buckets import Bucket, Service
 
 _PREFIX = "kept/"
@@ -36,8 +36,8 @@ class NodeGone(Exception):
 class Node:
     """Where histories run: one directory each below `path`. kills, upgrades: how many there were."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, settle_seconds: float = 0.0) -> None:
+        self.path, self.settle_seconds = path, settle_seconds
         self.kills = self.upgrades = 0
         # When what happened to the daemon.
         self.moments: list[tuple[float, str]] = []
@@ -77,8 +77,8 @@ class Node:
 class KeptNode(Node):
     """A mount that outlives its daemon."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory / "mnt")
+    def __init__(self, directory: Path, settle_seconds: float) -> None:
+        super().__init__(directory / "mnt", settle_seconds)
         self.path.mkdir()
         self._server = ServerProcess(directory / "bucket").start()
         control = self._server.control
@@ -93,8 +93,8 @@ class KeptNode(Node):
         self._control = control
         self._mount = Mount(Bucket(service, service.client(), _PREFIX), self.path, directory / "cache")
         self._mount.start(
-            "--keep-mounted", "--settle-seconds", "0.2", "--cache-size", "4GiB", "--memory", "64MiB",
-            "--log-level", "info",
+            "--keep-mounted", "--settle-seconds", str(settle_seconds), "--cache-size", "4GiB",
+            "--memory", "64MiB", "--log-level", "info",
         )  # fmt: skip
         self._keeper = self._mount.keeper()
         self._pid = self._mount.pid
@@ -183,7 +183,7 @@ class KeptNode(Node):
             )
 
     def _begin(self, work: Callable[[], None]) -> None:
-        thread = threading.Thread(target=self._guarded, args=(work,))
+        thread = threading.Thread(target=self._guarded, args=(work,), daemon=True)
         self._busy.append(thread)
         thread.start()
 
@@ -259,20 +259,15 @@ class KeptNode(Node):
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if mounted_at(self.path):
-            run("fusermount3", "-u", "-z", self.path, check=False)
+        for pid in pids:
+            wait_until(lambda pid=pid: not is_running(pid), f"the end of process {pid}")  # type: ignore[misc]
+        self._mount.detach()
 
     def close(self) -> None:
-        for each in self._busy:
-            each.join()
         try:
-            if not self._problem:
-                self._control.clear_faults()
-                self._control.set(latency=0.0)
-                self._mount.pid = self._pid
-                run("fusermount3", "-u", "-z", self.path, check=False)
-                with suppress(AssertionError):
-                    wait_until(lambda: not is_running(self._keeper), "the keeper's end", 20)
-        finally:
             self.abandon()
+            for each in self._busy:
+                each.join()
+        finally:
+            self._mount.bucket.client.close()
             self._server.close()

@@ -92,8 +92,8 @@ class Meeting:
     def _meet(self, step: Step) -> None:
         try:
             self._node.meet(str(step[0]), *map(float, step[2:]))
-        except NodeGone as exc:
-            self.gone = str(exc)
+        except Exception as exc:  # noqa: BLE001  # the others would wait for ever
+            self.gone = str(exc) if isinstance(exc, NodeGone) else repr(exc)
         self._arrived = 0
         self._number += 1
         self._changed.notify_all()
@@ -109,7 +109,7 @@ class Runner:
         model.mkdir()
         (node.path / name).mkdir()
         self.pair = Pair(node.path / name, model, name, lambda path: node.published(f"{name}/{path}"))
-        self._thread = threading.Thread(target=self._run, name=name)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._left = False
         self.error: BaseException | None = None
 

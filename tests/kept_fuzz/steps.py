@@ -93,7 +93,7 @@ def draw_history(rng: random.Random, events: Sequence[Step], length: int) -> Ste
     counts = [round(length * weight / sum(weights)) for weight in weights]
     for count, event in zip(counts[:-1], events, strict=True):
         # What is done right before the event, or while it happens, is done without a wait for the other histories.
-        burst = min(count, rng.choice((1, 1, 2, 3, 5)))
+        burst = min(count, rng.choice((1, 2, 3, 5, 8, 12)))
         steps += draw.steps(count - burst)
         steps.append(("gather", 0.0))
         quick = draw.steps(burst, quick=True)
