@@ -139,6 +139,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=None, help="end sooner, but for the reduction")
     parser.add_argument("--reduce", type=int, default=3, help="so many findings of each kind")
     parser.add_argument("--reduce-seconds", type=float, default=90.0, help="for each of them")
+    parser.add_argument("--directory", type=Path, default=None, help="on a disk, for caches [TMPDIR]")
     parser.add_argument("--replay", type=Path, help="a file with the history that a finding printed")
     parser.add_argument(
         "--settle", type=float, default=1.0, help="of the mount for --replay; the finding says it"
@@ -147,7 +148,7 @@ def main() -> int:
     seed = int(time.time()) % 1_000_000 if options.seed is None else options.seed
     # Else a mount and its daemons would be left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    directory = Path(tempfile.mkdtemp(prefix="fusecache-kept-fuzz-"))
+    directory = Path(tempfile.mkdtemp(prefix="fusecache-kept-fuzz-", dir=options.directory))
     fuzz = Fuzz(directory, seed)
     try:
         if options.replay is not None:

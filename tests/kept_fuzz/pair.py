@@ -27,6 +27,9 @@ _FLAGS = {
     "x": os.O_RDWR | os.O_CREAT | os.O_EXCL,
 }
 _TOKEN = re.compile(rb"(w\d+)/(\w+)\|")
+# Of a write that is shorter than that.
+_BEGINNING = re.compile(rb"(w\d+)(?:/[a-vx-z0-9]*)?")
+_MOST_PIECES = 12
 
 CONFLICT = ".conflict-"
 # The gravest first.
@@ -64,22 +67,33 @@ def describe(value: object) -> str:
         return "empty"
     words: list[str] = []
     at = 0
-    while at < len(value) and len(words) < 12:
-        found = _TOKEN.match(value, at)
-        token = found[0] if found else value[at : at + 1]
-        count = 0
-        while value.startswith(token, at + count * len(token)):
-            count += 1
-        if found:
-            words.append(f"{found[1].decode()}*{count * len(token)}")
-        elif token == b"\0":
-            words.append(f"zeros*{count}")
-        elif words and words[-1].startswith("'"):
-            words[-1] = f"'{words[-1][1:-1]}{(token * count).decode(errors='replace')}'"
+    while at < len(value) and len(words) < _MOST_PIECES:
+        word, length = _piece(value, at)
+        if words and word.startswith("'") and words[-1].startswith("'"):
+            words[-1] = words[-1][:-1] + word[1:]
         else:
-            words.append(f"'{(token * count).decode(errors='replace')}'")
-        at += count * len(token)
+            words.append(word)
+        at += length
     return f"{len(value)} bytes {' '.join(words)}{' …' if at < len(value) else ''}"
+
+
+def _piece(value: bytes, at: int) -> tuple[str, int]:
+    """Return what begins at a place, in words, and how many bytes it has."""
+    found = _TOKEN.match(value, at) or _BEGINNING.match(value, at)
+    if found is None:
+        zeros = len(value) - at - len(value[at:].lstrip(b"\0"))
+        return (f"zeros*{zeros}", zeros) if zeros else (f"'{chr(value[at])}'", 1)
+    token, length = found[0], 0
+    while value.startswith(token, at + length):
+        length += len(token)
+    following = _BEGINNING.match(value, at + length)
+    if found.re is _TOKEN and (following is None or following[1] == found[1]):
+        # The write ends within its token.
+        begin = at + length
+        while value[begin : begin + 1] == token[begin - at - length : begin - at - length + 1] != b"":
+            begin += 1
+        length = begin - at
+    return f"{found[1].decode()}*{length}", length
 
 
 class Side:
