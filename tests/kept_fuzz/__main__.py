@@ -79,7 +79,7 @@ class Fuzz:
             self.drop()
         self.histories += len(outcomes)
         self.operations += sum(
-            done.step[0] not in (*MEETINGS, "pause", "published") and done.answer != "skipped"
+            done.step[0] not in (*MEETINGS, "pause", "until", "published") and done.answer != "skipped"
             for each in outcomes
             for done in each.done
         )

@@ -36,7 +36,8 @@ class Reduction:
         assert failed.finding is not None
         self._kind = failed.finding.kind
         happened = failed.as_happened()
-        for steps in (_without_waits(happened), happened):
+        # With what is simpler first.
+        for steps in (_without_waits(happened), happened, failed.at_its_times()):
             outcomes = self._run([steps] * _FIRST_RUNS)
             again = [each for each in outcomes if self._is_same(each)]
             if again:

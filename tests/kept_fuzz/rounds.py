@@ -13,6 +13,7 @@ from tests.kept_fuzz.steps import MEETINGS, Step, Steps, draw_events, draw_histo
 
 # A call that takes longer waits for ever: a daemon starts within a second, and the bucket is never away.
 HANG_SECONDS = 120.0
+_NOTABLE_SECONDS = 0.03
 
 
 @dataclass
@@ -37,8 +38,21 @@ class Outcome:
     finding: Finding | None = None
 
     def as_happened(self) -> Steps:
-        """Return the steps with the waits that they had."""
+        """Return the steps with the waits that they had at meetings."""
         return tuple(each.step for each in self.done)
+
+    def at_its_times(self) -> Steps:
+        """Return the steps, each not earlier than it was: on a slow machine much can happen between two of them."""
+        steps: list[Step] = []
+        last = met = self.done[0].began if self.done else 0.0
+        for done in self.done:
+            if done.began - last > _NOTABLE_SECONDS and done.step[0] not in MEETINGS:
+                steps.append(("until", round(done.began - met, 3)))
+            last = done.began
+            if done.step[0] in MEETINGS:
+                last = met = done.began + float(done.step[1])
+            steps.append(done.step)
+        return tuple(steps)
 
     def text(self) -> str:
         """Return the history with what was answered, and where the kills fell, as a text that can be replayed."""
@@ -111,6 +125,7 @@ class Runner:
         self.pair = Pair(node.path / name, model, name, lambda path: node.published(f"{name}/{path}"))
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._left = False
+        self._met = time.monotonic()
         self.error: BaseException | None = None
 
     def start(self) -> None:
@@ -164,8 +179,12 @@ class Runner:
     def _fails(self, step: Step) -> bool:
         done = Done(step, time.monotonic())
         self.outcome.done.append(done)
+        if step[0] == "until":
+            time.sleep(max(0.0, self._met + float(step[1]) - time.monotonic()))
+            return False
         if step[0] in MEETINGS:
             waited = self._meeting.arrive(step)
+            self._met = time.monotonic()
             done.step = (step[0], round(waited, 3), *step[2:])
             return False
         done.answer, finding = self.pair.carry_out(step)

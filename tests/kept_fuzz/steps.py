@@ -9,7 +9,7 @@ the same way on both sides. So any part of a history is a history too.
     truncate a 5                 ftruncate 1 5         fsync 1
     cat a; stat a; ls x          unlink a; rmdir x     symlink a x/b        (target, name)
     published a                  waits until the bucket shows a's present content, 1 s at most
-    pause 0.1
+    pause 0.1; until 1.3         (seconds since the last meeting, where a text to be replayed has it)
 
 The histories of a round meet at these steps. WAIT is what the others took, in seconds; a text to be replayed has it.
 
@@ -66,7 +66,7 @@ def meetings_of(steps: Sequence[Step]) -> tuple[tuple[object, ...], ...]:
 
 
 # How slow the bucket is in a round, as in the step `bucket`.
-_SLOW = ((0.0, 0.0), (0.0, 0.5), (0.1, 0.0), (0.2, 0.5))
+_SLOW = ((0.0, 0.0), (0.0, 0.5), (0.05, 0.0), (0.05, 0.5))
 
 
 def draw_events(rng: random.Random, kills: int, upgrades: int) -> list[Step]:
