@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.kept_fuzz.node import KeptNode, Node, NodeGone
-from tests.kept_fuzz.pair import Finding
+from tests.kept_fuzz.pair import Finding, Side, compare
 from tests.kept_fuzz.reduce import Reduction
 from tests.kept_fuzz.rounds import Outcome, draw_round, run_round
 from tests.kept_fuzz.steps import MEETINGS, parse
@@ -40,6 +40,8 @@ class Fuzz:
         self.failed: list[Outcome] = []
         # The node's option, by the origin of a history.
         self._settle: dict[str, float] = {}
+        # Histories of the present node without a finding.
+        self._clean: list[Outcome] = []
         self.operations = self.histories = self.kills = self.upgrades = 0
         self.began = time.monotonic()
 
@@ -54,8 +56,29 @@ class Fuzz:
             self._node = KeptNode(place, settle_seconds)
         return self._node
 
+    def look_again(self) -> None:
+        """Compare all histories of the node that had no finding: a name may come back with a later daemon."""
+        node, self._clean, clean = self._node, [], self._clean
+        if node is None or not clean:
+            return
+        try:
+            node.meet("gather")
+            node.meet("kill")
+            node.meet("gather")
+        except NodeGone as exc:
+            self._note(clean[0], Finding("mount gone", str(exc)))
+            return
+        trees = node.trees()
+        for each in clean:
+            wanted = Side(self._models / each.name, each.name).tree()
+            found = compare("later, bucket", trees.get(each.name, {}), wanted)
+            found = found or compare("later, mount", Side(node.path / each.name, each.name).tree(), wanted)
+            if found is not None:
+                self._note(each, found)
+
     def drop(self) -> None:
         """End the node."""
+        self.look_again()
         if self._node is not None:
             self.kills += self._node.kills
             self.upgrades += self._node.upgrades
@@ -76,6 +99,7 @@ class Fuzz:
             # All histories of the round end then; one of them is enough.
             for each in gone[1:]:
                 each.finding = None
+            self._clean.clear()
             self.drop()
         self.histories += len(outcomes)
         self.operations += sum(
@@ -84,10 +108,16 @@ class Fuzz:
             for done in each.done
         )
         for each in outcomes:
+            self._settle[each.origin] = settle_seconds
             if each.finding is not None:
-                self.failed.append(each)
-                self._settle[each.origin] = settle_seconds
-                self.say(f"FINDING {each.finding.kind}: {each.origin}: {each.finding.text}")
+                self._note(each, each.finding)
+            elif not gone:
+                self._clean.append(each)
+
+    def _note(self, outcome: Outcome, finding: Finding) -> None:
+        outcome.finding = finding
+        self.failed.append(outcome)
+        self.say(f"FINDING {finding.kind}: {outcome.origin}: {finding.text}")
 
     def say(self, text: str) -> None:
         print(f"{time.monotonic() - self.began:7.1f} s  {text}", flush=True)  # noqa: T201
@@ -159,6 +189,7 @@ def main() -> int:
         else:
             fuzz.say(f"seed {seed}")
             _run(fuzz, options)
+            fuzz.look_again()
             fuzz.reduce(options.reduce_seconds, options.reduce)
     finally:
         fuzz.close()

@@ -11,12 +11,14 @@ from pathlib import Path
 
 from tests.kept_fuzz.node import Node, NodeGone
 from tests.kept_fuzz.rounds import Outcome, run_round
-from tests.kept_fuzz.steps import MEETINGS, Step, Steps, meetings_of
+from tests.kept_fuzz.steps import EVENTS, MEETINGS, Step, Steps, meetings_of
 
 WIDTH = 16
 _FIRST_RUNS = 12
 _MOST_COPIES = 6
 _PLAIN_SIZE = 12
+# Of a history, at first: so many candidates run at once.
+_FIRST_PARTS = 12
 _numbers = itertools.count(1)
 
 
@@ -47,6 +49,7 @@ class Reduction:
         rate = f"{len(again)} of {len(outcomes)}"
         if self._best is None:
             return failed, rate
+        self._with_few_kills()
         length = 0
         while len(self._best.steps) != length and time.monotonic() < self._deadline:
             length = len(self._best.steps)
@@ -55,6 +58,16 @@ class Reduction:
         for index in range(len(self._best.steps)):
             self._accept(_simpler(self._best.steps, index))
         return self._best, rate
+
+    def _with_few_kills(self) -> None:
+        """Most faults need one kill or two: try each alone, and as a plain kill, so that all can run together."""
+        assert self._best is not None
+        steps = self._best.steps
+        events = [index for index, step in enumerate(steps) if step[0] in EVENTS]
+        for count in range(min(3, len(events))):
+            kept = itertools.combinations(events, count)
+            if self._accept([_only_kills(steps, set(each)) for each in itertools.islice(kept, WIDTH)]):
+                return
 
     def _without_events(self) -> None:
         """Leave out kills and upgrades, one after the other, as only histories with the same ones can run together."""
@@ -68,7 +81,7 @@ class Reduction:
     def _without_operations(self) -> None:
         """Leave out all parts that the failure does not need, first large ones."""
         assert self._best is not None
-        size = len(self._best.steps) // 2
+        size = max(1, len(self._best.steps) // _FIRST_PARTS)
         while size > 0 and time.monotonic() < self._deadline:
             steps = self._best.steps
             places = [index for index, step in enumerate(steps) if step[0] not in MEETINGS]
@@ -118,6 +131,23 @@ class Reduction:
         except NodeGone:
             return []
         return outcomes
+
+
+def _only_kills(steps: Steps, kept: set[int]) -> Steps:
+    """Return the history with a plain kill, and a meeting before it, at these places, and no other event."""
+    found: list[Step] = []
+    gathered: Step | None = None
+    begin = 0
+    for index, step in enumerate(steps):
+        if step[0] == "gather":
+            gathered, begin = step, len(found)
+        elif step[0] not in EVENTS:
+            found.append(step)
+        elif index in kept:
+            found.insert(begin if gathered else len(found), ("gather", 0.0))
+            found.append(("kill", 0.0))
+            gathered = None
+    return tuple(found)
 
 
 def _batches(group: list[Steps], size: int) -> Iterator[list[Steps]]:

@@ -28,7 +28,8 @@ from collections.abc import Iterator, Sequence
 Step = tuple[str | int | float, ...]
 Steps = tuple[Step, ...]
 
-MEETINGS = ("bucket", "gather", "kill", "kill-in", "kill-twice", "upgrade", "upgrade-in")
+EVENTS = ("kill", "kill-in", "kill-twice", "upgrade", "upgrade-in")
+MEETINGS = ("bucket", "gather", *EVENTS)
 FOLDERS = ("x", "y", "z")
 FILES = ("a", "b", "x/a", "x/b", "y/a")
 # Few names, so that they meet. These two only come to be by a rename of x.
