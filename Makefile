@@ -264,6 +264,16 @@ kill-rounds: setup ## kill -9 of real daemons after a close, with a slow bucket;
 kept-rounds: setup ## kill -9 of a daemon whose mount outlives it, under readers and writers; ROUNDS; AGAINST=commit for upgrades
 	@$(VENV)/bin/python -m scripts.kept_rounds --rounds $(ROUNDS) $(if $(filter-out HEAD,$(AGAINST)),--against $(AGAINST))
 
+OPERATIONS ?= 20000
+UPGRADES ?= 100
+
+.PHONY: fuzz-kept
+fuzz-kept: KILLS = 200
+fuzz-kept: MINUTES =
+fuzz-kept: setup ## random histories on a mount under kills and upgrades, with a model; OPERATIONS, KILLS, UPGRADES, SEED, MINUTES
+	@$(VENV)/bin/python -m tests.kept_fuzz --operations $(OPERATIONS) --kills $(KILLS) --upgrades $(UPGRADES) \
+	    $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(FUZZ_ARGS)
+
 KILLS ?= 20
 
 .PHONY: kept-training
