@@ -12,7 +12,7 @@ one's process waits.
 
 If the command dies often, or cannot start, the pauses before its starts get longer, up to a minute. The mount waits, as
 the cause may go away: a full disk, an error in a configuration file. While nothing serves, the keeper tells on a socket
-why. A question ends a pause, as the person who asks may just have removed the cause.
+why. A question ends a pause: perhaps a user has just removed the cause.
 
 The keeper gives up when the mount is gone, or when the command says that no start can ever succeed. Then it closes the
 descriptors, so that system calls fail and do not wait. The mountpoint stays mounted until it is unmounted by hand. Else
@@ -47,7 +47,7 @@ _PR_SET_DUMPABLE = 4
 _STANDBY_SECONDS = 1.0
 # The longest message of a command.
 _MESSAGE_BYTES = 8192
-# How long an upgrade waits for the standby of the new program: the command hears nothing meanwhile, for 30 s at most.
+# How long an upgrade waits for the standby of the new program: the command waits 30 s for an answer.
 _UPGRADE_SECONDS = 25.0
 # The first crash within the window costs no pause, the second one this, and each further one twice as much.
 _PAUSE_SECONDS = 0.25
@@ -89,7 +89,7 @@ class Keeper:
         self._patience: float | None = None
         # Why the command ended, in its own words.
         self._why = ""
-        # What is told while nothing serves, and where.
+        # The answer to questions while nothing serves, and the socket for them.
         self._trouble = ""
         self._listener: socket.socket | None = None
         self._wakeup = -1
@@ -156,7 +156,7 @@ class Keeper:
         self._wait(seconds)
 
     def _wait(self, seconds: float | None, child: socket.socket | None = None) -> bool:
-        """Return True when `child` has a message, and False after so many seconds. Answer questions meanwhile.
+        """Return True when `child` has a message, and False after `seconds`. Answer questions in between.
 
         Without a child, also return after a signal that asks to stop, a question, and the end of the mount.
         """
@@ -208,7 +208,7 @@ class Keeper:
             credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # process, user, group
             if trouble and int.from_bytes(credentials[4:8], sys.byteorder) in {0, os.geteuid()}:
                 text = (
-                    f"{trouble}. Programs wait, and no file is lost. Remove the cause: the keeper (process "
+                    f"{trouble}. Programs wait, and no closed file is lost. Remove the cause: the keeper (process "
                     f"{os.getpid()}) tries again now, and at least every {_LONGEST_PAUSE_SECONDS:g} s. To end the "
                     f"mount instead: fusecache unmount {self._mountpoint}"
                 )

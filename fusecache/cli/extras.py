@@ -12,7 +12,7 @@ from fusecache.config.options import MountOptions
 from fusecache.model.errors import ConfigError
 
 if TYPE_CHECKING:  # most commands do not need it
-    from fusecache.daemon.keeping import Start
+    from fusecache.daemon.keeping import DaemonStart
 
 # As `fuse.kept_mount` has it, which most commands do not need.
 STANDBY_VARIABLE = "FUSE_STANDBY"
@@ -82,7 +82,7 @@ def stand_by() -> None:
         wait_as_standby()
 
 
-def _daemon() -> "Callable[[Start, Callable[[str], None]], int]":
+def _daemon() -> "Callable[[DaemonStart, Callable[[str], None]], int]":
     """Import the daemon; return what runs it."""
     # Collections while 800 modules are imported took a third of a start's CPU time, and free nothing.
     gc.disable()

@@ -19,7 +19,7 @@ def read_config(path: Path) -> str:
 
 
 def parse_config(path: Path, text: str, known: Collection[str], tables: Collection[str]) -> dict[str, object]:
-    """Return the values of a configuration file by key. known: all keys; tables: those that may be tables.
+    """Return the values of a configuration file by key. known: all keys; tables: the keys of tables.
 
     path: of the file, for errors. Raises ConfigError.
     """

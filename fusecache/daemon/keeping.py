@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fusecache import keeper
@@ -76,7 +76,7 @@ def failures_told() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class DaemonStart:
     """What a daemon starts with. kept: a predecessor's mount, or memory for a new one; None without a keeper.
 
     not_applied: what the configuration file has that does not count for this mount; "" if it counts.
@@ -87,37 +87,39 @@ class Start:
     not_applied: str
 
 
-def begin(load: Callable[[str], MountOptions], config: Path | None) -> Start:
+def begin(load: Callable[[str], MountOptions], config: Path | None) -> DaemonStart:
     """Return what this process starts with. A successor shows what its predecessor showed, whatever the file says.
 
     load: returns the options with this text as the configuration file, or raises ConfigError. config: that file.
     Raises ConfigError, MountError. Ends this process if it cannot go on with the predecessor's mount.
     """
     kept = _kept_mount()
-    row = None if kept is None else kept.table.get(_CONFIG)
+    before = None if kept is None or not kept.is_resumed else kept.table.get(_CONFIG)
+    not_applied = ""
     try:
         text = "" if config is None else read_config(config)
         options = load(text)
+        if before is not None:
+            _refuse_changes(before["shown"], _shown(options), config)
     except ConfigError as exc:
-        if row is None:
+        if before is None:
             raise
-        return Start(
-            load(row["text"]), kept, f"{exc}. It does not count until the next mount: correct it before"
+        text, not_applied = (
+            before["text"],
+            f"{exc}. This mount goes on with the configuration that it had before",
         )
-    shown = _shown(options)
-    changed = (
-        [] if row is None else [name for name, value in row["shown"].items() if shown.get(name) != value]
-    )
-    changed += [] if row is None else shown.keys() - row["shown"].keys()
-    if row is not None and changed:
-        return Start(
-            load(row["text"]),
-            kept,
-            f"{config} has another {', '.join(changed)} than this mount: to apply it, unmount and mount again",
-        )
+        options = load(text)
     if kept is not None:
-        kept.table.put(_CONFIG, {"text": text, "shown": shown})
-    return Start(options, kept, "")
+        kept.table.put(_CONFIG, {"text": text, "shown": _shown(options)})
+        if kept.is_resumed:
+            options = replace(options, requests=replace(options.requests, wait_for_bucket=False))
+    return DaemonStart(options, kept, not_applied)
+
+
+def _refuse_changes(before: dict[str, str], now: dict[str, str], config: Path | None) -> None:
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if changed:
+        raise ConfigError(f"{config} changes {', '.join(changed)}: to apply it, unmount and mount again")
 
 
 def _kept_mount() -> KeptMount | None:

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -28,7 +27,7 @@ from fusecache.daemon.connect import StartConnection, connect_all, endpoint_of, 
 from fusecache.daemon.control_server import ControlServer, Endings
 from fusecache.daemon.control_socket import ControlSocket
 from fusecache.daemon.disk_check import check_disk, shortage_text
-from fusecache.daemon.keeping import BucketAnswers, Start, prepare_successor
+from fusecache.daemon.keeping import BucketAnswers, DaemonStart, prepare_successor
 from fusecache.daemon.log import begin_log
 from fusecache.daemon.metrics_port import metrics_served
 from fusecache.daemon.risks import risk_texts
@@ -88,7 +87,7 @@ _SAME_SIGNAL_SECONDS = 1.0
 STATUS_SECONDS = 5.0  # interval of the status line for systemd
 
 
-def run(start: Start, ready: Callable[[str], None]) -> int:
+def run(start: DaemonStart, ready: Callable[[str], None]) -> int:
     """Mount, serve until unmounted or signalled, drain; return the exit status.
 
     ready: called once the mount answers, with a message for the user who mounts ("": none).
@@ -107,11 +106,9 @@ def run(start: Start, ready: Callable[[str], None]) -> int:
         raise
 
 
-def _run(start: Start, ready: Callable[[str], None]) -> int:
+def _run(start: DaemonStart, ready: Callable[[str], None]) -> int:
     options, kept = start.options, start.kept
-    if kept is not None and kept.is_resumed:
-        options = replace(options, requests=replace(options.requests, wait_for_bucket=False))
-    else:
+    if kept is None or not kept.is_resumed:
         check_mountpoint(options.mountpoint, allow_other=options.allow_other)
     check_disk(options)
     mounts = options.bucket_mounts()
@@ -134,7 +131,6 @@ def _run(start: Start, ready: Callable[[str], None]) -> int:
         risks = [text for name, each in mounts.items() for text in risk_texts(each, endpoints[name])]
         access = {name: command_access(each, endpoints[name]) for name, each in mounts.items()}
         reach = {name: partial(directory.add, identity) for name, identity in identities.items()}
-        start = replace(start, options=options)
         daemon = _Daemon(start, mounts, connections, ready, list(dict.fromkeys(risks)), access, reach)
         return trio.run(daemon.run)
     raise AssertionError("unreachable: the daemon returns or raises")
@@ -143,7 +139,7 @@ def _run(start: Start, ready: Callable[[str], None]) -> int:
 class _Daemon:
     def __init__(
         self,
-        start: Start,
+        start: DaemonStart,
         mounts: Mapping[str, MountOptions],
         connections: Mapping[str, StartConnection],
         ready: Callable[[str], None],
