@@ -201,12 +201,13 @@ class Keeper:
     def _answer(self, listener: socket.socket) -> bool:
         """Tell why nothing serves, unless something will soon. Return whether it was told: to root or this user."""
         seconds = time.monotonic() - self._died_at
-        trouble = self._trouble
-        if not trouble and seconds > _QUIET_SECONDS:
-            trouble = f"the daemon has been starting for {seconds:.0f} s"
+        trouble = self._trouble or f"the daemon has been starting for {seconds:.0f} s"
         with suppress(OSError), listener.accept()[0] as asker:
             credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # process, user, group
-            if trouble and int.from_bytes(credentials[4:8], sys.byteorder) in {0, os.geteuid()}:
+            if seconds > _QUIET_SECONDS and int.from_bytes(credentials[4:8], sys.byteorder) in {
+                0,
+                os.geteuid(),
+            }:
                 text = (
                     f"{trouble}. Programs wait, and no closed file is lost. Remove the cause: the keeper (process "
                     f"{os.getpid()}) tries again now, and at least every {_LONGEST_PAUSE_SECONDS:g} s. To end the "
@@ -221,7 +222,10 @@ class Keeper:
         if not self._fallback:
             return False
         if self._is_next:
-            _say(f"{self._command[0]} cannot serve the mount (status {status}); {self._fallback} goes on")
+            cause = f": {self._why}" if self._why else ""
+            _say(
+                f"{self._command[0]} cannot serve the mount (status {status}{cause}); {self._fallback} goes on"
+            )
         self._dismiss_standby()
         self._command[0], self._fallback = self._fallback, ""
         return self._is_next

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fusecache import __version__
@@ -15,9 +16,9 @@ from fusecache.mount.keeper_client import DaemonAway
 from fusecache.mount.launch import (
     MountState,
     clear_dead,
+    clear_unserved,
     detach_and_wait,
     drain,
-    end_unserved,
     log_tail,
     mount_of_this_node,
     mount_state,
@@ -62,20 +63,17 @@ def config_path_of(arguments: argparse.Namespace) -> Path | None:
 
 def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     mountpoint = _mountpoint(arguments)
-    try:
-        state = mount_state(mountpoint)
-    except DaemonAway as away:
-        if not arguments.if_dead:
-            end_unserved(away, mountpoint)
-            say(
-                f"{mountpoint} is unmounted; what is not uploaded is in its cache directory, for the next mount"
-            )
-        return 0
-    if state is MountState.DEAD:
-        clear_dead(mountpoint)
-        return 0
     if arguments.if_dead:
+        with suppress(DaemonAway):  # its keeper holds it
+            if mount_state(mountpoint) is MountState.DEAD:
+                clear_dead(mountpoint)
         return 0
+    if clear_unserved(mountpoint):
+        say(
+            f"no daemon served {mountpoint}: files not uploaded are in its cache directory, for the next mount"
+        )
+        return 0
+    state = mount_state(mountpoint)
     if state is not MountState.LIVE:
         raise MountError(f"{mountpoint} is {state.value}: nothing to unmount")
     if arguments.force:

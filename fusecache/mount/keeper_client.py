@@ -1,4 +1,4 @@
-"""Asks a mount's keeper why no daemon serves the mount. The keeper answers only meanwhile (`fusecache/keeper.py`)."""
+"""Asks a mount's keeper why no daemon serves the mount. The keeper answers until one does (`keeper.py`)."""
 
 import os
 import socket

@@ -270,8 +270,21 @@ def _config_lines(path: Path) -> set[str]:
         return set()
 
 
-def end_unserved(away: DaemonAway, mountpoint: Path) -> None:
-    """End a mount that no daemon serves, with its keeper. Its cache directory stays untouched. Raises MountError."""
+def clear_unserved(mountpoint: Path) -> bool:
+    """Take away a mount that no daemon serves, and end its keeper. Its cache directory stays untouched.
+
+    Return False if a daemon serves the mount. Raises MountError.
+    """
+    try:
+        if mount_state(mountpoint) is not MountState.DEAD:
+            return False
+        clear_dead(mountpoint)
+    except DaemonAway as away:
+        _end_keeper(away, mountpoint)
+    return True
+
+
+def _end_keeper(away: DaemonAway, mountpoint: Path) -> None:
     handle = _open_process(away.keeper)
     try:
         os.kill(away.keeper, signal.SIGTERM)
@@ -301,7 +314,7 @@ def drain(
     mountpoint: Path, *, timeout_seconds: float | None, on_progress: Callable[[ServerProgress], None]
 ) -> None:
     """Wait until every pending change is in the bucket. Raises MountError on a timeout or an error."""
-    mount, _ = find_mount(mountpoint, os.environ)
+    mount, _ = resolve_in_mount(mountpoint)
     answer = ask(mount, "drain", timeout_seconds=timeout_seconds, on_progress=on_progress)
     if answer.result not in ("ok", "durable"):
         error = MountError(
