@@ -7,6 +7,7 @@ import mmap
 import os
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +26,8 @@ import pytest
 from fusecache.daemon.connect import START_SECONDS
 from fusecache.model.hints import TO_THE_END, encode_plan
 from fusecache.mount.control_client import find_mount, request_stream
+from fusecache.mount.keeper_client import ADDRESS
+from fusecache.mount.mount_table import our_entries
 from tests.mount.conftest import ExpectedLog
 from tests.s3server import Account
 from tests.support import BASE_PYTHON, ROOT
@@ -38,6 +42,7 @@ from tests.support.mounts import (
     run,
     wait_until,
 )
+from tests.support.other_user import as_nobody, needs_root
 from tests.support.s3_buckets import Bucket
 
 MakeMount = Callable[..., Mount]
@@ -694,7 +699,7 @@ def kept_table_of(keeper: int) -> int:
     raise AssertionError("the keeper holds no table")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may look at a keeper's descriptors")
+@needs_root
 @pytest.mark.parametrize("folder", ["mount", "a mount of mine"])
 def test_the_calls_of_a_daemon_that_can_never_start_again_fail_and_write_nothing_below_the_mount(
     mount: MakeMount, bucket: Bucket, expect_log: ExpectedLog, tmp_path: Path, folder: str
@@ -792,6 +797,45 @@ def test_a_mount_goes_on_at_once_if_somebody_asks_after_the_cause_is_gone(unserv
     assert (made.path / "file").read_bytes() == b"bytes"
     assert time.monotonic() - began < 12
     made.pid = made.status()["pid"]
+
+
+def told_by_keeper(mount: Mount) -> str:
+    """Return what the keeper answers, asked at its socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+        asker.settimeout(10)
+        asker.connect(keeper_address(mount))
+        return asker.recv(1 << 16).decode()
+
+
+def keeper_address(mount: Mount) -> str:
+    (entry,) = [entry for entry in our_entries() if entry.point == str(mount.path)]
+    return ADDRESS + entry.device.partition(":")[2]
+
+
+@needs_root
+def test_a_keeper_tells_other_users_nothing(unserved: Unserved) -> None:
+    unserved.reason()
+    assert as_nobody(lambda: told_by_keeper(unserved.mount)) == ""
+    assert "cannot start" in told_by_keeper(unserved.mount)
+
+
+@needs_root
+def test_commands_believe_no_other_user_that_no_daemon_serves(mount: MakeMount, bucket: Bucket) -> None:
+    made = mount("--keep-mounted")
+    address = keeper_address(made)
+
+    def lie() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(address)
+            listener.listen()
+            with listener.accept()[0] as asker:
+                asker.send(b"the daemon cannot start")
+
+    with ThreadPoolExecutor(1) as pool:
+        lied = pool.submit(as_nobody, lie)
+        wait_until(lambda: f"@{address[1:]}" in Path("/proc/net/unix").read_text(), "the listener")
+        assert run(FUSECACHE, "health", made.path).stdout == "OK\n"
+        lied.result(timeout=30)
 
 
 @pytest.mark.parametrize("by", ["kill", "unmount", "fusermount3"])
