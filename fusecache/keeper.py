@@ -12,7 +12,7 @@ one's process waits.
 
 If the command dies often, or cannot start, the pauses before its starts get longer, up to a minute. The mount waits, as
 the cause may go away: a full disk, an error in a configuration file. While nothing serves, the keeper tells on a socket
-why. A question ends a pause: perhaps a user has just removed the cause.
+why. A question shortens a pause: perhaps a user has just removed the cause.
 
 The keeper gives up when the mount is gone, or when the command says that no start can ever succeed. Then it closes the
 descriptors, so that system calls fail and do not wait. The mountpoint stays mounted until it is unmounted by hand. Else
@@ -53,6 +53,8 @@ _UPGRADE_SECONDS = 25.0
 _PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 60.0
 _WINDOW_SECONDS = 600.0
+# The longest pause after a question. Some commands ask ten times a second.
+_ASKED_PAUSE_SECONDS = 5.0
 # A successor that serves sooner is not worth an answer.
 _QUIET_SECONDS = 3.0
 # Where questions are answered; the minor device number of the mount follows. An abstract address (unix(7)) needs no
@@ -158,9 +160,11 @@ class Keeper:
     def _wait(self, seconds: float | None, child: socket.socket | None = None) -> bool:
         """Return True when `child` has a message, and False after `seconds`. Answer questions in between.
 
-        Without a child, also return after a signal that asks to stop, a question, and the end of the mount.
+        Without a child, also return after a signal that asks to stop, and the end of the mount; a question shortens the
+        wait.
         """
-        until = float("inf") if seconds is None else time.monotonic() + seconds
+        began = time.monotonic()
+        until = float("inf") if seconds is None else began + seconds
         while True:
             poll = select.poll()
             poll.register(self._wakeup if child is None else child, select.POLLIN)
@@ -175,14 +179,13 @@ class Keeper:
                 self._is_gone = True
                 if self._child:
                     os.kill(self._child, signal.SIGTERM)
-            is_asked = (
-                self._listener is not None
-                and self._listener.fileno() in ready
-                and self._answer(self._listener)
-            )
+            if self._listener is not None and self._listener.fileno() in ready:
+                is_told = self._answer(self._listener)
+                if is_told and child is None:
+                    until = min(until, began + _ASKED_PAUSE_SECONDS)
             if child is not None and child.fileno() in ready:
                 return True
-            if not ready or (child is None and (is_asked or self._is_gone or self._wakeup in ready)):
+            if not ready or (child is None and (self._is_gone or self._wakeup in ready)):
                 return False
 
     def _listen(self) -> None:
@@ -204,14 +207,13 @@ class Keeper:
         trouble = self._trouble or f"the daemon has been starting for {seconds:.0f} s"
         with suppress(OSError), listener.accept()[0] as asker:
             credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # process, user, group
-            if seconds > _QUIET_SECONDS and int.from_bytes(credentials[4:8], sys.byteorder) in {
-                0,
-                os.geteuid(),
-            }:
+            user = int.from_bytes(credentials[4:8], sys.byteorder)
+            if seconds > _QUIET_SECONDS and user in {0, os.geteuid()}:
                 text = (
                     f"{trouble}. Programs wait, and no closed file is lost. Remove the cause: the keeper (process "
-                    f"{os.getpid()}) tries again now, and at least every {_LONGEST_PAUSE_SECONDS:g} s. To end the "
-                    f"mount instead: fusecache unmount {self._mountpoint}"
+                    f"{os.getpid()}) tries again every {_LONGEST_PAUSE_SECONDS:g} s, and within "
+                    f"{_ASKED_PAUSE_SECONDS:g} s after this question. To end the mount instead: fusecache unmount "
+                    f"{self._mountpoint}"
                 )
                 asker.send(text.encode(errors="replace"))
                 return True

@@ -285,24 +285,24 @@ def clear_unserved(mountpoint: Path) -> bool:
 
 
 def _end_keeper(away: DaemonAway, mountpoint: Path) -> None:
+    if away.keeper <= 0:
+        raise MountError(f"{mountpoint}: its keeper runs in another container: unmount it there. {away}")
     handle = _open_process(away.keeper)
-    try:
-        os.kill(away.keeper, signal.SIGTERM)
-        waiter = select.poll()
-        if handle is not None:
-            waiter.register(handle, select.POLLIN)
-            if not waiter.poll(EXIT_SECONDS * 1000):
-                raise MountError(
-                    f"{mountpoint}: its keeper (pid {away.keeper}) did not exit within {EXIT_SECONDS:g} s: a process "
-                    f"that it started hangs; end both with `kill -9`, and repeat the unmount"
-                )
-    except ProcessLookupError:
+    if handle is None:  # it has just ended
         return
+    try:
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        waiter = select.poll()
+        waiter.register(handle, select.POLLIN)
+        if not waiter.poll(EXIT_SECONDS * 1000):
+            raise MountError(
+                f"{mountpoint}: its keeper (pid {away.keeper}) did not exit within {EXIT_SECONDS:g} s: a process of "
+                "it hangs; end both with `kill -9`, and repeat the unmount"
+            )
     except PermissionError as exc:
         raise MountError(f"{mountpoint}: only root and the user who mounted may unmount it: {away}") from exc
     finally:
-        if handle is not None:
-            os.close(handle)
+        os.close(handle)
 
 
 def clear_dead(mountpoint: Path) -> None:

@@ -784,11 +784,11 @@ def test_health_and_status_say_why_no_daemon_can_start(unserved: Unserved) -> No
     assert status.returncode == 1
     for text in (said.removeprefix("ACTION: "), status.stderr.removeprefix("fusecache: error: ")):
         assert text.startswith(f"{path}: the daemon cannot start: {unserved.cause} cannot be read ")
-        assert f"the keeper (process {unserved.keeper}) tries again now" in text
+        assert f"the keeper (process {unserved.keeper}) tries again every 60 s" in text
         assert text.endswith(f"To end the mount instead: fusecache unmount {path}\n")
 
 
-def test_a_mount_goes_on_at_once_if_somebody_asks_after_the_cause_is_gone(unserved: Unserved) -> None:
+def test_a_mount_goes_on_soon_if_a_user_asks_after_the_cause_is_gone(unserved: Unserved) -> None:
     made = unserved.mount
     wait_until(lambda: "is started again in 16 s" in made.log(), "a long pause", seconds=60)
     began = time.monotonic()
