@@ -10,9 +10,13 @@ A command that can stand by is started once more in advance: that process import
 needed. So the pause has no start of Python in it. For an upgrade the command names the next program, and ends when that
 one's process waits.
 
-If the command dies again and again as soon as it serves, or before, the descriptors are closed, so that system calls
-fail and do not wait. The mountpoint stays mounted until it is unmounted by hand. Else programs would write into the
-directory below it, and not notice. If it serves for a while and crashes often, the pauses before its starts get longer.
+If the command dies often, or cannot start, the pauses before its starts get longer, up to a minute. The mount waits, as
+the cause may go away: a full disk, an error in a configuration file. While nothing serves, the keeper tells on a socket
+why. A question shortens a pause: perhaps a user has just removed the cause.
+
+The keeper gives up when the mount is gone, or when the command says that no start can ever succeed. Then it closes the
+descriptors, so that system calls fail and do not wait. The mountpoint stays mounted until it is unmounted by hand. Else
+programs would write into the directory below it, and not notice.
 """
 
 import ctypes
@@ -33,23 +37,29 @@ _HAND_OVER = 75
 _CANNOT_RESUME = 78
 _NOT_STARTED = 127
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# So many deaths in a row, each within so many seconds of service, are a loop.
-_DEATHS = 5
-_SECONDS = 1.0
+# What SIGKILL ends after less service counts as a crash.
+_SERVICE_SECONDS = 1.0
 # A command that does not serve by then counts as dead.
 _START_SECONDS = 600.0
 # prctl(2): no core dump, and only root may look at the descriptors and the environment, which has the keys.
 _PR_SET_DUMPABLE = 4
 # A successor gets the processor to itself for so long before the next standby is started.
 _STANDBY_SECONDS = 1.0
-# How long an upgrade waits for the standby of the new program.
-_UPGRADE_SECONDS = 60.0
-# The wait before each further start.
-_PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
-# So many crashes within the window cost no pause. The next one costs a second, and each further one twice as much.
-_CRASHES = 5
-_WINDOW_SECONDS = 600.0
+# The longest message of a command.
+_MESSAGE_BYTES = 8192
+# How long an upgrade waits for the standby of the new program: the command waits 30 s for an answer.
+_UPGRADE_SECONDS = 25.0
+# The first crash within the window costs no pause, the second one this, and each further one twice as much.
+_PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 60.0
+_WINDOW_SECONDS = 600.0
+# The longest pause after a question. Some commands ask ten times a second.
+_ASKED_PAUSE_SECONDS = 5.0
+# A successor that serves sooner is not worth an answer.
+_QUIET_SECONDS = 3.0
+# Where questions are answered; the minor device number of the mount follows. An abstract address (unix(7)) needs no
+# directory, and goes away with the keeper.
+ADDRESS = "\0fusecache-keeper-"
 
 
 class Keeper:
@@ -71,10 +81,20 @@ class Keeper:
         self._dismissed: list[int] = []
         self._can_stand_by = False
         self._is_stopping = False
-        self._deaths = 0
+        # The mount was unmounted or aborted.
+        self._is_gone = False
         # When the latest crashes happened.
         self._crashes: list[float] = []
         self._served_since = float("inf")
+        self._died_at = 0.0
+        # How long the command may be silent.
+        self._patience: float | None = None
+        # Why the command ended, in its own words.
+        self._why = ""
+        # The answer to questions while nothing serves, and the socket for them.
+        self._trouble = ""
+        self._listener: socket.socket | None = None
+        self._wakeup = -1
 
     def run(self) -> int:
         """Start the command until it ends by itself; return its exit status."""
@@ -82,6 +102,8 @@ class Keeper:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         # If it is ignored, children leave no status to wait for.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._wakeup, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(written)
         for number in self._stopping:
             signal.signal(number, self._pass_on)
         try:
@@ -94,49 +116,118 @@ class Keeper:
             status = self._run_once()
             if not self._held:
                 return status
-            if self._is_stopping:
-                return self._give_up("", status)
-            if self._fallback and status != _HAND_OVER and self._fall_back(status):
-                continue
-            if status == _CANNOT_RESUME:
-                return self._give_up("the daemon cannot go on with the mount of its predecessor", status)
-            if status != _HAND_OVER:
-                self._count_death(status)
-                if self._deaths >= _DEATHS:
-                    return self._give_up(f"the daemon died {_DEATHS} times in a row", status)
+            if self._served_since < float("inf"):
+                self._died_at = time.monotonic()
+            if status != _HAND_OVER and not (self._is_gone or self._is_stopping or self._fall_back(status)):
+                if status == _CANNOT_RESUME:
+                    return self._give_up(status)
                 self._pause(status)
-
-    def _count_death(self, status: int) -> None:
-        now = time.monotonic()
-        if now - self._served_since >= _SECONDS:
-            self._deaths = 0
-        self._deaths += 1
-        self._crashes = [each for each in self._crashes if now - each < _WINDOW_SECONDS]
-        if _is_crash(status):
-            self._crashes.append(now)
+            if self._is_gone:
+                _say(f"the mount {self._mountpoint} is gone")
+                self._let_go()
+                return 0
+            if self._is_stopping:
+                self._let_go()
+                self._unmount()
+                return status if status > 0 else 1
 
     def _pause(self, status: int) -> None:
-        """Say what happens after a death, and wait before the next start. A signal that asks to stop ends the wait."""
-        seconds, count = _PAUSES[self._deaths - 1], len(self._crashes)
-        if _is_crash(status) and count > _CRASHES:
-            seconds = max(seconds, min(2.0 ** (count - _CRASHES - 1), _LONGEST_PAUSE_SECONDS))
-            _say(
-                f"the daemon died (status {status}) and has crashed {count} times in {_WINDOW_SECONDS / 60:g} minutes; "
-                f"it is started again in {seconds:g} s, the mount waits for it. The cause is in the lines above; "
-                f"`kill {os.getpid()}` ends the mount {self._mountpoint} instead"
+        """Say what happens after a death, and wait before the next start: see `_wait` for what ends the wait."""
+        now = time.monotonic()
+        # SIGKILL comes from a person, or from a kernel without memory, which is free now: a pause would not help.
+        is_free = status == -signal.SIGKILL and now - self._served_since >= _SERVICE_SECONDS
+        self._crashes = [each for each in self._crashes if now - each < _WINDOW_SECONDS]
+        if not is_free:
+            self._crashes.append(now)
+        count = len(self._crashes)
+        seconds = 0.0
+        again = "it is started again, the mount waits for it"
+        if not is_free and count > 1:
+            seconds = min(_PAUSE_SECONDS * 2.0 ** (count - 2), _LONGEST_PAUSE_SECONDS)
+            what = "cannot start" if self._served_since == float("inf") else "crashes again and again"
+            cause = self._why or f"it ended with status {status}; its log has the cause"
+            self._trouble = f"the daemon {what}: {cause}"
+            again = (
+                f"it is started again in {seconds:g} s, the mount waits for it. It has failed {count} times in "
+                f"{_WINDOW_SECONDS / 60:g} minutes. The cause is in the lines above; `kill {os.getpid()}` ends the "
+                f"mount {self._mountpoint} instead"
             )
-        else:
-            _say(f"the daemon died (status {status}); it is started again, the mount waits for it")
-        # Not time.sleep: it goes on after a signal.
-        signal.pthread_sigmask(signal.SIG_BLOCK, self._stopping)
-        if not self._is_stopping and signal.sigtimedwait(self._stopping, seconds):
-            self._is_stopping = True
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._stopping)
+        _say(f"the daemon died (status {status}); {again}")
+        self._served_since = float("inf")
+        self._listen()
+        self._wait(seconds)
+
+    def _wait(self, seconds: float | None, child: socket.socket | None = None) -> bool:
+        """Return True when `child` has a message, and False after `seconds`. Answer questions in between.
+
+        Without a child, also return after a signal that asks to stop, and the end of the mount; a question shortens the
+        wait.
+        """
+        began = time.monotonic()
+        until = float("inf") if seconds is None else began + seconds
+        while True:
+            poll = select.poll()
+            poll.register(self._wakeup if child is None else child, select.POLLIN)
+            if self._listener is not None:
+                poll.register(self._listener, select.POLLIN)
+            if self._held and self._served_since == float("inf") and not self._is_gone:
+                # An error is always reported: the mount is gone.
+                poll.register(self._held[0], 0)
+            left = until - time.monotonic()
+            ready = {fd for fd, _ in poll.poll(None if left == float("inf") else max(left, 0.0) * 1000)}
+            if self._held and self._held[0] in ready:
+                self._is_gone = True
+                if self._child:
+                    os.kill(self._child, signal.SIGTERM)
+            if self._listener is not None and self._listener.fileno() in ready:
+                is_told = self._answer(self._listener)
+                if is_told and child is None:
+                    until = min(until, began + _ASKED_PAUSE_SECONDS)
+            if child is not None and child.fileno() in ready:
+                return True
+            if not ready or (child is None and (self._is_gone or self._wakeup in ready)):
+                return False
+
+    def _listen(self) -> None:
+        """Answer questions from now on, until the command serves."""
+        minor = _minor_of(self._mountpoint)
+        if self._listener is None and minor:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            try:
+                listener.bind(ADDRESS + minor)
+                listener.listen()
+            except OSError:
+                listener.close()
+            else:
+                self._listener = listener
+
+    def _answer(self, listener: socket.socket) -> bool:
+        """Tell why nothing serves, unless something will soon. Return whether it was told: to root or this user."""
+        seconds = time.monotonic() - self._died_at
+        trouble = self._trouble or f"the daemon has been starting for {seconds:.0f} s"
+        with suppress(OSError), listener.accept()[0] as asker:
+            credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # process, user, group
+            user = int.from_bytes(credentials[4:8], sys.byteorder)
+            if seconds > _QUIET_SECONDS and user in {0, os.geteuid()}:
+                text = (
+                    f"{trouble}. Programs wait, and no closed file is lost. Remove the cause: the keeper (process "
+                    f"{os.getpid()}) tries again every {_LONGEST_PAUSE_SECONDS:g} s, and within "
+                    f"{_ASKED_PAUSE_SECONDS:g} s after this question. To end the mount instead: fusecache unmount "
+                    f"{self._mountpoint}"
+                )
+                asker.send(text.encode(errors="replace"))
+                return True
+        return False
 
     def _fall_back(self, status: int) -> bool:
-        """Go on with the program that served last; return whether the other one was tried."""
+        """After an upgrade, go on with the program that served last; return whether the other one was tried."""
+        if not self._fallback:
+            return False
         if self._is_next:
-            _say(f"{self._command[0]} cannot serve the mount (status {status}); {self._fallback} goes on")
+            cause = f": {self._why}" if self._why else ""
+            _say(
+                f"{self._command[0]} cannot serve the mount (status {status}{cause}); {self._fallback} goes on"
+            )
         self._dismiss_standby()
         self._command[0], self._fallback = self._fallback, ""
         return self._is_next
@@ -145,17 +236,22 @@ class Keeper:
         self._served_since = float("inf")
         self._can_stand_by = False
         self._is_next = bool(self._fallback)
+        self._why = ""
         self._reap()
         try:
             self._child, ours = self._take_standby() or self._start()
         except (OSError, ValueError) as exc:
-            _say(f"cannot start {self._command[0]}: {exc}")
+            self._why = f"cannot start {self._command[0]}: {exc}"
+            _say(self._why)
             return _NOT_STARTED
         with ours:
             if self._is_stopping:
                 os.kill(self._child, signal.SIGTERM)
             self._close_report()
-            ours.settimeout(_START_SECONDS if self._held else None)
+            self._patience = None
+            if self._held:
+                self._patience = _START_SECONDS
+                self._listen()
             while self._hear(ours):
                 pass
         _, result = os.waitpid(self._child, 0)
@@ -199,15 +295,22 @@ class Keeper:
         standby, self._standby = self._standby, None
         return standby
 
-    def _await_standby(self, ours: socket.socket) -> None:
-        """Start a standby; return when it waits, or the command has died. Without one the next process starts later."""
-        with suppress(OSError, ValueError):
+    def _await_standby(self, ours: socket.socket) -> str:
+        """Start a standby; return when it waits, or the command has died. Returns why it does not wait, else ""."""
+        try:
             self._standby = self._start(is_standby=True)
             told = self._standby[1]
-            select.select([told, ours], [], [], _UPGRADE_SECONDS)
-            if told.recv(64, socket.MSG_DONTWAIT) == b"waiting":
-                return
-        self._dismiss_standby()  # it died, or does not know how to wait
+            if not select.select([told, ours], [], [], _UPGRADE_SECONDS)[0]:
+                return f"it was not ready within {_UPGRADE_SECONDS:g} s"
+            said = told.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+        except (OSError, ValueError) as exc:
+            return str(exc)
+        if said == b"waiting":
+            return ""
+        return (
+            said.removeprefix(b"why ").decode(errors="replace")
+            or "it ended at its start; the log has the cause"
+        )
 
     def _dismiss_standby(self) -> None:
         if self._standby is None:
@@ -223,41 +326,60 @@ class Keeper:
 
     def _hear(self, ours: socket.socket) -> bool:
         """Carry out one message of the command; return False when it has ended."""
-        try:
-            message, fds, _, _ = socket.recv_fds(ours, 8192, 8, socket.MSG_CMSG_CLOEXEC)
-        except ConnectionResetError:  # it died with our message unread
-            return False
-        except TimeoutError:
-            ours.settimeout(None)
+        if not self._wait(self._patience, ours):
+            self._patience = None
             if self._served_since < float("inf"):
                 with suppress(OSError, ValueError):
                     self._standby = self._start(is_standby=True)
-                return True
-            _say(f"the daemon did not serve within {_START_SECONDS:g} s")
-            os.kill(self._child, signal.SIGKILL)
+            else:
+                self._why = f"it did not serve within {_START_SECONDS:g} s"
+                os.kill(self._child, signal.SIGKILL)
             return True
+        try:
+            message, fds, _, _ = socket.recv_fds(ours, _MESSAGE_BYTES, 8, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:  # it died with our message unread
+            return False
         if message == b"end":
             self._let_go()
         elif message.startswith(b"keep "):
             self._let_go()
             self._held, self._mountpoint = fds, os.fsdecode(message[5:])
-            ours.settimeout(_STANDBY_SECONDS if self._can_stand_by and self._standby is None else None)
-            self._served_since = time.monotonic()
-            self._fallback = ""
+            self._begin_service()
         elif message == b"standby":
             self._can_stand_by = True
+        elif message.startswith(b"why "):
+            self._why = message[4:].decode(errors="replace")
         elif message.startswith(b"program "):
-            ours.settimeout(None)
-            self._dismiss_standby()
-            self._fallback = self._fallback or self._command[0]
-            self._command[0] = os.fsdecode(message[8:])
-            self._await_standby(ours)
+            answer = self._prepare(os.fsdecode(message[8:]), ours)
             with suppress(OSError):  # it died
-                ours.send(b"ready")
+                ours.send(answer)
         else:
             for fd in fds:
                 os.close(fd)
         return bool(message)
+
+    def _begin_service(self) -> None:
+        self._patience = _STANDBY_SECONDS if self._can_stand_by and self._standby is None else None
+        self._served_since = time.monotonic()
+        self._fallback = self._trouble = ""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _prepare(self, program: str, ours: socket.socket) -> bytes:
+        """Start another program's standby for an upgrade; return the answer: that it is ready, or why not."""
+        before, fallback = self._command[0], self._fallback
+        self._dismiss_standby()
+        self._command[0], self._fallback = program, fallback or before
+        why = self._await_standby(ours)
+        if not why:
+            self._patience = None
+            return b"ready"
+        _say(f"{program} is not ready to serve the mount: {why}; {before} goes on")
+        self._dismiss_standby()
+        self._command[0], self._fallback = before, fallback
+        self._patience = _STANDBY_SECONDS if self._can_stand_by else None
+        return b"no " + why.encode(errors="replace")
 
     def _close_report(self) -> None:
         """The pipe on which the first process reports that it is ready is its own."""
@@ -272,17 +394,15 @@ class Keeper:
             os.close(fd)
         self._held = []
 
-    def _give_up(self, reason: str, status: int) -> int:
+    def _give_up(self, status: int) -> int:
         self._let_go()
-        if reason:
-            self._abort()
-            _say(
-                f"{reason}: every call on the mount {self._mountpoint} fails from now on. `fusecache unmount "
-                f"{self._mountpoint}` takes it away; files not uploaded are in its cache directory, for the next mount"
-            )
-        else:
-            self._unmount()
-        return status if status > 0 else 1
+        self._abort()
+        _say(
+            f"{self._why or 'no daemon can go on'}: every call on the mount {self._mountpoint} fails from now on. "
+            f"`fusecache unmount {self._mountpoint}` takes it away; files not uploaded are in its cache "
+            "directory, for the next mount"
+        )
+        return status
 
     def _unmount(self) -> None:
         # By force where that is permitted: a thread of a dead daemon may wait for its own mount.
@@ -297,17 +417,9 @@ class Keeper:
 
         Else a thread of a dead daemon that waits for its own mount keeps a descriptor of it, and so the mount alive.
         """
-        with suppress(OSError):
-            with open("/proc/self/mountinfo", "rb") as file:
-                rows = [line.split(b" ") for line in file]
-            # proc_pid_mountinfo(5): field 3 is major:minor, field 5 the mountpoint, a blank in it is \\040.
-            point = os.fsencode(self._mountpoint)
-            for sign in (b"\\", b" ", b"\t", b"\n"):
-                point = point.replace(sign, b"\\%03o" % sign[0])
-            minors = [row[2].partition(b":")[2].decode() for row in rows if row[4] == point]
-            for minor in minors[-1:]:
-                with open(f"/sys/fs/fuse/connections/{minor}/abort", "wb") as file:
-                    file.write(b"1")
+        minor = _minor_of(self._mountpoint)
+        with suppress(OSError), open(f"/sys/fs/fuse/connections/{minor}/abort", "wb") as file:
+            file.write(b"1")
 
     def _pass_on(self, number: int, _frame: object) -> None:
         self._is_stopping = True
@@ -316,9 +428,19 @@ class Keeper:
                 os.kill(self._child, number)
 
 
-def _is_crash(status: int) -> bool:
-    # SIGKILL comes from a person, or from a kernel without memory, which is free now: a pause would not help.
-    return status != -signal.SIGKILL
+def _minor_of(mountpoint: str) -> str:
+    """Return the minor device number of a mount, which names it for the kernel; "" if it is not in the mount table."""
+    try:
+        with open("/proc/self/mountinfo", "rb") as file:
+            rows = [line.split(b" ") for line in file]
+    except OSError:
+        return ""
+    # proc_pid_mountinfo(5): field 3 is major:minor, field 5 the mountpoint, a blank in it is \\040.
+    point = os.fsencode(mountpoint)
+    for sign in (b"\\", b" ", b"\t", b"\n"):
+        point = point.replace(sign, b"\\%03o" % sign[0])
+    minors = [row[2].partition(b":")[2].decode() for row in rows if row[4] == point]
+    return minors[-1] if minors else ""
 
 
 def _say(text: str) -> None:

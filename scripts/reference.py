@@ -34,6 +34,7 @@ STATUS_KEYS = {
     "read_only": "whether the mount refuses writes",
     "keys_from": "where the keys for reading come from",
     "write_keys_from": "where the keys for writing come from",
+    "config_not_applied": "why the configuration file does not count for this mount; empty if it counts",
     "keys_error": "why refused keys could not be reloaded; empty if nothing failed",
     "denied_seconds": "how long the bucket has refused the keys",
     "start_failure": "why the mount started without the bucket; empty once the bucket answered",

@@ -5,9 +5,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fusecache.config.options import MountOptions
 from fusecache.model.errors import ConfigError
+
+if TYPE_CHECKING:  # most commands do not need it
+    from fusecache.daemon.keeping import DaemonStart
 
 # As `fuse.kept_mount` has it, which most commands do not need.
 STANDBY_VARIABLE = "FUSE_STANDBY"
@@ -46,30 +51,38 @@ def _missing(module: str, extra: str) -> ConfigError:
 
 
 def serve(
-    options: MountOptions, words: Sequence[str], report: int | None, ready: Callable[[str], None]
+    load: Callable[[str], MountOptions],
+    config: Path | None,
+    words: Sequence[str],
+    report: int | None,
+    ready: Callable[[str], None],
 ) -> int:
-    """Mount, and serve until the end; return the exit status. words, report: as of `become_keeper`.
+    """Mount, and serve until the end; return the exit status. load, config: as of `begin`; words, report: of
+    `become_keeper`.
 
     ready: called once the mount answers, with a message for the user who mounts.
     """
     # The other commands need neither FUSE nor botocore.
-    from fusecache.daemon.keeping import become_keeper
+    from fusecache.daemon.keeping import become_keeper, begin, failures_told
 
-    become_keeper(options, words, report)
-    return _daemon()(options, ready)
+    with failures_told():
+        start = begin(load, config)
+        become_keeper(start.options, words, report)
+        return _daemon()(start, ready)
 
 
 def stand_by() -> None:
     """If a keeper started this process in advance: import all that a daemon needs, and wait until it is needed."""
     if STANDBY_VARIABLE not in os.environ:
         return
-    _daemon()
-    from fusecache.daemon.keeping import wait_as_standby
+    from fusecache.daemon.keeping import failures_told, wait_as_standby
 
-    wait_as_standby()
+    with failures_told():
+        _daemon()
+        wait_as_standby()
 
 
-def _daemon() -> Callable[[MountOptions, Callable[[str], None]], int]:
+def _daemon() -> "Callable[[DaemonStart, Callable[[str], None]], int]":
     """Import the daemon; return what runs it."""
     # Collections while 800 modules are imported took a third of a start's CPU time, and free nothing.
     gc.disable()

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fusecache import __version__
-from fusecache.cli import access, cache_commands, clean, doctor, metrics, recordings, run, uploads
+from fusecache.cli import access, cache_commands, clean, doctor, endings, metrics, recordings, run, uploads
+from fusecache.cli.endings import config_path_of
 from fusecache.cli.extras import missing_package, require_mount_extras, serve, stand_by
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
@@ -25,28 +26,20 @@ from fusecache.cli.sources import add_source_flags
 from fusecache.cli.views.health import health
 from fusecache.cli.views.status import status
 from fusecache.cli.views.top import top
-from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_options
+from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, MountOptions, add_flags, load_options
 from fusecache.config.values import Duration, as_argument, as_count
 from fusecache.folder import arguments as folder_arguments
-from fusecache.model.errors import FusecacheError, MountError
+from fusecache.model.errors import FusecacheError
 from fusecache.model.format_text import nearest_text
-from fusecache.mount.control_client import ask, find_mount
+from fusecache.mount.control_client import ask
 from fusecache.mount.launch import (
     READY,
-    MountState,
     Parent,
     check_mountpoint,
-    clear_dead,
-    detach_and_wait,
-    drain,
-    log_tail,
-    mount_of_this_node,
-    mount_state,
-    replace_daemon,
     resolve_in_mount,
     start_daemon,
 )
-from fusecache.mount.leftover_text import left_texts, missing_texts, unsent_text
+from fusecache.mount.leftover_text import missing_texts
 from fusecache.mount.progress import ProgressView, awaited_text
 
 SYNC_EXIT = {"durable": 0, "ok": 0, "timeout": 1, "error": 2, "conflict": 3}
@@ -143,7 +136,14 @@ def make_parser() -> argparse.ArgumentParser:
         )
     )
 
-    _add_endings(commands)
+    endings.add_arguments(
+        _add(commands, "unmount", "upload pending files, apply delayed deletions, and unmount"),
+        _add(
+            commands,
+            "upgrade",
+            "replace the daemon of a mount by the installed version; programs that use it wait",
+        ),
+    )
     sync = _add(
         commands,
         "sync",
@@ -354,22 +354,29 @@ def _add_uploads(commands: Any) -> None:
 def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     stand_by()
     parent = Parent(arguments.ready_fd)
+    config = config_path_of(arguments)
     if arguments.mountpoint is None and "://" not in (arguments.source or "://"):
         # Without a source: --bucket, --credentials-from or the file say what is mounted.
         arguments.source, arguments.mountpoint = None, arguments.source
-    try:
+
+    def load(config_text: str | None = None) -> MountOptions:
         options = load_options(
             {name: getattr(arguments, name) for name in FIELDS},
             os.environ,
-            config_path=_config_path(arguments),
+            config_path=config,
+            config_text=config_text,
             buckets=arguments.bucket,
             user_id=os.geteuid(),
         )
         require_mount_extras(options)
+        return options
+
+    try:
         if arguments.foreground:
             return serve(
-                options, words, arguments.ready_fd, lambda message: parent.report(f"{READY} {message}")
+                load, config, words, arguments.ready_fd, lambda message: parent.report(f"{READY} {message}")
             )
+        options = load()
     except FusecacheError as exc:
         parent.report(f"error: {exc}")
         raise
@@ -378,87 +385,6 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if message:
         say(message)
     return 0
-
-
-def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    mountpoint = _mountpoint(arguments)
-    state = mount_state(mountpoint)
-    if state is MountState.DEAD:
-        clear_dead(mountpoint)
-        return 0
-    if arguments.if_dead:
-        return 0
-    if state is not MountState.LIVE:
-        raise MountError(f"{mountpoint} is {state.value}: nothing to unmount")
-    mount, _ = find_mount(mountpoint, os.environ)
-    if arguments.force:
-        answer = log_tail(mount)
-        if answer.progress.pending_files:
-            say(unsent_text(answer))
-    else:
-        with ProgressView(sys.stderr, verb="uploading") as view:
-            drain(mount, timeout_seconds=arguments.timeout, on_progress=view.show_upload)
-        answer = log_tail(mount)
-    if not detach_and_wait(mount, forced=arguments.force):
-        say(f"{mountpoint} is unmounted; its daemon is still shutting down")
-    for line in left_texts(answer.status):
-        say(line)
-    return 0
-
-
-def _add_endings(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    unmount = _add(commands, "unmount", "upload pending files, apply delayed deletions, and unmount")
-    unmount.add_argument("mountpoint", type=Path, nargs="?", help="directory of the mount")
-    unmount.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="configuration file that names the mountpoint [$FUSECACHE_CONFIG]",
-    )
-    unmount.add_argument(
-        "--timeout", type=as_argument(Duration()), metavar="DURATION",
-        help="stop waiting for uploads after this time, like 90, 90s, 10m or 2h, and leave it mounted [never]",
-    )  # fmt: skip
-    unmount.add_argument(
-        "--force",
-        action="store_true",
-        help="do not wait for uploads or requests in flight; the next mount resumes them. A mount in use still stays "
-        "mounted",
-    )
-    unmount.add_argument(
-        "--if-dead", action="store_true", help="only clean up a mount whose daemon has exited"
-    )
-    unmount.set_defaults(run=_unmount, parser=unmount)
-    upgrade = _add(
-        commands,
-        "upgrade",
-        "replace the daemon of a mount by the installed version; programs that use it wait",
-    )
-    upgrade.add_argument("mountpoint", type=Path, nargs="?", help="directory of the mount [the only mount]")
-    upgrade.set_defaults(run=_upgrade, parser=upgrade)
-
-
-def _upgrade(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    mountpoint = arguments.mountpoint or mount_of_this_node(Path.cwd())
-    replace_daemon(mountpoint, __version__)
-    say(f"{mountpoint} is served by version {__version__} now")
-    return 0
-
-
-def _mountpoint(arguments: argparse.Namespace) -> Path:
-    if arguments.mountpoint is not None:
-        return Path(arguments.mountpoint)
-    config_path = _config_path(arguments)
-    if config_path is None:
-        raise MountError("no mountpoint given: name it, or the --config file that names it")
-    return load_options({}, os.environ, config_path=config_path, user_id=os.geteuid()).mountpoint
-
-
-def _config_path(arguments: argparse.Namespace) -> Path | None:
-    if arguments.config is None and os.environ.get("FUSECACHE_CONFIG"):
-        return Path(os.environ["FUSECACHE_CONFIG"])
-    path: Path | None = arguments.config
-    return path
 
 
 def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:

@@ -15,10 +15,11 @@ from fusecache.model.errors import MountError
 from fusecache.model.format_text import size_text
 from fusecache.mount.command_run import NOT_EXECUTABLE, NOT_FOUND, CommandRun, NoticeReceived
 from fusecache.mount.control_client import Mount, find_mount
+from fusecache.mount.keeper_client import DaemonAway
 from fusecache.mount.launch import (
     MountState,
     check_mountpoint,
-    clear_dead,
+    clear_unserved,
     detach_and_wait,
     drain,
     log_tail,
@@ -113,19 +114,19 @@ def _upload(running: CommandRun, mount: Mount) -> bool:
             return True
         except NoticeReceived:
             continue
+        except DaemonAway:
+            return False  # `_unmount` says so
         except MountError as exc:
             if mount_state(mount.root) is MountState.DEAD:
-                return False  # `_unmount` says so
+                return False
             say_error(str(exc).partition("; wait longer")[0].replace(" stays mounted", ""))
             return False
 
 
 def _unmount(mount: Mount, options: MountOptions, *, is_complete: bool) -> None:
     """Unmount, and name what the bucket lacks."""
-    is_ended = is_dead = mount_state(mount.root) is MountState.DEAD
-    if is_dead:
-        clear_dead(mount.root)
-    else:
+    is_ended = is_dead = clear_unserved(mount.root)
+    if not is_dead:
         answer = log_tail(mount)
         is_ended = detach_and_wait(mount, forced=not is_complete)
     if is_complete:

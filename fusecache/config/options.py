@@ -12,7 +12,6 @@ Invariants:
 import argparse
 import dataclasses
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from fusecache.config.bucket_options import resolve_places
 from fusecache.config.cache_directory import default_cache_dir, free_bytes_at
+from fusecache.config.config_file import parse_config, read_config
 from fusecache.config.endpoint_options import own_endpoint
 from fusecache.config.node_memory import default_memory, smallest_memory
 from fusecache.config.option_groups import (
@@ -344,6 +344,7 @@ def load_options(
     environment: Mapping[str, str],
     *,
     config_path: Path | None = None,
+    config_text: str | None = None,
     buckets: Sequence[str] = (),
     home: Path | None = None,
     user_id: int = 0,
@@ -352,12 +353,16 @@ def load_options(
     """Merge flags, environment and file into the options of a mount.
 
     flags: by field name; None means not given. environment: all variables; those without the prefix are ignored.
+    config_text: what counts instead of the file's content.
     buckets: NAME=SOURCE of each bucket that a flag names. home, user_id: of the user who mounts.
     free_bytes: returns the free bytes of a disk; tests pass their own.
     Raises ConfigError.
     """
     chosen: dict[str, tuple[object, str]] = {}
-    content = {} if config_path is None else _read_file(config_path)
+    content: dict[str, object] = {}
+    if config_path is not None:
+        text = read_config(config_path) if config_text is None else config_text
+        content = parse_config(config_path, text, (*FIELDS, *TABLES), TABLES)
     chosen |= {
         name: (value, f"{config_path}: {name}") for name, value in content.items() if name not in TABLES
     }
@@ -418,25 +423,6 @@ def _parse(name: str, value: object, label: str) -> Any:
         return FIELDS[name].metadata["parse"](value)
     except ValueError as exc:
         raise ConfigError(f"{label} = {value!r}: allowed is {exc}") from None
-
-
-def _read_file(path: Path) -> dict[str, object]:
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ConfigError(f"cannot read the configuration file {path}: {exc.strerror}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} is not valid TOML: {exc}") from exc
-    for name, value in content.items():
-        if name in TABLES:
-            continue
-        if name not in FIELDS and isinstance(value, dict):
-            raise ConfigError(
-                f'{path}: [{name}] is a table; write the options at the top level of the file (source = "s3://…")'
-            )
-        if name not in FIELDS:
-            raise ConfigError(f"{path}: unknown key {name!r}{_nearest(name, (*FIELDS, *TABLES))}")
-    return content
 
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:

@@ -3,18 +3,45 @@
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from fusecache import keeper
+from fusecache.config.config_file import read_config
 from fusecache.config.options import MountOptions
 from fusecache.disk.native import forbid_core_dumps
-from fusecache.fuse.kept_mount import KEEPER_VARIABLE, STATUS_CANNOT_RESUME, KeptMount, await_turn
+from fusecache.fuse.kept_mount import (
+    KEEPER_VARIABLE,
+    KEPT_VARIABLE,
+    STATUS_CANNOT_RESUME,
+    KeptMount,
+    await_turn,
+)
 from fusecache.fuse.kept_table import FormatUnknown
+from fusecache.model.errors import ConfigError, MountError
 from fusecache.mount.own_program import own_program
 from fusecache.remote.store import ConditionalWrites
 
 log = logging.getLogger(__name__)
+
+# The row of the configuration that a mount has.
+_CONFIG = "config"
+# Options that a mount keeps until it ends.
+_SHOWN = (
+    "source",
+    "mountpoint",
+    "endpoint_url",
+    "cache_dir",
+    "read_only",
+    "allow_other",
+    "uid",
+    "gid",
+    "umask",
+    "posix_metadata",
+    "symlinks",
+)
 
 
 def become_keeper(options: MountOptions, words: Sequence[str], report: int | None) -> None:
@@ -38,24 +65,100 @@ def wait_as_standby() -> None:
     await_turn()
 
 
-def kept_mount(options: MountOptions) -> KeptMount | None:
-    """Return what outlives this process: a predecessor's mount, or memory for a new one; None without a keeper.
+@contextmanager
+def failures_told() -> Iterator[None]:
+    """If the block fails, tell the keeper why this process ends, so that it can tell the user."""
+    try:
+        yield
+    except Exception as exc:
+        KeptMount.tell_why(str(exc) or type(exc).__name__)
+        raise
 
-    Ends this process if it cannot go on with the predecessor's mount.
+
+@dataclass(frozen=True, slots=True)
+class DaemonStart:
+    """What a daemon starts with. kept: a predecessor's mount, or memory for a new one; None without a keeper.
+
+    not_applied: what the configuration file has that does not count for this mount; "" if it counts.
     """
-    if not _can_outlive(options):
-        return None
+
+    options: MountOptions
+    kept: KeptMount | None
+    not_applied: str
+
+
+def begin(load: Callable[[str], MountOptions], config: Path | None) -> DaemonStart:
+    """Return what this process starts with. A successor shows what its predecessor showed, whatever the file says.
+
+    load: returns the options with this text as the configuration file, or raises ConfigError. config: that file.
+    Raises ConfigError, MountError. Ends this process if it cannot go on with the predecessor's mount.
+    """
+    kept = _kept_mount()
+    before = None if kept is None or not kept.is_resumed else kept.table.get(_CONFIG)
+    not_applied = ""
+    try:
+        text = "" if config is None else read_config(config)
+        options = load(text)
+        if before is not None:
+            _refuse_changes(before["shown"], _shown(options), config)
+    except ConfigError as exc:
+        if before is None:
+            raise
+        text, not_applied = (
+            before["text"],
+            f"{exc}. This mount goes on with the configuration that it had before",
+        )
+        options = load(text)
+    if kept is not None:
+        kept.table.put(_CONFIG, {"text": text, "shown": _shown(options)})
+        if kept.is_resumed:
+            options = replace(options, requests=replace(options.requests, wait_for_bucket=False))
+    return DaemonStart(options, kept, not_applied)
+
+
+def _refuse_changes(before: dict[str, str], now: dict[str, str], config: Path | None) -> None:
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if changed:
+        raise ConfigError(f"{config} changes {', '.join(changed)}: to apply it, unmount and mount again")
+
+
+def _kept_mount() -> KeptMount | None:
+    is_successor = KEPT_VARIABLE in os.environ
     try:
         kept = KeptMount.of_environment()
     except FormatUnknown as exc:
-        log.error("cannot go on with the mount: %s", exc)
+        KeptMount.tell_why(f"the daemon cannot go on with the mount of its predecessor: {exc}")
         sys.exit(STATUS_CANNOT_RESUME)
     except OSError as exc:
+        if is_successor:
+            raise MountError(f"cannot take over the mount: {exc.strerror}") from exc
         log.warning("the mount will end with this daemon, as it has no shared memory: %s", exc)
         return None
     if kept is not None:
         kept.offer_standby()
     return kept
+
+
+def _shown(options: MountOptions) -> dict[str, str]:
+    """Return the options that say what a mount shows, and how."""
+    return {
+        **{name: str(getattr(options, name)) for name in _SHOWN},
+        "fuse_library": options.session.fuse_library,
+        "keep_mounted": str(options.session.keep_mounted),
+        **{
+            f"bucket {each.name}": f"{each.source} {each.endpoint_url} {each.read_only}"
+            for each in options.requests.buckets
+        },
+    }
+
+
+def prepare_successor(kept: KeptMount, program: str, mountpoint: str) -> None:
+    """Return when a successor waits that runs the Python at `program`; blocks. Raises MountError if there is none."""
+    if why := kept.name_program(program):
+        raise MountError(
+            f"{mountpoint}: {program} is not ready to serve, so the daemon goes on: {why}. Check it with "
+            f"`{program} -m fusecache version`, and upgrade again"
+        )
 
 
 def _can_outlive(options: MountOptions) -> bool:

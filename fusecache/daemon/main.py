@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -29,7 +28,7 @@ from fusecache.daemon.connect import StartConnection, connect_all, endpoint_of, 
 from fusecache.daemon.control_server import ControlServer, Endings
 from fusecache.daemon.control_socket import ControlSocket
 from fusecache.daemon.disk_check import check_disk, shortage_text
-from fusecache.daemon.keeping import BucketAnswers, kept_mount
+from fusecache.daemon.keeping import BucketAnswers, DaemonStart, prepare_successor
 from fusecache.daemon.log import begin_log
 from fusecache.daemon.metrics_port import metrics_served
 from fusecache.daemon.risks import risk_texts
@@ -50,7 +49,7 @@ from fusecache.fs.kernel import tune
 from fusecache.fs.kernel_caches import KernelCaches
 from fusecache.fs.operations import Operations
 from fusecache.fs.owned_hints import OwnedHints
-from fusecache.fuse.kept_mount import STATUS_HAND_OVER, KeptMount
+from fusecache.fuse.kept_mount import STATUS_HAND_OVER
 from fusecache.fuse.library import FuseSession, open_session
 from fusecache.fuse.values import MountPlan, MountRefused
 from fusecache.model.errors import FusecacheError, MountError, NoSpace, NotPermitted, ReadOnly
@@ -87,7 +86,7 @@ _SAME_SIGNAL_SECONDS = 1.0
 STATUS_SECONDS = 5.0  # interval of the status line for systemd
 
 
-def run(options: MountOptions, ready: Callable[[str], None]) -> int:
+def run(start: DaemonStart, ready: Callable[[str], None]) -> int:
     """Mount, serve until unmounted or signalled, drain; return the exit status.
 
     ready: called once the mount answers, with a message for the user who mounts ("": none).
@@ -95,21 +94,20 @@ def run(options: MountOptions, ready: Callable[[str], None]) -> int:
     """
     os.umask(PRIVATE_UMASK)
     forbid_core_dumps()
-    begin_log(options.monitoring.log_level.upper(), options.monitoring.log_format)
+    monitoring = start.options.monitoring
+    begin_log(monitoring.log_level.upper(), monitoring.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     log.info("open files limit=%d", raise_limit())
     try:
-        return _run(options, ready)
+        return _run(start, ready)
     except FusecacheError as exc:
         notify(STATUS=f"failed: {exc}")
         raise
 
 
-def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
-    kept = kept_mount(options)
-    if kept is not None and kept.is_resumed:
-        options = replace(options, requests=replace(options.requests, wait_for_bucket=False))
-    else:
+def _run(start: DaemonStart, ready: Callable[[str], None]) -> int:
+    options, kept = start.options, start.kept
+    if kept is None or not kept.is_resumed:
         check_mountpoint(options.mountpoint, allow_other=options.allow_other)
     check_disk(options)
     mounts = options.bucket_mounts()
@@ -132,7 +130,7 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
         risks = [text for name, each in mounts.items() for text in risk_texts(each, endpoints[name])]
         access = {name: command_access(each, endpoints[name]) for name, each in mounts.items()}
         reach = {name: partial(directory.add, identity) for name, identity in identities.items()}
-        daemon = _Daemon(options, mounts, connections, ready, list(dict.fromkeys(risks)), access, reach, kept)
+        daemon = _Daemon(start, mounts, connections, ready, list(dict.fromkeys(risks)), access, reach)
         return trio.run(daemon.run)
     raise AssertionError("unreachable: the daemon returns or raises")
 
@@ -140,24 +138,23 @@ def _run(options: MountOptions, ready: Callable[[str], None]) -> int:
 class _Daemon:
     def __init__(
         self,
-        options: MountOptions,
+        start: DaemonStart,
         mounts: Mapping[str, MountOptions],
         connections: Mapping[str, StartConnection],
         ready: Callable[[str], None],
         risks: Sequence[str],
         access: Mapping[str, Mapping[str, Any]],
         reach: Mapping[str, Callable[[], None]],
-        kept: KeptMount | None,
     ) -> None:
         """mounts, connections, access, reach: by the name of each bucket's folder; access is for ControlServer.
 
         reach: records that a bucket answered.
-        risks: warnings about the mount, for the log and the user. kept: what of the mount outlives this process.
+        risks: warnings about the mount, for the log and the user.
         """
-        self._kept = kept
+        self._kept = start.kept
         self._keeper = os.getppid()
-        self._kept_files = KeptFiles(kept)
-        self._options = options
+        self._kept_files = KeptFiles(start.kept)
+        self._options = start.options
         self._mounts = mounts
         self._connections = connections
         self._access = access
@@ -173,7 +170,7 @@ class _Daemon:
         self._is_stalled = False
         self._signals = 0
         self._signal = trio.Event()
-        self._facts: dict[str, Any] = {}
+        self._facts: dict[str, Any] = {"config_not_applied": start.not_applied}
         self._supervisor = Supervisor()
         self._has_failed = False
 
@@ -342,7 +339,9 @@ class _Daemon:
         self._is_announced = notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=self._main_process())
         short = shortage_text(self._options, filesystem.cache.usable_bytes())
         degraded = [link.text() for link in self._links]
-        warnings = [text for text in (*degraded, short, *self._risks) if text]
+        warnings = [
+            text for text in (*degraded, short, *self._risks, self._facts["config_not_applied"]) if text
+        ]
         for text in warnings:
             log.warning("%s", text)
         recovered = filesystem.replayed
@@ -394,7 +393,10 @@ class _Daemon:
             raise MountError(
                 f"{self._options.mountpoint}: no keeper holds this mount: to upgrade, unmount and mount again"
             )
-        await trio.to_thread.run_sync(self._kept.name_program, program, abandon_on_cancel=True)
+        mountpoint = str(self._options.mountpoint)
+        await trio.to_thread.run_sync(
+            prepare_successor, self._kept, program, mountpoint, abandon_on_cancel=True
+        )
         if self._stop.is_set():
             raise MountError(f"{self._options.mountpoint}: the mount ends")
         log.info("the daemon ends, for its successor program=%s", program)

@@ -31,7 +31,9 @@ STATUS_HAND_OVER = 75
 STATUS_CANNOT_RESUME = 78
 _SESSION = "session"
 # A little more than the keeper waits for another process.
-_ANSWER_SECONDS = 65.0
+_ANSWER_SECONDS = 28.0
+_ANSWER_BYTES = 8192
+_REASON_BYTES = 4000
 
 
 def await_turn() -> None:
@@ -135,24 +137,31 @@ class KeptMount:
         """Tell the keeper that the program of this process can stand by (`await_turn`)."""
         self._tell(b"standby", [])
 
-    def name_program(self, program: str) -> None:
+    def name_program(self, program: str) -> str:
         """Have the keeper start the next process with the program at this path. "": with the one of this process.
 
-        Returns when that process waits for its turn, or is known to be of no use; blocks.
+        Returns "" when that process waits for its turn, else why it does not; blocks.
         """
-        if program:
-            with self._naming:
-                self._tell(b"program " + os.fsencode(program), [], is_answered=True)
+        if not program:
+            return ""
+        with self._naming:
+            answer = self._tell(b"program " + os.fsencode(program), [], is_answered=True)
+        return "" if answer == b"ready" else answer.removeprefix(b"no ").decode(errors="replace")
+
+    @classmethod
+    def tell_why(cls, reason: str) -> None:
+        """If a keeper started this process, tell it why this process is about to end."""
+        cls._tell(b"why " + " ".join(reason.split()).encode(errors="replace")[:_REASON_BYTES], [])
 
     def end(self) -> None:
         """The mount ends: the keeper lets go of it, and does not start a successor."""
         self._tell(b"end", [])
 
     @staticmethod
-    def _tell(message: bytes, fds: list[int], *, is_answered: bool = False) -> None:
+    def _tell(message: bytes, fds: list[int], *, is_answered: bool = False) -> bytes:
         number = os.environ.get(KEEPER_VARIABLE)
         if number is None:
-            return
+            return b""
         # Without a keeper the mount goes on, and ends with this process.
         with suppress(OSError), socket.socket(fileno=os.dup(int(number))) as keeper:
             socket.send_fds(keeper, [message], fds)
@@ -160,4 +169,5 @@ class KeptMount:
                 answer = select.poll()  # select(2) knows no descriptor above 1023
                 answer.register(keeper, select.POLLIN)
                 answer.poll(_ANSWER_SECONDS * 1000)
-                keeper.recv(64, socket.MSG_DONTWAIT)
+                return keeper.recv(_ANSWER_BYTES, socket.MSG_DONTWAIT)
+        return b"no answer from the keeper"

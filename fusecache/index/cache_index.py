@@ -142,7 +142,8 @@ class CacheIndex:
         try:
             self.opening = prepare(directory, boot_id, described)
             directory.mkdir(parents=True, exist_ok=True)
-            write_state(self._state_path, boot_id=boot_id, clean=False)
+            if not self.opening.unclean:  # else the file says so, and the disk may be full
+                write_state(self._state_path, boot_id=boot_id, clean=False)
             self._env = open_environment(
                 directory / "rows",
                 map_size=_MAP_BYTES,

@@ -90,6 +90,8 @@ def _faults(status: Mapping[str, Any]) -> Iterator[str]:
         pass  # an action says it
     elif status.get("waiting_for") and status.get("oldest_pending_seconds", 0) > _WAITING_SECONDS:
         yield f"uploads wait: {status['waiting_for']}"
+    if status.get("config_not_applied"):
+        yield str(status["config_not_applied"])
     if status.get("keys_error"):
         yield f"keys could not be read again: {status['keys_error']}"
 

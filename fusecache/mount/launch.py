@@ -31,6 +31,7 @@ from fusecache.mount.control_client import (
     peer_of,
     request_stream,
 )
+from fusecache.mount.keeper_client import DaemonAway
 from fusecache.mount.leftover_text import missing_texts
 from fusecache.mount.mount_table import TABLE, check_answers, mounted_types, our_mountpoints, root_of
 from fusecache.mount.own_program import own_program
@@ -160,7 +161,7 @@ class Parent:
 def mount_state(mountpoint: Path, *, mount_table: Path = TABLE) -> MountState:
     """Return what is mounted at a path. A mount is dead if statfs fails with ENOTCONN or ECONNABORTED.
 
-    Raises MountError for a mount that does not answer.
+    Raises MountError for a mount that does not answer, as `check_answers`.
     """
     check_answers(mountpoint)
     try:
@@ -267,6 +268,41 @@ def _config_lines(path: Path) -> set[str]:
         return {line.strip() for line in path.read_text(encoding="utf-8").splitlines()}
     except OSError:
         return set()
+
+
+def clear_unserved(mountpoint: Path) -> bool:
+    """Take away a mount that no daemon serves, and end its keeper. Its cache directory stays untouched.
+
+    Return False if a daemon serves the mount. Raises MountError.
+    """
+    try:
+        if mount_state(mountpoint) is not MountState.DEAD:
+            return False
+        clear_dead(mountpoint)
+    except DaemonAway as away:
+        _end_keeper(away, mountpoint)
+    return True
+
+
+def _end_keeper(away: DaemonAway, mountpoint: Path) -> None:
+    if away.keeper <= 0:
+        raise MountError(f"{mountpoint}: its keeper runs in another container: unmount it there. {away}")
+    handle = _open_process(away.keeper)
+    if handle is None:  # it has just ended
+        return
+    try:
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        waiter = select.poll()
+        waiter.register(handle, select.POLLIN)
+        if not waiter.poll(EXIT_SECONDS * 1000):
+            raise MountError(
+                f"{mountpoint}: its keeper (pid {away.keeper}) did not exit within {EXIT_SECONDS:g} s: a process of "
+                "it hangs; end both with `kill -9`, and repeat the unmount"
+            )
+    except PermissionError as exc:
+        raise MountError(f"{mountpoint}: only root and the user who mounted may unmount it: {away}") from exc
+    finally:
+        os.close(handle)
 
 
 def clear_dead(mountpoint: Path) -> None:

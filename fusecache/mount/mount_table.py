@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fusecache.model.errors import MountError
 from fusecache.model.mount_rows import MountRow, mount_rows
+from fusecache.mount.keeper_client import check_served
 
 TABLE = Path("/proc/self/mountinfo")
 OUR_TYPE = "fuse.fusecache"
@@ -149,7 +150,10 @@ def _mounts_on_the_way(outer: str, path: str, mount_table: Path) -> list[str]:
 
 
 def check_answers(path: str | os.PathLike[str]) -> None:
-    """Raise MountError if a path leads into or through a fusecache mount whose daemon does not answer."""
+    """Raise MountError if a path leads into or through a fusecache mount whose daemon does not answer.
+
+    It is a DaemonAway if a keeper holds the mount and no daemon serves it.
+    """
     root = root_of(path)
     if root is not None:
         # The outer one first: a call to the inner one waits for both.
@@ -159,6 +163,9 @@ def check_answers(path: str | os.PathLike[str]) -> None:
 
 
 def _check_mount(root: str) -> None:
+    entry = next((entry for entry in reversed(our_entries()) if entry.point == root), None)
+    if entry is not None:  # else it has just gone
+        check_served(root, entry.device, entry.owner)
     if wait_statfs(root, ANSWER_SECONDS) is None:
         raise MountError(
             f"{root}: the daemon has not answered for {ANSWER_SECONDS:g} s: it hangs or is stopped. Find its pid with "

@@ -7,6 +7,7 @@ import mmap
 import os
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -14,15 +15,19 @@ import sysconfig
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from fusecache.daemon.connect import START_SECONDS
 from fusecache.model.hints import TO_THE_END, encode_plan
+from fusecache.mount.control_client import find_mount, request_stream
+from fusecache.mount.keeper_client import ADDRESS
+from fusecache.mount.mount_table import our_entries
 from tests.mount.conftest import ExpectedLog
 from tests.s3server import Account
 from tests.support import BASE_PYTHON, ROOT
@@ -37,6 +42,7 @@ from tests.support.mounts import (
     run,
     wait_until,
 )
+from tests.support.other_user import as_nobody, needs_root
 from tests.support.s3_buckets import Bucket
 
 MakeMount = Callable[..., Mount]
@@ -682,23 +688,37 @@ def test_a_signal_that_was_ignored_at_the_start_stays_so(mount: MakeMount, bucke
     assert (made.status()["pid"], made.keeper()) == pids
 
 
+# ---- a daemon that cannot start
+
+
+def kept_table_of(keeper: int) -> int:
+    """Open the memory in which a daemon leaves what its successor must know."""
+    for fd in Path(f"/proc/{keeper}/fd").iterdir():
+        if "memfd:fuse-table" in os.readlink(fd):
+            return os.open(fd, os.O_RDWR)
+    raise AssertionError("the keeper holds no table")
+
+
+@needs_root
 @pytest.mark.parametrize("folder", ["mount", "a mount of mine"])
-def test_the_calls_of_a_daemon_that_cannot_start_again_fail_and_write_nothing_below_the_mount(
+def test_the_calls_of_a_daemon_that_can_never_start_again_fail_and_write_nothing_below_the_mount(
     mount: MakeMount, bucket: Bucket, expect_log: ExpectedLog, tmp_path: Path, folder: str
 ) -> None:
     """Below it lies a local directory: a trainer's checkpoints would go there, and be lost with the node."""
     expect_log("recovered files=")
-    config = tmp_path / "config.toml"
-    config.write_text("")
-    made = mount("--keep-mounted", "--config", str(config), path=tmp_path / folder)
+    made = mount("--keep-mounted", path=tmp_path / folder)
     (made.path / "closed").write_bytes(b"bytes")
     keeper = made.keeper()
-    config.write_text("keep_mounted = maybe\n")  # no TOML
+    table = kept_table_of(keeper)
+    os.pwrite(table, b"otherone", 0)
+    os.close(table)
     os.kill(made.pid, signal.SIGKILL)
     wait_until(lambda: not is_running(keeper), "the end of the keeper", seconds=60)
     lines = [line for line in made.log().splitlines() if line.startswith("keeper:")]
-    assert lines[-1].startswith(
-        f"keeper: the daemon died 5 times in a row: every call on the mount {made.path} fails"
+    assert re.match(
+        r"keeper: the daemon cannot go on with the mount of its predecessor: shared memory of another version of the "
+        rf"program \(\d+ bytes\): every call on the mount {made.path} fails from now on",
+        lines[-1],
     )
     for call in (lambda: os.listdir(made.path), lambda: (made.path / "step-2").write_bytes(b"lost")):
         with pytest.raises(OSError, match="endpoint is not connected"):
@@ -711,6 +731,251 @@ def test_the_calls_of_a_daemon_that_cannot_start_again_fail_and_write_nothing_be
     made.start()
     made.sync()
     assert bucket.get("closed") == b"bytes"
+
+
+def has_failed_twice(mount: Mount) -> bool:
+    return "It has failed 2 times" in mount.log()
+
+
+@dataclass
+class Unserved:
+    """A mount without a daemon, and its keeper. None can start: a file of the cache directory is no JSON."""
+
+    mount: Mount
+    keeper: int
+    cause: Path
+    right: str
+
+    def reason(self) -> str:
+        """Return what `health` says, once the keeper knows more than that a daemon starts."""
+        return str(
+            wait_until(lambda: "cannot start" in (text := health(self.mount)) and text, "why", seconds=30)
+        )
+
+
+@pytest.fixture
+def unserved(mount: MakeMount, bucket: Bucket) -> Iterator[Unserved]:
+    bucket.put("file", b"bytes")
+    made = mount("--keep-mounted")
+    made.standby()
+    cause = made.cache / "fusecache.json"
+    found = Unserved(made, made.keeper(), cause, cause.read_text())
+    cause.write_text("{")
+    os.kill(made.pid, signal.SIGKILL)
+    wait_until(lambda: "It has failed 2 times" in made.log(), "two starts that fail", seconds=60)
+    made.pid = 0
+    yield found
+    cause.write_text(found.right)
+    if is_running(found.keeper):
+        os.kill(found.keeper, signal.SIGTERM)
+        wait_until(lambda: not is_running(found.keeper), "the end of the keeper", seconds=60)
+
+
+def health(mount: Mount) -> str:
+    done = run(FUSECACHE, "health", mount.path, check=False)
+    assert done.returncode == 2, done.stdout
+    return done.stdout
+
+
+def test_health_and_status_say_why_no_daemon_can_start(unserved: Unserved) -> None:
+    path = unserved.mount.path
+    said = unserved.reason()
+    status = run(FUSECACHE, "status", path, check=False)
+    assert status.returncode == 1
+    for text in (said.removeprefix("ACTION: "), status.stderr.removeprefix("fusecache: error: ")):
+        assert text.startswith(f"{path}: the daemon cannot start: {unserved.cause} cannot be read ")
+        assert f"the keeper (process {unserved.keeper}) tries again every 60 s" in text
+        assert text.endswith(f"To end the mount instead: fusecache unmount {path}\n")
+
+
+def test_a_mount_goes_on_soon_if_a_user_asks_after_the_cause_is_gone(unserved: Unserved) -> None:
+    made = unserved.mount
+    wait_until(lambda: "is started again in 16 s" in made.log(), "a long pause", seconds=60)
+    began = time.monotonic()
+    unserved.cause.write_text(unserved.right)
+    health(made)
+    assert (made.path / "file").read_bytes() == b"bytes"
+    assert time.monotonic() - began < 12
+    made.pid = made.status()["pid"]
+
+
+def told_by_keeper(mount: Mount) -> str:
+    """Return what the keeper answers, asked at its socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+        asker.settimeout(10)
+        asker.connect(keeper_address(mount))
+        return asker.recv(1 << 16).decode()
+
+
+def keeper_address(mount: Mount) -> str:
+    (entry,) = [entry for entry in our_entries() if entry.point == str(mount.path)]
+    return ADDRESS + entry.device.partition(":")[2]
+
+
+@needs_root
+def test_a_keeper_tells_other_users_nothing(unserved: Unserved) -> None:
+    unserved.reason()
+    assert as_nobody(lambda: told_by_keeper(unserved.mount)) == ""
+    assert "cannot start" in told_by_keeper(unserved.mount)
+
+
+@needs_root
+def test_commands_believe_no_other_user_that_no_daemon_serves(mount: MakeMount, bucket: Bucket) -> None:
+    made = mount("--keep-mounted")
+    address = keeper_address(made)
+
+    def lie() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(address)
+            listener.listen()
+            with listener.accept()[0] as asker:
+                asker.send(b"the daemon cannot start")
+
+    with ThreadPoolExecutor(1) as pool:
+        lied = pool.submit(as_nobody, lie)
+        wait_until(lambda: f"@{address[1:]}" in Path("/proc/net/unix").read_text(), "the listener")
+        assert run(FUSECACHE, "health", made.path).stdout == "OK\n"
+        lied.result(timeout=30)
+
+
+@pytest.mark.parametrize("by", ["kill", "unmount", "fusermount3"])
+def test_a_mount_that_no_daemon_serves_is_ended_in_good_order(unserved: Unserved, by: str) -> None:
+    made = unserved.mount
+    if by == "kill":
+        os.kill(unserved.keeper, signal.SIGTERM)
+    elif by == "unmount":
+        unserved.reason()
+        said = run(FUSECACHE, "unmount", made.path).stderr
+        assert "files not uploaded are in its cache directory, for the next mount" in said
+        assert not is_running(unserved.keeper)
+    else:
+        run("fusermount3", "-u", made.path)
+    wait_until(lambda: not is_running(unserved.keeper), "the end of the keeper", seconds=60)
+    assert not mounted_at(made.path)
+
+
+def test_the_programs_that_wait_end_with_the_mount(unserved: Unserved) -> None:
+    unserved.reason()
+    with subprocess.Popen(["cat", unserved.mount.path / "file"], stderr=subprocess.DEVNULL) as reader:
+        try:
+            wait_until(lambda: Path(f"/proc/{reader.pid}/comm").read_text() == "cat\n", "its start")
+            run(FUSECACHE, "unmount", unserved.mount.path)
+            assert reader.wait(30)
+        finally:
+            reader.kill()
+
+
+def test_a_mount_waits_for_a_python_that_is_installed_again(
+    mount: MakeMount, bucket: Bucket, tmp_path: Path
+) -> None:
+    bucket.put("file", b"bytes")
+    made = mount()
+    made.unmount()
+    python = tmp_path / "python"
+    python.symlink_to(BASE_PYTHON)
+    environment = {**made.bucket.service.environment(), "PYTHONPATH": sysconfig.get_path("purelib")}
+    _, *words = made.command("--keep-mounted")
+    run(python, "-m", "fusecache", *words, cwd=ROOT, env=environment)
+    made.pid = made.status()["pid"]
+    standby = made.standby()
+    python.unlink()
+    for pid in (standby, made.pid):
+        os.kill(pid, signal.SIGKILL)
+    said = wait_until(lambda: "cannot start" in (text := health(made)) and text, "the reason", seconds=30)
+    assert f"{made.path}: the daemon cannot start: cannot start {python}: " in said
+    python.symlink_to(BASE_PYTHON)
+    health(made)
+    assert (made.path / "file").read_bytes() == b"bytes"
+    made.pid = made.status()["pid"]
+
+
+# ---- the configuration of a mount
+
+
+class InConfig(Bucket):
+    """A bucket that the configuration file names."""
+
+    @property
+    def source(self) -> str:
+        """Nothing for the command line."""
+        return ""
+
+
+@pytest.fixture
+def configured(mount: MakeMount, bucket: Bucket, tmp_path: Path) -> tuple[Mount, Path, str]:
+    """A mount of the folder `one` of the bucket, its configuration file, and the file's text."""
+    for folder in ("one", "two"):
+        bucket.put(f"{folder}/name", folder.encode())
+    config = tmp_path / "mount.toml"
+    text = f'source = "{bucket.source}one"\nendpoint_url = "{bucket.service.endpoint_url}"\n'
+    config.write_text(text)
+    of = InConfig(bucket.service, bucket.client, bucket.prefix)
+    return mount("--keep-mounted", "--config", str(config), of=of), config, text
+
+
+def upgrade(mount: Mount) -> None:
+    run(FUSECACHE, "upgrade", mount.path)
+    mount.pid = mount.status()["pid"]
+
+
+@pytest.mark.parametrize("replace_daemon", [kill, upgrade])
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        pytest.param(('/one"', '/two"'), "changes source: to apply it, unmount and mount again", id="source"),
+        pytest.param(("", "read_only = true\n"), "changes read_only: ", id="read only"),
+        pytest.param(("", 'umask = "077"\n'), "changes umask: ", id="umask"),
+        pytest.param(("", "cache_sise = 1\n"), "unknown key 'cache_sise'", id="typo"),
+        pytest.param(("source", "source ="), "is not valid TOML", id="no TOML"),
+    ],
+)
+def test_a_running_mount_never_changes_what_it_shows(
+    configured: tuple[Mount, Path, str],
+    expect_log: ExpectedLog,
+    replace_daemon: Callable[[Mount], None],
+    change: tuple[str, str],
+    why: str,
+) -> None:
+    expect_log("This mount goes on with the configuration that it had before")
+    made, config, text = configured
+    before = (made.path / "name").stat()
+    config.write_text(text.replace(*change, 1))
+    for _ in range(2):
+        replace_daemon(made)
+        assert (made.path / "name").read_bytes() == b"one"
+        after = (made.path / "name").stat()
+        assert (after.st_mode, after.st_uid) == (before.st_mode, before.st_uid)
+        (made.path / "new").write_bytes(b"new")
+        status = made.status()
+        assert status["verdict"] == "DEGRADED"
+        assert any(why in reason for reason in status["reasons"])
+    config.write_text(text)
+    replace_daemon(made)
+    assert made.status()["reasons"] == []
+
+
+def test_a_changed_source_applies_to_the_next_mount(configured: tuple[Mount, Path, str]) -> None:
+    made, config, text = configured
+    config.write_text(text.replace('/one"', '/two"'))
+    made.unmount()
+    made.cache = made.cache.with_name("another")
+    made.log_path = made.cache / "fusecache.log"
+    made.start("--config", str(config))
+    assert (made.path / "name").read_bytes() == b"two"
+
+
+def test_an_option_that_changes_nothing_to_see_applies_to_the_next_daemon(
+    configured: tuple[Mount, Path, str],
+) -> None:
+    made, config, text = configured
+    assert made.status()["options"]["download_rate"] is None
+    config.write_text(text + 'download_rate = "100MiB"\n')
+    kill(made)
+    assert made.status()["options"]["download_rate"] == 100 * 2**20
+    assert made.status()["reasons"] == []
+
+
+# ---- the end of a mount, and its keeper
 
 
 def test_without_its_keeper_a_mount_goes_on_and_ends_with_its_daemon(
@@ -742,6 +1007,22 @@ def test_an_upgrade_replaces_the_daemon_under_its_users(mount: MakeMount, bucket
         assert made.status()["pid"] != made.pid
         made.pid = made.status()["pid"]
     assert stored(bucket, made, "file") == b"before after"
+
+
+def test_an_upgrade_to_a_program_that_does_not_get_ready_leaves_the_daemon_serving(
+    mount: MakeMount, bucket: Bucket
+) -> None:
+    bucket.put("file", b"bytes")
+    made = mount("--keep-mounted")
+    at, _ = find_mount(made.path, os.environ)
+    answer = request_stream(at, {"command": "upgrade", "program": "/bin/false"})
+    assert answer["result"] == "error"
+    assert answer["message"].startswith(
+        f"{made.path}: /bin/false is not ready to serve, so the daemon goes on: it ended at its start"
+    )
+    assert made.status()["pid"] == made.pid
+    kill(made)
+    assert (made.path / "file").read_bytes() == b"bytes"
 
 
 def test_a_checkout_that_is_not_installed_outlives_its_daemon_too(mount: MakeMount, bucket: Bucket) -> None:

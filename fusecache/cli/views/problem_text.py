@@ -18,6 +18,8 @@ def action_lines(status: Mapping[str, Any]) -> Iterator[str]:
     cache = status.get("cache", {})
     if status.get("journal_error"):
         yield status["journal_error"]
+    if status.get("config_not_applied"):
+        yield status["config_not_applied"]
     yield from _refused_lines(status)
     yield from _waiting_lines(status, status, is_for_persons=True)
     yield from _shortage_texts(status.get("shortages", {}), cache)

@@ -140,6 +140,18 @@ def test_after_an_unclean_stop_the_same_boot_keeps_the_rows(tmp_path: Path) -> N
     index.close()
 
 
+def test_after_an_unclean_stop_an_opening_in_the_same_boot_writes_no_new_file(tmp_path: Path) -> None:
+    """The disk may be full: what the state file is to say, it says."""
+    _open(tmp_path).close(clean=False)
+    state = tmp_path / "index" / "state.json"
+    before = state.stat().st_ino
+    _open(tmp_path).close(clean=False)
+    assert state.stat().st_ino == before
+    index = _open(tmp_path)
+    assert index.opening.unclean
+    index.close()
+
+
 def test_after_an_unclean_stop_another_boot_discards_rows_and_files_unopened(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "1").write_bytes(b"x")

@@ -1,0 +1,109 @@
+"""`fusecache unmount` ends a mount, and `fusecache upgrade` its daemon."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fusecache import __version__
+from fusecache.cli.say import say
+from fusecache.config.options import load_options
+from fusecache.config.values import Duration, as_argument
+from fusecache.model.errors import MountError
+from fusecache.mount.keeper_client import DaemonAway
+from fusecache.mount.launch import (
+    MountState,
+    clear_dead,
+    clear_unserved,
+    detach_and_wait,
+    drain,
+    log_tail,
+    mount_of_this_node,
+    mount_state,
+    replace_daemon,
+    resolve_in_mount,
+)
+from fusecache.mount.leftover_text import left_texts, unsent_text
+from fusecache.mount.progress import ProgressView
+
+
+def add_arguments(unmount: argparse.ArgumentParser, upgrade: argparse.ArgumentParser) -> None:
+    """Add the arguments of both commands."""
+    unmount.add_argument("mountpoint", type=Path, nargs="?", help="directory of the mount")
+    unmount.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="configuration file that names the mountpoint [$FUSECACHE_CONFIG]",
+    )
+    unmount.add_argument(
+        "--timeout", type=as_argument(Duration()), metavar="DURATION",
+        help="stop waiting for uploads after this time, like 90, 90s, 10m or 2h, and leave it mounted [never]",
+    )  # fmt: skip
+    unmount.add_argument(
+        "--force",
+        action="store_true",
+        help="do not wait for uploads or requests in flight; the next mount resumes them. A mount in use still stays "
+        "mounted",
+    )
+    unmount.add_argument(
+        "--if-dead", action="store_true", help="only clean up a mount whose daemon has exited"
+    )
+    unmount.set_defaults(run=_unmount, parser=unmount)
+    upgrade.add_argument("mountpoint", type=Path, nargs="?", help="directory of the mount [the only mount]")
+    upgrade.set_defaults(run=_upgrade, parser=upgrade)
+
+
+def config_path_of(arguments: argparse.Namespace) -> Path | None:
+    """Return the configuration file that a command line or the environment names."""
+    named = arguments.config or os.environ.get("FUSECACHE_CONFIG")
+    return Path(named) if named else None
+
+
+def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    mountpoint = _mountpoint(arguments)
+    if arguments.if_dead:
+        with suppress(DaemonAway):  # its keeper holds it
+            if mount_state(mountpoint) is MountState.DEAD:
+                clear_dead(mountpoint)
+        return 0
+    if clear_unserved(mountpoint):
+        say(
+            f"no daemon served {mountpoint}: files not uploaded are in its cache directory, for the next mount"
+        )
+        return 0
+    state = mount_state(mountpoint)
+    if state is not MountState.LIVE:
+        raise MountError(f"{mountpoint} is {state.value}: nothing to unmount")
+    mount, _ = resolve_in_mount(mountpoint)
+    if arguments.force:
+        answer = log_tail(mount)
+        if answer.progress.pending_files:
+            say(unsent_text(answer))
+    else:
+        with ProgressView(sys.stderr, verb="uploading") as view:
+            drain(mount, timeout_seconds=arguments.timeout, on_progress=view.show_upload)
+        answer = log_tail(mount)
+    if not detach_and_wait(mount, forced=arguments.force):
+        say(f"{mountpoint} is unmounted; its daemon is still shutting down")
+    for line in left_texts(answer.status):
+        say(line)
+    return 0
+
+
+def _upgrade(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    mountpoint = arguments.mountpoint or mount_of_this_node(Path.cwd())
+    replace_daemon(mountpoint, __version__)
+    say(f"{mountpoint} is served by version {__version__} now")
+    return 0
+
+
+def _mountpoint(arguments: argparse.Namespace) -> Path:
+    if arguments.mountpoint is not None:
+        return Path(arguments.mountpoint)
+    config_path = config_path_of(arguments)
+    if config_path is None:
+        raise MountError("no mountpoint given: name it, or the --config file that names it")
+    return load_options({}, os.environ, config_path=config_path, user_id=os.geteuid()).mountpoint
