@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.config.node_memory import default_memory, memory_bytes
+from fusecache.config.node_memory import default_memory, memory_bytes, request_memory
 from fusecache.model.objects import GIB, MIB
 from tests.support import ROOT
 from tests.support.control_groups import memory_group
@@ -70,3 +70,13 @@ def test_a_mount_in_a_small_control_group_takes_less() -> None:
         words = [sys.executable, "-c", code, str(group / "cgroup.procs")]
         shown = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert int(shown) == 64 * MIB
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"), [(256 * MIB, 16 * MIB), (2 * GIB, 64 * MIB), (64 * GIB, 256 * MIB)]
+)
+def test_requests_that_wait_have_a_share_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch, node: int, expected: int
+) -> None:
+    monkeypatch.setattr("fusecache.config.node_memory.memory_bytes", lambda: node)
+    assert request_memory() == expected
