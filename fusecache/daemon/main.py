@@ -356,7 +356,7 @@ class _Daemon:
     async def _tune(self, mountpoint: str) -> None:
         """Check that a new mount answers, and set what the kernel keeps for as long as the mount is there."""
         await trio.to_thread.run_sync(os.stat, mountpoint)
-        settings = await trio.to_thread.run_sync(tune, mountpoint)
+        settings = await trio.to_thread.run_sync(tune, mountpoint, request_memory())
         self._facts["kernel"] = {"applied": list(settings.applied), "refused": list(settings.refused)}
         log.info("kernel applied=%s", ",".join(settings.applied) or "nothing")
         if settings.refused:

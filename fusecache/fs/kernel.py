@@ -10,11 +10,15 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from fusecache.model.objects import MIB
+
 # The kernel's default is 128 KiB: eight times as many requests as with 1 MiB, at a third of the speed.
 READ_AHEAD_KIB = 1024
 # The kernel's default is 12: twelve waiting readers would block all others.
-MAX_BACKGROUND = 256
-CONGESTION_THRESHOLD = 192
+_BACKGROUND_MAX = 256
+_BACKGROUND_MIN = 12
+# What the kernel writes back may wait for space. Then so many bytes are left for writes that it does not bound.
+_DIRECT_WRITE_BYTES = 16 * MIB
 
 
 CONNECTIONS = Path("/sys/fs/fuse/connections")
@@ -29,8 +33,18 @@ class KernelSettings:
     remedy: str = ""
 
 
-def tune(mountpoint: str) -> KernelSettings:
-    """Apply the settings to a live mount. Blocking; the mount must be answering requests."""
+def background_requests(request_bytes: int) -> int:
+    """Return how many reads ahead and writes back the kernel may have in flight. request_bytes: what may wait."""
+    return max(_BACKGROUND_MIN, min(_BACKGROUND_MAX, (request_bytes - _DIRECT_WRITE_BYTES) // MIB))
+
+
+def tune(mountpoint: str, request_bytes: int) -> KernelSettings:
+    """Apply the settings to a live mount. Blocking; the mount must be answering requests.
+
+    request_bytes: that requests may hold which wait. If what the kernel writes back could hold all of them, a cache
+    without space would stop every call on the mount.
+    """
+    background = background_requests(request_bytes)
     device = os.stat(mountpoint).st_dev
     major, minor = os.major(device), os.minor(device)
     connection = CONNECTIONS / str(minor)
@@ -38,8 +52,8 @@ def tune(mountpoint: str) -> KernelSettings:
         _mount_control_files()
     wanted = (
         (Path(f"/sys/class/bdi/{major}:{minor}/read_ahead_kb"), READ_AHEAD_KIB),
-        (connection / "max_background", MAX_BACKGROUND),
-        (connection / "congestion_threshold", CONGESTION_THRESHOLD),
+        (connection / "max_background", background),
+        (connection / "congestion_threshold", background * 3 // 4),
     )
     applied, refused, commands = [], [], []
     for path, value in wanted:

@@ -30,7 +30,7 @@ SMALL_PLACES = 16 * 1024
 _BASE = SMALL_PLACES * _SMALL_BYTES
 # A request in a large place counts as at least so much, which bounds how many of these there can be.
 _LEAST_BYTES = 64 * 1024
-# As much as the kernel writes back at once: MAX_BACKGROUND requests of MAX_WRITE_BYTES.
+# Somewhat more than the kernel writes back at once: `background_requests` of MAX_WRITE_BYTES.
 HELD_BYTES_MAX = 256 * 1024 * 1024
 # Whole large places that are kept for the next burst, and as many whose requests wait. To make one takes 0.7 ms.
 _WHOLE_PLACES = 8

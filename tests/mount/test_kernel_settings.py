@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fusecache.config.node_memory import request_memory
 from fusecache.fs import kernel
+from fusecache.model.objects import MIB
 from tests.support import ROOT
 from tests.support.s3_buckets import Bucket
 
@@ -54,10 +56,12 @@ def test_as_root_the_settings_are_applied_and_said_once(mount):
     one = mount()
     said = one.status()["kernel"]
     settings = {**_values(said["applied"]), **_values(said["refused"])}
+    background = kernel.background_requests(request_memory())
+    assert background <= request_memory() / MIB or background == 12
     assert settings == {
         "read_ahead_kb": kernel.READ_AHEAD_KIB,
-        "max_background": kernel.MAX_BACKGROUND,
-        "congestion_threshold": kernel.CONGESTION_THRESHOLD,
+        "max_background": background,
+        "congestion_threshold": background * 3 // 4,
     }
     device = os.stat(one.path).st_dev
     read_ahead = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tests.support import ROOT
 
-MODULE_LINES_MAX = 500
+MODULE_LINES_MAX = 700
 ROOM_MODULES_MAX = 16
 CLASS_FIELDS_MAX = 25
 ENGINE_FLOORS_MAX = 8
