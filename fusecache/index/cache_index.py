@@ -34,7 +34,7 @@ from typing import Any
 import lmdb
 
 from fusecache.index.cache_index_state import STATE_NAME, prepare, write_state
-from fusecache.index.lmdb_format import open_environment
+from fusecache.index.lmdb_format import DiskReserve, open_environment
 from fusecache.model.errors import LocalDiskError, StateError
 from fusecache.model.objects import GRANULES_PER_BLOCK, ObjectId
 
@@ -44,6 +44,8 @@ _WAY_OUT = (
 )
 # Address space, not memory: 64 GiB of rows describe about 400 TiB of cache.
 _MAP_BYTES = 64 << 30
+# Disk space ahead of the rows: a daemon starts while the disk is full, and what it evicts leaves the index.
+_RESERVE_BYTES = 128 << 10
 _OBJECT = struct.Struct(">QQIH")
 _NUMBER = struct.Struct(">Q")
 _BLOCK_KEY = struct.Struct(">QI")
@@ -159,6 +161,8 @@ class CacheIndex:
         self._blocks = self._env.open_db(b"blocks")
         self._lots = self._env.open_db(b"lots")
         self._meta = self._env.open_db(b"meta")
+        self._reserve = DiskReserve(self._env, directory / "rows", _RESERVE_BYTES)
+        self._reserve.top_up()
 
     def close(self, *, clean: bool = True) -> None:
         """Close. clean: sync everything and record that. Raises LocalDiskError, after closing."""
@@ -306,6 +310,18 @@ class CacheIndex:
             return Evicted(0, ())
         return self.evict([(row.number, block) for block in self.block_rows(row.number, 0, _ALL_BLOCKS)])
 
+    def rename_object(self, old: ObjectId, new: ObjectId) -> None:
+        """Let the rows of an object be those of a copy of it. A missing object is ignored, as is one that is there."""
+        with self._begin(write=True) as txn:
+            value = txn.get(_digest(old), db=self._objects)
+            if value is None or txn.get(_digest(new), db=self._objects) is not None:
+                return
+            row = _unpack_object(value)
+            txn.delete(_digest(old), db=self._objects)
+            change = ObjectChange(new, row.number, row.size, {})
+            txn.put(_digest(new), _pack_object(change, row.blocks), db=self._objects)
+            txn.put(_NUMBER.pack(row.number), _digest(new), db=self._files)
+
     def objects_of(self, numbers: Iterable[int]) -> dict[int, ObjectId]:
         """Return the object of each file number that has a row."""
         found: dict[int, ObjectId] = {}
@@ -398,6 +414,8 @@ class CacheIndex:
         try:
             with self._env.begin(write=write, db=db) as txn:
                 yield txn
+            if write:
+                self._reserve.top_up()
         except lmdb.Error as exc:
             raise LocalDiskError(f"the cache index in {self._directory} fails: {exc}; {_WAY_OUT}") from exc
 

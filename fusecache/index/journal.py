@@ -13,7 +13,6 @@ import errno
 import hashlib
 import json
 import os
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any, Self
 
 import lmdb
 
-from fusecache.index.lmdb_format import open_environment
+from fusecache.index.lmdb_format import DiskReserve, open_environment
 from fusecache.model.errors import JournalMapFull, NoSpace, StateError
 from fusecache.model.records import (
     ConflictRecord,
@@ -43,8 +42,6 @@ MAP_BYTES = 8 << 30
 # Disk space that the file has ahead of its rows, so that they can be written while the disk is full. A file that waits
 # for its upload takes about 2 KiB with all its states; freed pages are used again.
 RESERVE_BYTES = 32 << 20
-# The reserve is topped up when half of it is used. If the disk has no space for it, that is tried again after this.
-_RESERVE_RETRY_SECONDS = 10.0
 # Versions with attributes, about 100 bytes each. Above it, the rows with the oldest modification times go.
 ATTRIBUTES_MAX = 1_000_000
 _ROWS_COMPARED = 16
@@ -154,8 +151,6 @@ class Journal:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._map_bytes = MAP_BYTES
-        self._reserved_bytes = 0
-        self._reserve_at = float("-inf")
         self.is_open = False
         try:
             self._open()
@@ -165,7 +160,7 @@ class Journal:
                 f"have yet. Move the cache directory aside and mount again; keep it until they are recovered"
             ) from exc
         self._check_format()
-        self._reserve()
+        self._reserve.top_up()
 
     def _open(self) -> None:
         data = self._directory / "data.mdb"
@@ -178,7 +173,7 @@ class Journal:
         self._tables = {name: self._env.open_db(name.encode()) for name in _TABLES}
         self._attributes = self._tables["attributes"]
         self._meta = self._tables["meta"]
-        self._page_bytes = self._env.stat()["psize"]
+        self._reserve = DiskReserve(self._env, self._directory, RESERVE_BYTES)
         self.is_open = True
 
     def reopen(self) -> None:
@@ -245,7 +240,7 @@ class Journal:
             raise StateError(
                 f"{self._directory}: the journal cannot be written ({exc}); repair or replace that disk"
             ) from exc
-        self._reserve()
+        self._reserve.top_up()
 
     def _is_full(self, error: lmdb.Error) -> bool:
         """Whether the disk is full. LMDB reports a write that fitted only in part as an I/O error."""
@@ -255,20 +250,6 @@ class Journal:
             facts = os.statvfs(self._directory)
             return facts.f_bavail * facts.f_frsize < _FULL_BYTES
         return False
-
-    def _reserve(self) -> None:
-        """Give the file disk space ahead of its rows, if it has little left and the disk has it."""
-        facts = self._env.info()
-        used_bytes = (facts["last_pgno"] + 1) * self._page_bytes
-        if used_bytes + RESERVE_BYTES // 2 <= self._reserved_bytes or time.monotonic() < self._reserve_at:
-            return
-        try:
-            with open(self._directory / "data.mdb", "r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, used_bytes + RESERVE_BYTES)
-        except OSError:
-            self._reserve_at = time.monotonic() + _RESERVE_RETRY_SECONDS
-        else:
-            self._reserved_bytes = used_bytes + RESERVE_BYTES
 
     def files(self) -> list[FileRecord]:
         """Return all version records, oldest first. Raises StateError if a row is unreadable."""

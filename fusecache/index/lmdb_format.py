@@ -1,10 +1,14 @@
-"""Opens LMDB environments, and says what to do about a file in a data format that the installed lmdb cannot read.
+"""Opens LMDB environments, and keeps disk space for their rows.
+
+It says what to do about a file in a data format that the installed lmdb cannot read.
 
 LMDB 0.9 has data format 1, LMDB 1.0 has 3, and neither reads the other's files. The package lmdb brings both from its
 version 3.0 on and takes the one that a file needs. New files get format 1, which every version that is allowed reads.
 """
 
+import os
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,8 @@ from fusecache.model.errors import StateError
 _MAGIC = 0xBEEFC0DE
 _META_OFFSETS = (16, 24)
 _META = struct.Struct("=II")
+# If the disk has no space for the reserve, that is tried again after this.
+_RESERVE_RETRY_SECONDS = 10.0
 _HAS_BOTH = hasattr(lmdb.Environment, "lib_version")
 _READABLE = frozenset({1, 3} if _HAS_BOTH else {1})
 
@@ -37,6 +43,32 @@ def open_environment(directory: Path, **settings: Any) -> lmdb.Environment:
             "the formats 1 and 3) and mount again. Keep the cache directory: it may hold files that the bucket does "
             "not have"
         ) from exc
+
+
+class DiskReserve:
+    """Disk space that an environment's file has ahead of its rows: they can be written while the disk is full."""
+
+    def __init__(self, environment: lmdb.Environment, directory: Path, reserve_bytes: int) -> None:
+        """directory: of the environment."""
+        self._environment = environment
+        self._path = directory / "data.mdb"
+        self._reserve_bytes = reserve_bytes
+        self._page_bytes = environment.stat()["psize"]
+        self._reserved_bytes = 0
+        self._retry_at = float("-inf")
+
+    def top_up(self) -> None:
+        """Allocate the space again if half of it is used, and the disk has it."""
+        used_bytes = (self._environment.info()["last_pgno"] + 1) * self._page_bytes
+        if used_bytes + self._reserve_bytes // 2 <= self._reserved_bytes or time.monotonic() < self._retry_at:
+            return
+        try:
+            with open(self._path, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, used_bytes + self._reserve_bytes)
+        except OSError:
+            self._retry_at = time.monotonic() + _RESERVE_RETRY_SECONDS
+        else:
+            self._reserved_bytes = used_bytes + self._reserve_bytes
 
 
 def _data_format(data: Path) -> int | None:

@@ -336,6 +336,10 @@ class BlockCache:
         if not all(self.is_staging_high(file.object_id.key) for file in files):
             self.announce_staging()
 
+    async def rename(self, old: ObjectId, new: ObjectId) -> None:
+        """Keep what is cached of an object version as that of its copy, as `DiskTier.rename` does."""
+        await self._disk_tier.rename(old, new)
+
     async def forget(self, object_id: ObjectId) -> None:
         """Drop all blocks of an object version."""
         await self._disk_tier.forget(object_id)

@@ -186,6 +186,27 @@ class DiskTier:
             assert doomed is not None
             await self._offload.disk(self._files.delete, doomed)
 
+    async def rename(self, old: ObjectId, new: ObjectId) -> None:
+        """The bucket has a copy of an object version under another key: its blocks are those of the copy from now on.
+
+        If the index fails, the blocks are forgotten, and the copy is fetched when it is read.
+        """
+        try:
+            await self._table.run_to_completion(self._rename, old, new, name="cache-rename")
+        except LocalDiskError as exc:
+            self._table.count_disk_error(exc)
+            await self.forget(new)
+
+    async def _rename(self, old: ObjectId, new: ObjectId) -> None:
+        async with self._table.rows_lock:
+            objects = self._table.objects
+            if new in objects:
+                return  # something reads the copy already
+            entry = objects.pop(old, None)
+            if entry is not None:
+                entry.object_id, objects[new] = new, entry
+            await self._offload.rows(self._index.rename_object, old, new)
+
     async def delete_unindexed_files(self) -> None:
         """Delete files of earlier runs without a row, which were written just before a kill. One folder at a time."""
         try:

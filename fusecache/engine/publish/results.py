@@ -24,7 +24,7 @@ from fusecache.index.journal import (
     PutFile,
     PutOperation,
 )
-from fusecache.model.objects import ObjectInfo
+from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.model.records import OperationKind
 from fusecache.model.states import FileState
 
@@ -90,6 +90,14 @@ class PublishResults:
 
     async def done(self, item: Operation, result: PublishResult) -> None:
         """The bucket carried out an operation: a delete, a rename, a directory marker or a symlink."""
+        if (
+            item.record.kind is OperationKind.RENAME
+            and item.record.source_etag
+            and result.version is not None
+        ):
+            # Also for programs that have the file open when its new name is removed or replaced.
+            source = ObjectId(item.record.key, item.record.source_etag)
+            await self._retirement.rename(source, result.version.object_id)
         self._queue.remove(item, published=True)
         forgotten = self._rejections.forget(item.changed_keys())
         changes: list[Change] = [DropOperation(item.sequence), *forgotten]

@@ -18,7 +18,7 @@ from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.index.journal import DropFile
 from fusecache.model.errors import FusecacheError, InternalError
-from fusecache.model.objects import MIB, ObjectInfo
+from fusecache.model.objects import MIB, ObjectId, ObjectInfo
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,10 @@ class Retirement:
         """The bucket shows a file as `published`: hand its bytes over once `row`, which says so, is on disk."""
         self._pending += 1
         self._batches.add((version, published, row), at_once=version.size > _SMALL_BYTES)
+
+    async def rename(self, source: ObjectId, copy: ObjectId) -> None:
+        """The bucket shows a copy of an object in its place: what the cache has of it stays."""
+        await self._cache.rename(source, copy)
 
     async def wait_idle(self) -> None:
         """Return when every handover is done, or `run` has ended."""

@@ -263,3 +263,35 @@ async def test_a_file_that_went_and_came_back_beside_its_writer_is_removed(
         assert await user.drained() == "durable"
         assert await user.tree() == {}
     assert bucket.shows() == {}
+
+
+async def test_what_is_cached_of_a_published_file_stays_cached_under_its_new_name(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("a", b"content")
+        assert await user.drained() == "durable"
+        await user.rename("a", "b")
+        assert await user.drained() == "durable"
+        assert await user.read("b") == b"content"
+    async with running_node(bucket, cache) as user:
+        assert await user.read("b") == b"content"
+    assert bucket.gets == []
+
+
+async def test_an_open_file_keeps_its_content_when_its_new_name_is_replaced(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("a", b"old")
+        assert await user.drained() == "durable"
+        await user.rename("a", "b")
+        assert await user.drained() == "durable"
+        handle = await user.open("b", truncate=False)
+        await user.unlink("b")
+        await user.write("b", b"new")
+        assert await user.drained() == "durable"
+        await user.fs.file_io.write(handle, 3, b"er")
+        assert bytes(await user.fs.file_io.read(handle, 0, 10)) == b"older"
+        await user.close(handle)
+        assert await user.read("b") == b"new"
