@@ -52,6 +52,11 @@ class Commits(Protocol):
     last_commit: int
     next_commit: int
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether changes are on their way to the disk that a caller waits for."""
+        ...
+
     async def wait_committed(self) -> None:
         """Return when all that was submitted is on disk. Raises NoSpace or ReadOnly if that takes long."""
         ...
@@ -180,8 +185,10 @@ class KeptFiles:
 
         Raises what `Commits.wait_committed` raises.
         """
-        while self._journal is not None and self._moves.get(node.number, 0) > self._journal.last_commit:
-            await self._journal.wait_committed()
+        journal = self._journal
+        # A name that another client took has no row in the journal, and nothing to wait for.
+        while journal and journal.is_awaited and self._moves.get(node.number, 0) > journal.last_commit:
+            await journal.wait_committed()
 
     def on_changed(self, node: Node) -> None:
         """A file or directory has another name, other attributes or other content."""

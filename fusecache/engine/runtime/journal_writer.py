@@ -79,6 +79,11 @@ class JournalWriter:
         """The last number that was given out."""
         return self._highest
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether changes are on their way to the disk that a caller waits for."""
+        return self._is_awaited or self._committing
+
     def next_number(self) -> int:
         """Return a number above all given out before: for a file version or a sequence."""
         self._highest += 1
@@ -123,12 +128,12 @@ class JournalWriter:
 
         Changes that cannot be encoded do not count.
         """
-        if self._is_awaited or self._committing:
+        if self.is_awaited:
             await self.commit()
 
     async def wait_all_committed(self) -> None:
         """Return when all submitted changes, except lazy ones, are on disk, however long that takes."""
-        if self._is_awaited or self._committing:
+        if self.is_awaited:
             await self.submit().committed()
 
     async def commit(self, *changes: Change) -> None:

@@ -24,7 +24,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.fd = make_memory("test")
-        self.journal: Any = SimpleNamespace(last_commit=0, next_commit=1)
+        self.journal: Any = SimpleNamespace(last_commit=0, next_commit=1, is_awaited=False)
         self.root = Node(1, Kind.DIRECTORY, "", None, 0o755, 0, 0, 0)
 
     def daemon(self, *, is_resumed: bool = True) -> KeptFiles:
@@ -167,3 +167,21 @@ def test_a_damaged_row_is_not_guessed_and_its_handle_is_left_without_a_file(
     assert [each.name for each in left.files] == ["whole"]
     assert sorted(each.inode for each in left.handles) == [20, 21]
     assert "a row of the predecessor is not readable" in caplog.text
+
+
+async def test_an_open_waits_for_a_move_that_the_journal_is_taking_and_for_no_other(memory: Memory) -> None:
+    files = memory.daemon(is_resumed=False)
+    node = Node(20, Kind.FILE, "f", memory.root, 0o644, 0, 0, 0, object=OLD)
+
+    async def commit() -> None:
+        memory.begin_commit()
+        memory.end_commit()
+        memory.journal.is_awaited = False
+
+    memory.journal.wait_committed = commit
+    files.on_moved(node)  # another client took the name: no row follows
+    await files.wait_for_moves(node)
+    assert memory.journal.last_commit == 0
+    memory.journal.is_awaited = True
+    await files.wait_for_moves(node)
+    assert memory.journal.last_commit == 1
