@@ -21,7 +21,8 @@ from fusecache.engine.events import EventTargets, KernelListener
 from fusecache.engine.namespace.nodes import FileHandle, Node
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.recovery.journal_replay import ReplayResult, rebuild_tree
-from fusecache.engine.recovery.node_adoption import NodeAdoption, removed_objects_in_use
+from fusecache.engine.recovery.node_adoption import NodeAdoption
+from fusecache.engine.recovery.places import NamelessFiles
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
@@ -89,12 +90,12 @@ class FileSystem:
         try:
             with (
                 _pause_garbage_collection(),
-                removed_objects_in_use(self.options.predecessor, self.tree) as removed,
+                NamelessFiles.of(self.options.predecessor, self.tree) as nameless,
             ):
                 self.replayed = await self._storage.offload.rows(self._read_journal)
                 for key, nbytes in self.replayed.staged_bytes():
                     self.cache.restore_staging(nbytes, key)
-                rebuild_tree(self.replayed, self.tree, self.queue, trio.current_time(), removed)
+                rebuild_tree(self.replayed, self.tree, self.queue, trio.current_time(), nameless)
                 self._adopt()
             self._write_back.write.states.adopt_local_only(self.replayed.local)
             self.quarantine.restore_rows(self.replayed)
@@ -129,7 +130,7 @@ class FileSystem:
         if left is None:
             return
         with self.tree.freeze_forgets():  # until the handles are counted, nothing holds the nodes
-            for version in NodeAdoption(left, self.replayed, self.tree).run():
+            for version in NodeAdoption(left, self.replayed, self.tree, self.queue).run():
                 self._write_back.write.states.adopt_open(version)
             for each in left.handles:
                 node = None if each.is_directory else self.tree.nodes.get(each.inode)

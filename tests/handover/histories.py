@@ -28,6 +28,7 @@ STEPS: tuple[Step, ...] = (
     ("rename", "b", "a"),
     ("unlink", "a"),
     ("unlink", "b"),
+    ("unlink", "x/a"),
     ("wait", 1.2),
     ("wait", 3.0),
     ("open", 0, "x/a", "r+"),

@@ -10,6 +10,7 @@ one node, one client, so there is only one right answer.
 
 import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -48,6 +49,9 @@ CALL_SECONDS = 300.0
 SETTLE_SECONDS = 1.0
 
 
+_LOCKS = shutil.ignore_patterns("lock.mdb")
+
+
 class Wrong(AssertionError):
     """A program or the bucket saw something else than the tree of the model."""
 
@@ -76,12 +80,11 @@ class _DyingReaper(Reaper):
     table = b""
 
     def die(self, label: str) -> None:
-        self.picture()
-        super().die(label)
-
-    def picture(self) -> None:
-        """Remember the table as it is now."""
         self.table = os.pread(self.table_fd, os.fstat(self.table_fd).st_size, 0)
+        try:
+            super().die(label)
+        finally:  # without a reboot the cache is as it was
+            shutil.copytree(self._place / "cache", self._next_place / "cache", ignore=_LOCKS)
 
 
 @dataclass

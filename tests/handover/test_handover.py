@@ -30,6 +30,16 @@ FOUND: dict[str, tuple[Step, ...]] = {
         ("open", 3, "a", "w"),
         ("unlink", "a"),
     ),
+    "a removed file is readable although its rename has not reached the bucket": (
+        ("save", "b"),
+        ("wait", 3.0),
+        ("open", 1, "b", "r+"),
+        ("rename", "b", "a"),
+        ("unlink", "a"),
+        ("save", "a"),
+        ("wait", 3.0),
+        ("write", 1),
+    ),
     "a directory is renamed under an open file": (
         ("mkdir", "x"),
         ("save", "x/a"),

@@ -14,7 +14,7 @@ Invariants:
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from fusecache.engine.namespace.nodes import (
 )
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.recovery.lost_changes import LostChanges
-from fusecache.engine.recovery.places import folder_of, node_at
+from fusecache.engine.recovery.places import NamelessFiles, folder_of, node_at
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropFile, DropOperation, Journal, PutAbort, PutFile, PutOperation
 from fusecache.model.errors import Refused
@@ -382,17 +382,17 @@ class JournalReplay:
 
 
 def rebuild_tree(
-    found: ReplayResult, tree: Tree, queue: WritebackQueue, now: float, removed: Mapping[ObjectId, Node]
+    found: ReplayResult, tree: Tree, queue: WritebackQueue, now: float, nameless: NamelessFiles
 ) -> None:
     """Rebuild the queue, and the part of the tree that only this node knows, in the order of the sequences.
 
-    removed: nodes of removed objects that are still read: their deletes wait.
+    nameless: open files without a name: a queued rename may still move the object of one, and a delete waits for it.
     """
     items: list[FileVersion | OperationRecord] = [*found.versions, *found.rejected, *found.operations]
     for item in sorted(items, key=lambda item: item.sequence):
         if isinstance(item, FileVersion):
             item.reserved = item.size
-            _place_content(item, tree)
+            _place_content(item, tree, nameless)
             if item.state is FileState.FLUSHED:
                 item.flushed_at = now
                 item.close_state.mark_flushed()
@@ -401,13 +401,13 @@ def rebuild_tree(
             if item.state is not FileState.REJECTED:
                 queue.add(item)
         else:
-            queue.add(_replay(item, tree, removed))
+            queue.add(_replay(item, tree, nameless))
     for record in found.deferred:
         tree.add_tombstone(record.key)
         queue.defer(Operation(record, None))
     for version in found.local:  # their rows have the names that they have after all queued changes
         version.reserved = version.size
-        _place_content(version, tree)
+        _place_content(version, tree, nameless)
 
 
 def _defer_deletes(found: ReplayResult) -> None:
@@ -434,8 +434,11 @@ def _defer_deletes(found: ReplayResult) -> None:
             found.deferred.append(record)
 
 
-def _place_content(version: FileVersion, tree: Tree) -> None:
+def _place_content(version: FileVersion, tree: Tree, nameless: NamelessFiles) -> None:
     record = version.record
+    there = tree.find(record.key)
+    if there is not None and nameless.has_other_content(there, record.generation):
+        tree.detach(there)
     node = node_at(tree, record.key, Kind.FILE, record.attributes)
     node.version = version
     version.node = node
@@ -445,7 +448,7 @@ def _place_content(version: FileVersion, tree: Tree) -> None:
     tree.hold_local(node)
 
 
-def _replay(record: OperationRecord, tree: Tree, removed: Mapping[ObjectId, Node]) -> QueuedChange:
+def _replay(record: OperationRecord, tree: Tree, nameless: NamelessFiles) -> QueuedChange:
     node = readers = None
     match record.kind:
         case OperationKind.MKDIR:
@@ -460,10 +463,11 @@ def _replay(record: OperationRecord, tree: Tree, removed: Mapping[ObjectId, Node
             if gone is not None:
                 tree.detach(gone)
             tree.add_tombstone(record.key)
+            readers = gone if gone in nameless else None
             if record.base_etag:
-                readers = removed.get(ObjectId(record.key, record.base_etag))
+                readers = nameless.by_object.get(ObjectId(record.key, record.base_etag), readers)
         case OperationKind.RENAME:
-            node = _replay_rename(record, tree)
+            node = _replay_rename(record, tree, nameless)
             tree.add_tombstone(record.key)
     if node is not None:
         tree.hold_local(node)
@@ -472,12 +476,14 @@ def _replay(record: OperationRecord, tree: Tree, removed: Mapping[ObjectId, Node
     return Operation(record, node, in_flight=record.kind is not OperationKind.RMDIR, readers=readers)
 
 
-def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:
+def _replay_rename(record: OperationRecord, tree: Tree, nameless: NamelessFiles) -> Node | None:
     replaced = tree.find(record.target)
     if replaced is not None:
         tree.detach(replaced)
     node = tree.find(record.key)
+    node = node or nameless.by_object.get(ObjectId(record.key, record.source_etag))
     if node is not None:
+        # A nameless one loses this name again by a later change.
         folder = folder_of(tree, record.target)
         tree.move(node, folder, record.target.rpartition("/")[2])
         return node

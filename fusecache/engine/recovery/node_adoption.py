@@ -13,13 +13,13 @@ Invariants:
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, in_use
+from fusecache.engine.namespace.nodes import FileVersion, Kind, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.recovery.journal_replay import ReplayResult
-from fusecache.model.objects import ObjectId
+from fusecache.engine.recovery.places import make_nameless
+from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.predecessor import KeptNode, Predecessor
 from fusecache.model.states import FileState
 
@@ -32,10 +32,11 @@ _LONG_AGO_SECONDS = 10.0**7
 class NodeAdoption:
     """Gives the nodes of a tree that was just rebuilt the numbers that the kernel knows, and makes the missing ones."""
 
-    def __init__(self, left: Predecessor, found: ReplayResult, tree: Tree) -> None:
+    def __init__(self, left: Predecessor, found: ReplayResult, tree: Tree, queue: WritebackQueue) -> None:
         self._left = left
         self._found = found
         self._tree = tree
+        self._queue = queue
         self._directories = {each.number: each for each in left.directories}
         self._queued: dict[int, FileVersion] = {
             each.record.generation: each for each in (*found.versions, *found.rejected, *found.local)
@@ -102,13 +103,17 @@ class NodeAdoption:
         before = None if version is None else version.node
         if version is None or before is node:
             return node
-        version.node, node.version = node, version
-        self._tree.hold_local(node)
-        if before is not None:
-            # Replay places content by its name, which newer content may have since.
-            if before.version is version:
-                before.version = None
-            self._tree.release_local(before)
+        # Replay places content by its name. If that is newer content's by now, only this version is the file's.
+        is_shared = before is not None and (before.version is not version or self._tree.is_linked(before))
+        moved = [version] if is_shared else [item for item in self._queue.items() if item.node is before]
+        for item in {version, *moved}:
+            item.node = node
+            self._tree.hold_local(node)
+            if before is not None:
+                self._tree.release_local(before)
+        if before is not None and before.version is version:
+            before.version = None
+        node.version = version
         return node
 
     def _open(self, node: Node, kept: KeptNode, version: FileVersion) -> None:
@@ -128,19 +133,3 @@ class NodeAdoption:
 
 def _newest_first(kept: KeptNode) -> int:
     return -kept.number
-
-
-def make_nameless(kept: KeptNode, tree: Tree) -> Node:
-    """Make the node of a file that lost its name."""
-    return tree.make_nameless(kept.number, kept.name, kept.attributes, kept.object)
-
-
-@contextmanager
-def removed_objects_in_use(left: Predecessor | None, tree: Tree) -> Iterator[dict[ObjectId, Node]]:
-    """Yield the objects that programs have open although they were removed: their DELETE waits for these nodes."""
-    kept = [] if left is None else [each for each in left.files if not each.parent]
-    found = {each.object.object_id: make_nameless(each, tree) for each in kept if each.object is not None}
-    with ExitStack() as stack:
-        for node in found.values():
-            stack.enter_context(in_use(node))
-        yield found

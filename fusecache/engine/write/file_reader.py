@@ -4,7 +4,6 @@ import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, Operation
-from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.write.listener import WriteListener
 from fusecache.engine.writeback.queue import WritebackQueue
@@ -18,9 +17,8 @@ class FileReader:
     """Serves the reads of open files."""
 
     def __init__(
-        self, tree: Tree, cache: BlockCache, queue: WritebackQueue, offload: Offload, listener: WriteListener
+        self, cache: BlockCache, queue: WritebackQueue, offload: Offload, listener: WriteListener
     ) -> None:
-        self._tree = tree
         self._cache = cache
         self._queue = queue
         self._offload = offload
@@ -62,10 +60,8 @@ class FileReader:
             handle.reader = None
 
     async def wait_moved(self, node: Node) -> None:
-        """If the node's object is being renamed in the bucket, wait until that is done."""
-        if not self._tree.is_linked(node):
-            return
-        for item in self._queue.for_key(self._tree.key(node)):
+        """If the node's object is being renamed in the bucket, wait until that is done. The node may have no name."""
+        for item in [] if node.object is None else self._queue.for_key(node.object.key):
             if isinstance(item, Operation) and item.node is node and item.in_flight:
                 with trio.move_on_after(_MOVE_SECONDS):
                     await self._queue.wait_gone(item)

@@ -65,7 +65,7 @@ def build_write_parts(  # noqa: PLR0913  # the one place where each part is give
     placement = QueuePlacement(tree, queue, journal, disposal.drop, disposal.dequeue)
     states = VersionStates(tree, journal, queue, placement, space, local_only, disposal, listener, boot_id)
     close_protocol = CloseProtocol(journal, offload, states, disposal, local_only, space, backpressure)
-    reader = FileReader(tree, cache, queue, offload, listener)
+    reader = FileReader(cache, queue, offload, listener)
     writer = StagingWriter(cache, reader, offload)
     versions = VersionFactory(tree, journal, queue, staging, space, writer, disposal, boot_id)
     file_io = FileIO(
