@@ -283,7 +283,6 @@ class _Daemon:
         await nursery.start(supervisor.run_service, "control", server.run, name="control")
         session = self._mount(operations)
         operations.adopt()
-        self._kept_files.begin(filesystem.tree.nodes)
         nursery.start_soon(self._serve, session, name="fuse")
         nursery.start_soon(operations.passthrough.hold_adopted, name="passthrough")
         await self._announce(filesystem)

@@ -22,13 +22,15 @@ A row is written before the request's reply is sent. A successor ignores the han
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from fusecache.engine.namespace.nodes import DirectoryHandle, FileHandle, Kind, ListedName, Node, Shown
 from fusecache.fuse.kept_mount import KeptMount
+from fusecache.fuse.protocol import Opcode
 from fusecache.fuse.requests import KernelRequest
 from fusecache.fuse.values import ROOT_INODE
 from fusecache.model.objects import ObjectInfo
@@ -42,6 +44,7 @@ log = logging.getLogger(__name__)
 HANDLES_OF_START = 1 << 32
 # Names in a reply of a page at most. Later kernels (6.16) ask for no more than a program's buffer takes, and take all.
 _SMALL_REPLY = 32
+_MOVING = frozenset({Opcode.RENAME, Opcode.RENAME2, Opcode.UNLINK, Opcode.RMDIR})
 # From so many files on that were moved, those whose moves are on disk are forgotten.
 _MOVES_MAX = 4096
 
@@ -73,18 +76,17 @@ class KeptFiles:
         self.predecessor: Predecessor | None = None
         self.start = 0
         self._unanswered: frozenset[int] = frozenset()
-        # The table is of a program with other rows, which goes on with it if this one cannot serve.
-        self._is_held = False
+        # The bodies of unanswered requests that move or remove names.
+        self._moving: list[bytes] = []
         if kept is None:
             return
         self.start = int(kept.table.get("start") or 0) + kept.is_resumed
         kept.table.put("start", self.start)
         if kept.is_resumed:
-            self._is_held = kept.table.is_old
             self.predecessor = Predecessor(self.start)
-            self._unanswered = frozenset(
-                KernelRequest(each.buffer.view[: each.size]).unique for each in kept.unanswered
-            )
+            requests = [KernelRequest(each.buffer.view[: each.size]) for each in kept.unanswered]
+            self._unanswered = frozenset(each.unique for each in requests)
+            self._moving = [bytes(each.body) for each in requests if each.opcode in _MOVING]
 
     @property
     def is_on(self) -> bool:
@@ -211,8 +213,6 @@ class KeptFiles:
         """Write the row of a file or directory as it is now in memory."""
         assert self._table is not None
         assert self._journal is not None
-        if self._is_held:
-            return
         remote = shown.object if isinstance(shown, Node) and shown.kind is Kind.FILE else None
         place: list[Any] = [0 if parent is None else parent.number, shown.name, _object_row(remote)]
         key, commit, taken = f"{kind}/{shown.number}", self._journal.next_commit, self._journal.last_commit
@@ -229,79 +229,82 @@ class KeptFiles:
     def settle(self, journal: Commits) -> None:
         """Begin with a journal: find out which of its last changes the predecessor's journal took, and keep that.
 
-        Call it before anything is committed. `predecessor` has the files, directories and handles afterwards.
+        Call it before anything is committed. `predecessor` has the files, directories and handles afterwards. A row
+        that cannot be read is left out: its descriptors get EIO, and what was written through them is quarantined.
         """
         self._journal = journal
         if self._table is None or self.predecessor is None:
             return
-        nodes = {kind: self._settled(kind, journal.last_commit) for kind in ("d", "n")}
-        files, written = nodes["n"], set[int]()
-        unused = set(files)
-        handles = self.predecessor.handles
+        left, files = self.predecessor, self._settled("n", journal.last_commit)
+        left.directories += self._settled("d", journal.last_commit).values()
+        written, unused = set[int](), set(files)
         for number, row in list(self._table.items("h/")):
-            if not row or row[0] in self._unanswered:
-                self._table.remove(f"h/{number}")
-                continue
-            _, inode, pid, writable, process, appends, backing_id = row
-            unused.discard(inode)
-            if writable:
-                written.add(inode)
-            handles.append(
-                KeptHandle(
-                    int(number),
-                    inode,
-                    pid,
-                    writable=writable,
-                    process=process,
-                    appends=appends,
-                    backing_id=backing_id,
-                    was_killed=self._table.get(f"k/{inode}") == int(number),
+            with self._readable(f"h/{number}"):
+                request, inode, pid, writable, process, appends, backing_id = row
+                if request in self._unanswered:
+                    self._table.remove(f"h/{number}")
+                    continue
+                unused.discard(inode)
+                if writable:
+                    written.add(inode)
+                left.handles.append(
+                    KeptHandle(
+                        int(number),
+                        inode,
+                        pid,
+                        writable=writable,
+                        process=process,
+                        appends=appends,
+                        backing_id=backing_id,
+                        was_killed=self._table.get(f"k/{inode}") == int(number),
+                    )
                 )
-            )
         for number, row in list(self._table.items("o/")):
-            if not row or row[0] in self._unanswered:
-                self._forget_directory(number)
-            else:
-                _, inode, pid = row
+            with self._readable(f"o/{number}"):
+                request, inode, pid = row
+                if request in self._unanswered:
+                    self._forget_directory(number)
+                    continue
                 reading = self._reading(number)
-                handles.append(KeptHandle(int(number), inode, pid, is_directory=True, reading=reading))
+                left.handles.append(KeptHandle(int(number), inode, pid, is_directory=True, reading=reading))
         for inode in unused:
             del files[inode]
             self._table.remove(f"n/{inode}")
-        self.predecessor.directories += nodes["d"].values()
-        self.predecessor.files += [
-            replace(each, is_written=each.number in written) for each in files.values()
-        ]
-
-    def begin(self, nodes: Mapping[int, Node]) -> None:
-        """This daemon is about to serve: from now on a program with other rows cannot go on with the mount."""
-        if self._is_held and self._table is not None:
-            self._is_held = False
-            self._table.set_format()
-            for kind in ("d", "n"):
-                for inode, _ in list(self._table.items(f"{kind}/")):
-                    self._table.remove(f"{kind}/{inode}")
-                    if node := nodes.get(int(inode)):
-                        self._put_node(kind, node, node.parent)
+        left.files += [replace(each, is_written=each.number in written) for each in files.values()]
 
     def _settled(self, kind: str, commit: int) -> dict[int, KeptNode]:
         """Return the nodes of a kind as they were after a commit of the predecessor, and keep only that."""
         assert self._table is not None
-        assert self.predecessor is not None
         found: dict[int, KeptNode] = {}
         for inode, row in list(self._table.items(f"{kind}/")):
-            try:
-                place, attributes, generation = _parsed(row, commit)
+            with self._readable(f"{kind}/{inode}"):
+                place, attributes, generation = self._parsed(row, commit)
                 found[int(inode)] = _kept_node(int(inode), place, attributes, generation)
-            except (ValueError, TypeError, IndexError) as exc:
-                # Its handles get EIO, and what was written through them is quarantined: nothing is guessed.
-                log.error("a row of the predecessor is not readable row=%s/%s error=%s", kind, inode, exc)
-                self._table.remove(f"{kind}/{inode}")
-                self.predecessor.is_whole = False
-                continue
-            if not self._is_held:
                 self._table.put(f"{kind}/{inode}", [[[0, *place]], *attributes, generation])
         return found
+
+    def _parsed(self, row: list[Any], commit: int) -> "tuple[_Place, list[int], int]":
+        """Return a row's place after a commit, its attributes and its generation."""
+        if isinstance(row[0], list):
+            places, *attributes, generation = row
+            _, parent, name, remote = [each for each in places if each[0] <= commit][-1]
+            return (parent, name, remote), attributes, int(generation)
+        # Of a program that kept one place: its journal may lack a change that it was making.
+        parent, name, *rest = row
+        if any(name.encode() + b"\0" in body for body in self._moving):
+            raise ValueError(f"{name}: was being moved or removed")
+        generation, remote = rest[4:] if len(rest) == 6 else (0, None)
+        return (parent, name, remote), rest[:4], int(generation)
+
+    @contextmanager
+    def _readable(self, key: str) -> Iterator[None]:
+        """Read a row in the block. If that fails, leave the row out, and know that not all is known."""
+        assert self.predecessor is not None
+        try:
+            yield
+        except (ValueError, TypeError, LookupError, AttributeError) as exc:
+            log.error("a row of the predecessor is not readable row=%s error=%s", key, exc)
+            self.predecessor.is_whole = False
 
     def _reading(self, number: str) -> KeptReading | None:
         assert self._table is not None
@@ -313,21 +316,6 @@ class KeptFiles:
 
 # What a row says of a place: the directory's inode, the name, the object's row.
 _Place = tuple[int, str, list[Any] | None]
-
-
-def _parsed(row: list[Any], commit: int) -> tuple[_Place, list[int], int]:
-    """Return a row's place after a commit, its attributes and its generation.
-
-    Raises ValueError, TypeError or IndexError if the row has none.
-    """
-    if isinstance(row[0], list):
-        places, *attributes, generation = row
-        _, parent, name, remote = [each for each in places if each[0] <= commit][-1]
-    else:  # of a program that kept one place: its journal may lack the last change
-        parent, name, *rest = row
-        attributes = rest[:4]
-        generation, remote = rest[4:] if len(rest) == 6 else (0, None)
-    return (parent, name, remote), attributes, int(generation)
 
 
 def _kept_node(number: int, place: _Place, attributes: list[int], generation: int) -> KeptNode:

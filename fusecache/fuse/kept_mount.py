@@ -18,7 +18,7 @@ import threading
 from contextlib import suppress
 
 from fusecache.fuse.kept_requests import KeptRequests, LeftRequest, copied_requests, make_memory
-from fusecache.fuse.kept_table import FormatUnknown, KeptTable
+from fusecache.fuse.kept_table import FORMAT, FormatUnknown, KeptTable
 from fusecache.fuse.negotiation import Negotiated
 
 # Set by the keeper: its end of a socket, and the descriptors that it has kept.
@@ -70,15 +70,21 @@ class KeptMount:
         # Each answer is for one thread.
         self._naming = threading.Lock()
         if self.is_resumed:
-            negotiated = self.negotiated()
+            try:
+                negotiated = self.negotiated()
+            except (TypeError, ValueError, IndexError) as exc:
+                raise FormatUnknown(f"damaged shared memory ({exc})") from exc
             if negotiated is None:
                 raise FormatUnknown("shared memory without an agreement with the kernel")
-            if self.table.is_old:
-                # Until this process serves, the keeper holds the memory that the predecessor wrote.
+            if self.table.format == FORMAT:
+                self._left = self.requests(negotiated.buffer_bytes).left()
+            else:
+                # Until this process serves, the keeper holds the memory that the predecessor wrote, unchanged.
+                old, self._table_fd = self.table, make_memory("fuse-table")
+                self.table = KeptTable(self._table_fd)
+                old.copy_into(self.table)
                 self._requests_fd = make_memory("fuse-requests")
                 self._left = copied_requests(requests_fd, self.requests(negotiated.buffer_bytes))
-            else:
-                self._left = self.requests(negotiated.buffer_bytes).left()
 
     @classmethod
     def new(cls) -> "KeptMount":

@@ -261,6 +261,8 @@ def copied_requests(old_fd: int, places: KeptRequests) -> list[LeftRequest]:
         (reply_bytes,) = _LENGTH.unpack_from(old, len(old) - mmap.PAGESIZE)
         if not count or (unique in found and not reply_bytes):
             continue
+        if unique in found:
+            places.give_back(found[unique].buffer)
         place = places.take()
         place.view[:count] = old[:count]
         if reply_bytes:

@@ -34,7 +34,10 @@ class FormatUnknown(Exception):  # what is found, not an error of the program
 
 
 class KeptTable:
-    """Rows by key. A value is any JSON value. Owned by one process and one thread at a time."""
+    """Rows by key. A value is any JSON value. Owned by one process and one thread at a time.
+
+    format: of what a predecessor wrote, FORMAT or the one before.
+    """
 
     def __init__(self, fd: int) -> None:
         """fd: of an empty memory file, or of a predecessor's. It stays the caller's. Raises FormatUnknown."""
@@ -51,25 +54,22 @@ class KeptTable:
             _HEADER.pack_into(self._memory, 0, _MAGIC, FORMAT)
             for place in _REGIONS:
                 self._store(place, _REGION.pack(_FIRST, _FIRST))
-        elif _HEADER.unpack_from(self._memory, 0) not in {(_MAGIC, FORMAT), (_MAGIC, FORMAT - 1)}:
-            raise FormatUnknown(f"shared memory of another version of the program ({size} bytes)")
-        self._region = _REGIONS[_NUMBER.unpack_from(self._memory, _ACTIVE)[0]]
-        self._start, self._end = _REGION.unpack_from(self._memory, self._region)
-        if not _FIRST <= self._start <= self._end <= size:
-            raise FormatUnknown(f"damaged shared memory ({self._start}..{self._end} of {size} bytes)")
         try:
+            magic, self.format = _HEADER.unpack_from(self._memory, 0)
+            if magic != _MAGIC or self.format not in {FORMAT, FORMAT - 1}:
+                raise FormatUnknown(f"shared memory of another version of the program ({size} bytes)")
+            self._region = _REGIONS[_NUMBER.unpack_from(self._memory, _ACTIVE)[0]]
+            self._start, self._end = _REGION.unpack_from(self._memory, self._region)
+            if not _FIRST <= self._start <= self._end <= size:
+                raise FormatUnknown(f"damaged shared memory ({self._start}..{self._end} of {size} bytes)")
             self._read()
-        except (struct.error, UnicodeDecodeError) as exc:
+        except (struct.error, IndexError, UnicodeDecodeError) as exc:
             raise FormatUnknown(f"damaged shared memory ({exc})") from exc
 
-    @property
-    def is_old(self) -> bool:
-        """Whether a process of the format before wrote the rows."""
-        return _HEADER.unpack_from(self._memory, 0) != (_MAGIC, FORMAT)
-
-    def set_format(self) -> None:
-        """The rows have the present meaning from now on."""
-        self._store(0, _HEADER.pack(_MAGIC, FORMAT))
+    def copy_into(self, other: "KeptTable") -> None:
+        """Put all rows into another table, as they are."""
+        for key, value in self.items(""):
+            other.put(key, value)
 
     def __contains__(self, key: str) -> bool:
         return key in self._rows

@@ -183,7 +183,6 @@ class History:
             self._operations = Operations(filesystem, control, fail, files, read_only=False)
             async with filesystem.running():
                 self._operations.adopt()
-                files.begin(filesystem.tree.nodes)
                 with trio.fail_after(10 * CALL_SECONDS):
                     await self._go_on(filesystem, bucket, reaper, is_redone=left is not None)
 

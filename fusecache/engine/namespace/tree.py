@@ -330,8 +330,11 @@ class Tree:
         node.version = version
         self._listener.on_content_changed(node)
 
-    def set_write_error(self, node: Node, error: FusecacheError) -> None:
-        """Bytes that a program wrote are missing in the node's content: nothing written after them is published."""
+    def set_write_error(self, node: Node, error: FusecacheError | None) -> None:
+        """Bytes that a program wrote are missing in the node's content: nothing written after them is published.
+
+        None: the last program that wrote it has heard of that.
+        """
         node.write_error = error
         self._listener.on_content_changed(node)
 

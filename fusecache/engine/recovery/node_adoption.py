@@ -93,7 +93,7 @@ class NodeAdoption:
         node = None if parent is None else self._linked(kept, parent, Kind.FILE)
         if node is None:
             node = self._nameless(kept)
-        node.object = kept.object
+        self._tree.set_object(node, kept.object)  # which also has its row say whether it has a name
         return node
 
     def _nameless(self, kept: KeptNode) -> Node:
@@ -127,6 +127,8 @@ class NodeAdoption:
         version.node = node
         version.reserved = version.size
         version.close_state.changes = 1
+        if node.version is not None and node.version.state is FileState.REJECTED:
+            version.replaces = node.version
         node.version = version
         self._tree.hold_local(node)
 

@@ -83,8 +83,9 @@ class CloseProtocol:
     async def end_writing(self, handle: FileHandle, version: FileVersion) -> None:
         """Seal the version as its last writer is gone, or quarantine it."""
         node = handle.node
-        error, node.write_error = node.write_error, None
+        error = node.write_error
         if error is not None:
+            self._states.forget_write_error(node)
             self._states.fail(version, error)  # bytes that a program wrote are missing in it
         if version.state is FileState.FAILED:
             self._disposal.quarantine(node, version)

@@ -107,7 +107,7 @@ class FileIO:
         elif handle.writable and node.writers == 0 and version.is_mutable:
             await self._close_protocol.end_writing(handle, version)
         if node.writers == 0 and node.write_error is not None:
-            node.write_error = None
+            self._tree.set_write_error(node, None)
             self._disposal.renew(node)
         self._tree.forget(node.number, 0)
 

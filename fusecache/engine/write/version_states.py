@@ -87,6 +87,10 @@ class VersionStates:
             if version.node is not None:
                 self._tree.on_failed(version.node)
 
+    def forget_write_error(self, node: Node) -> None:
+        """The error of a write counts for the node's version from now on."""
+        self._tree.set_write_error(node, None)
+
     def set_attributes(self, version: FileVersion, attributes: PosixAttributes) -> None:
         """Record new attributes of the file, and journal them."""
         version.record = replace(version.record, attributes=attributes)

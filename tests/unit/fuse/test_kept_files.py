@@ -1,7 +1,9 @@
 """Which of its predecessor's rows a daemon believes: those that the journal has taken."""
 
+import gc
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +11,10 @@ import pytest
 
 from fusecache.engine.namespace.nodes import FileHandle, Kind, Node
 from fusecache.fs.kept_files import KeptFiles
+from fusecache.fuse.kept_mount import KeptMount
 from fusecache.fuse.kept_requests import make_memory
 from fusecache.fuse.kept_table import FORMAT, KeptTable
+from fusecache.fuse.protocol import IN_HEADER, Opcode
 from fusecache.model.errors import LocalDiskError
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.predecessor import LOST, KeptNode, Predecessor
@@ -130,43 +134,96 @@ def test_content_counts_at_once_and_content_that_misses_bytes_is_lost(memory: Me
     assert memory.file().generation == LOST
 
 
-def test_rows_of_the_format_before_are_read_and_left_until_this_daemon_serves(memory: Memory) -> None:
-    table = KeptTable(memory.fd)
-    rows: dict[str, Any] = {
-        "start": 3,
-        "d/30": [1, "d", 0o755, 0, 0, 9, 0],
-        "n/20": [30, "f", 0o644, 0, 0, 9, 4, ["d/f", "etag", 3, 1.0, None]],
-        "h/9": [7, 20, 11, True, 11, False, 0],
-    }
+OLD_ROWS: dict[str, Any] = {
+    "start": 3,
+    "session": [45, 65536, []],
+    "d/30": [1, "d", 0o755, 0, 0, 9, 0],
+    "n/20": [30, "f", 0o644, 0, 0, 9, 4, ["d/f", "etag", 3, 1.0, None]],
+    "h/9": [7, 20, 11, True, 11, False, 0],
+}
+
+
+@pytest.fixture
+def _memory_files() -> Iterator[None]:
+    """Close the memory files that a test leaves open, as a daemon does to its end."""
+    before = set(os.listdir("/proc/self/fd"))
+    yield
+    gc.collect()
+    for fd in set(os.listdir("/proc/self/fd")) - before:
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:"):
+                os.close(int(fd))
+
+
+def old_memory(rows: dict[str, Any]) -> int:
+    """Return a table as the format before has it."""
+    fd = make_memory("old")
+    table = KeptTable(fd)
     for key, row in rows.items():
         table.put(key, row)
-    os.pwrite(memory.fd, (FORMAT - 1).to_bytes(8, "little"), 8)
-    files = memory.daemon()
+    os.pwrite(fd, (FORMAT - 1).to_bytes(8, "little"), 8)
+    return fd
+
+
+@pytest.mark.usefixtures("_memory_files")
+def test_rows_of_the_format_before_are_read_and_stay_as_they_are(memory: Memory) -> None:
+    fd = old_memory(OLD_ROWS)
+    before = os.pread(fd, os.fstat(fd).st_size, 0)
+    files = KeptFiles(KeptMount(fd, make_memory("requests"), device_fd=0))
+    files.settle(memory.journal)
     found = files.predecessor
     assert found is not None
     (file,) = found.files
     assert (file.parent, file.name, file.generation, file.is_written) == (30, "f", 4, True)
     assert file.object == ObjectInfo("d/f", "etag", 3, 1.0)
-    node = Node(20, Kind.FILE, "g", None, 0o644, 0, 0, 0)
-    files.on_moved(node)
-    assert KeptTable(memory.fd).get("n/20") == rows["n/20"]
-    assert KeptTable(memory.fd).is_old
-    files.begin({20: node})
-    assert not KeptTable(memory.fd).is_old
-    assert (memory.file().name, memory.file().parent) == ("g", 0)
+    assert os.pread(fd, os.fstat(fd).st_size, 0) == before
 
 
+@pytest.mark.usefixtures("_memory_files")
+@pytest.mark.parametrize(("opcode", "certain"), [(Opcode.RENAME2, 0), (Opcode.LOOKUP, 1)])
+def test_a_name_of_the_format_before_that_was_being_moved_is_not_certain(
+    memory: Memory, opcode: int, certain: int
+) -> None:
+    """Its program changed the row before the journal had the change."""
+    body = bytes(16) + b"e\0f\0"
+    request = IN_HEADER.pack(IN_HEADER.size + len(body), opcode, 44, 1, 0, 0, 0, 0, 0) + body
+    requests = make_memory("requests")
+    os.ftruncate(requests, 4096 * 8192)
+    os.pwrite(requests, request, 0)
+    fd = old_memory(OLD_ROWS)
+    files = KeptFiles(KeptMount(fd, requests, device_fd=0))
+    files.settle(memory.journal)
+    assert files.predecessor is not None
+    assert len(files.predecessor.files) == files.predecessor.is_whole == certain
+
+
+@pytest.mark.parametrize("row", [[[], 0o644], {"a": 1}, 5, None, "text", [[[0, 1, "f", None]], 1, 2]])
 def test_a_damaged_row_is_not_guessed_and_its_handle_is_left_without_a_file(
-    memory: Memory, caplog: pytest.LogCaptureFixture
+    memory: Memory, row: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = memory.daemon(is_resumed=False)
     open_file(files, memory.root)
     open_file(files, memory.root, "whole", 21)
-    KeptTable(memory.fd).put("n/20", [[], 0o644])
+    KeptTable(memory.fd).put("n/20", row)
     left = memory.left()
     assert [each.name for each in left.files] == ["whole"]
     assert sorted(each.inode for each in left.handles) == [20, 21]
+    assert not left.is_whole
     assert "a row of the predecessor is not readable" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["h/120", "o/5", "r/5"])
+@pytest.mark.parametrize("row", [[1], 5, "text"])
+def test_a_damaged_row_of_a_handle_leaves_it_out(memory: Memory, kind: str, row: object) -> None:
+    files = memory.daemon(is_resumed=False)
+    open_file(files, memory.root)
+    files.on_directory_opened(5, 8, memory.root, 11)
+    KeptTable(memory.fd).put(kind, row)
+    left = memory.left()
+    assert [
+        each for each in left.handles if f"h/{each.number}" == kind or kind[1:] == f"/{each.number}"
+    ] == []
+    assert not left.is_whole
 
 
 async def test_an_open_waits_for_a_move_that_the_journal_is_taking_and_for_no_other(memory: Memory) -> None:
