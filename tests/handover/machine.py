@@ -114,12 +114,13 @@ class History:
         self._writes = 0
         self._operations: Operations | None = None
         self._reaper = Reaper()
+        self._bucket = WatchedBucket(self._reaper)
 
     def run(self) -> None:
         """Run it over one or two daemons. Raises Wrong."""
         self._reaper = reaper = _DyingReaper()
         repeatable(self.seed)
-        bucket = WatchedBucket(reaper)
+        self._bucket = bucket = WatchedBucket(reaper)
         memory = Path("/dev/shm")
         with (
             tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name,
@@ -430,6 +431,14 @@ class History:
                 self.tree[new + path[len(old) :]] = self.tree.pop(path)
 
         yield self._request("rename", places, done)
+
+    def _do_refuse(self, *, refuses: bool = True) -> Iterator[Any]:
+        """From now on the bucket refuses what it is sent, for good."""
+        self._bucket.refuses = refuses
+        yield 0.01
+
+    def _do_accept(self) -> Iterator[Any]:
+        return self._do_refuse(refuses=False)
 
     def _do_wait(self, seconds: float) -> Iterator[Any]:
         yield seconds

@@ -40,6 +40,18 @@ FOUND: dict[str, tuple[Step, ...]] = {
         ("wait", 3.0),
         ("write", 1),
     ),
+    "what the bucket refused ends with the content that replaces it": (
+        ("save", "a"),
+        ("wait", 3.0),
+        ("refuse",),
+        ("save", "a"),
+        ("wait", 5.0),
+        ("open", 1, "a", "r+"),
+        ("write", 1),
+        ("wait", 1.2),
+        ("accept",),
+        ("close", 1),
+    ),
     "a directory is renamed under an open file": (
         ("mkdir", "x"),
         ("save", "x/a"),

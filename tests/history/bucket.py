@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fusecache.model.errors import Unavailable
+from fusecache.model.errors import Refused, Unavailable
 from fusecache.model.metadata import SYMLINK_TARGET
 from tests.history.crashes import REQUEST, Reaper
 from tests.history.past import Link, Value
@@ -16,12 +16,16 @@ PART_BYTES = 64 * KIB
 
 
 class WatchedBucket:
-    """A `Store`. takes_nothing: reads are answered, writes are not. failing: (number, when) of writes that fail."""
+    """A `Store`. takes_nothing: reads are answered, writes are not. refuses: writes are, for good.
+
+    failing: (number, when) of writes that fail.
+    """
 
     def __init__(self, reaper: Reaper) -> None:
         self.memory = MemoryStore(part_minimum_bytes=PART_BYTES)
         self.rules: Rules | None = None
         self.takes_nothing = False
+        self.refuses = False
         self.failing: dict[int, str] = {}
         self.violation: Violation | None = None
         # Uploads whose answer was lost: nobody but the bucket's own expiry can end them.
@@ -64,6 +68,8 @@ class WatchedBucket:
     def _write(self, name: str, key: str, call: Any) -> Any:
         if self.takes_nothing:
             raise Unavailable("the bucket takes nothing")
+        if self.refuses:
+            raise Refused(f"{key}: refused by policy")
         fails = self.failing.pop(self.requests, "")
         self.requests += 1
         if fails == "before":
