@@ -10,9 +10,9 @@ A command that can stand by is started once more in advance: that process import
 needed. So the pause has no start of Python in it. For an upgrade the command names the next program, and ends when that
 one's process waits.
 
-If the command dies often, or cannot start, the pauses before its starts get longer, up to a minute. The mount waits, as
-the cause may go away: a full disk, an error in a configuration file. While nothing serves, the keeper tells on a socket
-why. A question shortens a pause: perhaps a user has just removed the cause.
+If the command cannot start, or dies as soon as it serves, the pauses before its starts get longer, up to ten seconds.
+The mount waits, as the cause may go away: a full disk, an error in a configuration file. While nothing serves, the
+keeper tells on a socket why.
 
 The keeper gives up when the mount is gone, or when the command says that no start can ever succeed. Then it closes the
 descriptors, so that system calls fail and do not wait. The mountpoint stays mounted until it is unmounted by hand. Else
@@ -37,7 +37,7 @@ _HAND_OVER = 75
 _CANNOT_RESUME = 78
 _NOT_STARTED = 127
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# What SIGKILL ends after less service counts as a crash.
+# What ends after less service has failed.
 _SERVICE_SECONDS = 1.0
 # A command that does not serve by then counts as dead.
 _START_SECONDS = 600.0
@@ -49,12 +49,8 @@ _STANDBY_SECONDS = 1.0
 _MESSAGE_BYTES = 8192
 # How long an upgrade waits for the standby of the new program: the command waits 30 s for an answer.
 _UPGRADE_SECONDS = 25.0
-# The first crash within the window costs no pause, the second one this, and each further one twice as much.
-_PAUSE_SECONDS = 0.25
-_LONGEST_PAUSE_SECONDS = 60.0
-_WINDOW_SECONDS = 600.0
-# The longest pause after a question. Some commands ask ten times a second.
-_ASKED_PAUSE_SECONDS = 5.0
+# What the first failure in a row costs, the second one, and so on.
+_PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
 # A successor that serves sooner is not worth an answer.
 _QUIET_SECONDS = 3.0
 # Where questions are answered; the minor device number of the mount follows. An abstract address (unix(7)) needs no
@@ -83,8 +79,8 @@ class Keeper:
         self._is_stopping = False
         # The mount was unmounted or aborted.
         self._is_gone = False
-        # When the latest crashes happened.
-        self._crashes: list[float] = []
+        # How many starts in a row have failed.
+        self._failures = 0
         self._served_since = float("inf")
         self._died_at = 0.0
         # How long the command may be silent.
@@ -133,24 +129,18 @@ class Keeper:
 
     def _pause(self, status: int) -> None:
         """Say what happens after a death, and wait before the next start: see `_wait` for what ends the wait."""
-        now = time.monotonic()
-        # SIGKILL comes from a person, or from a kernel without memory, which is free now: a pause would not help.
-        is_free = status == -signal.SIGKILL and now - self._served_since >= _SERVICE_SECONDS
-        self._crashes = [each for each in self._crashes if now - each < _WINDOW_SECONDS]
-        if not is_free:
-            self._crashes.append(now)
-        count = len(self._crashes)
+        has_served = time.monotonic() - self._served_since >= _SERVICE_SECONDS
+        self._failures = 0 if has_served else self._failures + 1
         seconds = 0.0
         again = "it is started again, the mount waits for it"
-        if not is_free and count > 1:
-            seconds = min(_PAUSE_SECONDS * 2.0 ** (count - 2), _LONGEST_PAUSE_SECONDS)
-            what = "cannot start" if self._served_since == float("inf") else "crashes again and again"
+        if self._failures > 1:
+            seconds = _PAUSES[min(self._failures, len(_PAUSES)) - 1]
             cause = self._why or f"it ended with status {status}; its log has the cause"
-            self._trouble = f"the daemon {what}: {cause}"
+            self._trouble = f"the daemon cannot start: {cause}"
             again = (
-                f"it is started again in {seconds:g} s, the mount waits for it. It has failed {count} times in "
-                f"{_WINDOW_SECONDS / 60:g} minutes. The cause is in the lines above; `kill {os.getpid()}` ends the "
-                f"mount {self._mountpoint} instead"
+                f"it is started again in {seconds:g} s, the mount waits for it. It has failed {self._failures} times "
+                f"in a row. The cause is in the lines above; `kill {os.getpid()}` ends the mount {self._mountpoint} "
+                "instead"
             )
         _say(f"the daemon died (status {status}); {again}")
         self._served_since = float("inf")
@@ -160,11 +150,9 @@ class Keeper:
     def _wait(self, seconds: float | None, child: socket.socket | None = None) -> bool:
         """Return True when `child` has a message, and False after `seconds`. Answer questions in between.
 
-        Without a child, also return after a signal that asks to stop, and the end of the mount; a question shortens the
-        wait.
+        Without a child, also return after a signal that asks to stop, and the end of the mount.
         """
-        began = time.monotonic()
-        until = float("inf") if seconds is None else began + seconds
+        until = float("inf") if seconds is None else time.monotonic() + seconds
         while True:
             poll = select.poll()
             poll.register(self._wakeup if child is None else child, select.POLLIN)
@@ -180,9 +168,7 @@ class Keeper:
                 if self._child:
                     os.kill(self._child, signal.SIGTERM)
             if self._listener is not None and self._listener.fileno() in ready:
-                is_told = self._answer(self._listener)
-                if is_told and child is None:
-                    until = min(until, began + _ASKED_PAUSE_SECONDS)
+                self._answer(self._listener)
             if child is not None and child.fileno() in ready:
                 return True
             if not ready or (child is None and (self._is_gone or self._wakeup in ready)):
@@ -201,8 +187,8 @@ class Keeper:
             else:
                 self._listener = listener
 
-    def _answer(self, listener: socket.socket) -> bool:
-        """Tell why nothing serves, unless something will soon. Return whether it was told: to root or this user."""
+    def _answer(self, listener: socket.socket) -> None:
+        """Tell root or this user why nothing serves, unless something will soon."""
         seconds = time.monotonic() - self._died_at
         trouble = self._trouble or f"the daemon has been starting for {seconds:.0f} s"
         with suppress(OSError), listener.accept()[0] as asker:
@@ -211,13 +197,10 @@ class Keeper:
             if seconds > _QUIET_SECONDS and user in {0, os.geteuid()}:
                 text = (
                     f"{trouble}. Programs wait, and no closed file is lost. Remove the cause: the keeper (process "
-                    f"{os.getpid()}) tries again every {_LONGEST_PAUSE_SECONDS:g} s, and within "
-                    f"{_ASKED_PAUSE_SECONDS:g} s after this question. To end the mount instead: fusecache unmount "
+                    f"{os.getpid()}) tries again every {_PAUSES[-1]:g} s. To end the mount instead: fusecache unmount "
                     f"{self._mountpoint}"
                 )
                 asker.send(text.encode(errors="replace"))
-                return True
-        return False
 
     def _fall_back(self, status: int) -> bool:
         """After an upgrade, go on with the program that served last; return whether the other one was tried."""

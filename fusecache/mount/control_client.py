@@ -28,8 +28,7 @@ CONTROL_FILE = Path(".fusecache") / "socket"
 SOCKET_VARIABLE = "FUSECACHE_SOCKET"
 # The daemon reports twice a second. On a loaded node a report may be late; a hung daemon never reports.
 SILENCE_SECONDS = 30.0
-# How long a request without a time limit waits for the next daemon. A long journal takes as long to replay, and the
-# keeper waits a minute at most before it starts a daemon.
+# How long a request without a time limit waits for the next daemon. A long journal takes as long to replay.
 SUCCESSOR_SECONDS = 120.0
 # A daemon that dies may have carried out what it did not answer, and a second time would be an error or do harm.
 _SENT_ONCE = frozenset({"bring-back", "delete"})
