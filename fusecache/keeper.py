@@ -65,15 +65,13 @@ class Keeper:
         self._command = command
         self._held: list[int] = []
         self._mountpoint = ""
-        # What served last, while another program has not served yet.
-        self._fallback = ""
-        # Whether the process that runs is that other program's.
-        self._is_next = False
+        # Of the process that runs. The first word of the command is the program that served last.
+        self._program = ""
         self._child = 0
         # A signal that was ignored from the start, as by nohup(1), stays so.
         self._stopping = [each for each in _STOPPING if signal.getsignal(each) != signal.SIG_IGN]
-        # The next process and our end of a socket to it.
-        self._standby: tuple[int, socket.socket] | None = None
+        # The next process: its program, its number and our end of a socket to it.
+        self._standby: tuple[str, int, socket.socket] | None = None
         self._dismissed: list[int] = []
         self._can_stand_by = False
         self._is_stopping = False
@@ -83,8 +81,6 @@ class Keeper:
         self._failures = 0
         self._served_since = float("inf")
         self._died_at = 0.0
-        # How long the command may be silent.
-        self._patience: float | None = None
         # Why the command ended, in its own words.
         self._why = ""
         # The answer to questions while nothing serves, and the socket for them.
@@ -114,10 +110,16 @@ class Keeper:
                 return status
             if self._served_since < float("inf"):
                 self._died_at = time.monotonic()
-            if status != _HAND_OVER and not (self._is_gone or self._is_stopping or self._fall_back(status)):
-                if status == _CANNOT_RESUME:
+            if status != _HAND_OVER and not (self._is_gone or self._is_stopping):
+                if self._program != self._command[0]:
+                    _say(
+                        f"{self._program} cannot serve the mount (status {status}"
+                        f"{self._why and ': '}{self._why}); {self._command[0]} goes on"
+                    )
+                elif status == _CANNOT_RESUME:
                     return self._give_up(status)
-                self._pause(status)
+                else:
+                    self._pause(status)
             if self._is_gone:
                 _say(f"the mount {self._mountpoint} is gone")
                 self._let_go()
@@ -202,38 +204,23 @@ class Keeper:
                 )
                 asker.send(text.encode(errors="replace"))
 
-    def _fall_back(self, status: int) -> bool:
-        """After an upgrade, go on with the program that served last; return whether the other one was tried."""
-        if not self._fallback:
-            return False
-        if self._is_next:
-            cause = f": {self._why}" if self._why else ""
-            _say(
-                f"{self._command[0]} cannot serve the mount (status {status}{cause}); {self._fallback} goes on"
-            )
-        self._dismiss_standby()
-        self._command[0], self._fallback = self._fallback, ""
-        return self._is_next
-
     def _run_once(self) -> int:
         self._served_since = float("inf")
         self._can_stand_by = False
-        self._is_next = bool(self._fallback)
         self._why = ""
         self._reap()
         try:
-            self._child, ours = self._take_standby() or self._start()
+            self._program, self._child, ours = self._take_standby() or self._start(self._command[0])
         except (OSError, ValueError) as exc:
-            self._why = f"cannot start {self._command[0]}: {exc}"
+            self._program = self._command[0]
+            self._why = f"cannot start {self._program}: {exc}"
             _say(self._why)
             return _NOT_STARTED
         with ours:
             if self._is_stopping:
                 os.kill(self._child, signal.SIGTERM)
             self._close_report()
-            self._patience = None
             if self._held:
-                self._patience = _START_SECONDS
                 self._listen()
             while self._hear(ours):
                 pass
@@ -241,8 +228,11 @@ class Keeper:
         self._child = 0
         return os.waitstatus_to_exitcode(result)
 
-    def _start(self, *, is_standby: bool = False) -> tuple[int, socket.socket]:
-        """Start the command; return its process, and our end of a socket to it. Raises OSError, ValueError."""
+    def _start(self, program: str, *, is_standby: bool = False) -> tuple[str, int, socket.socket]:
+        """Start the command with a program; return that, the process, and our end of a socket to it.
+
+        Raises OSError, ValueError.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, KEEPER_VARIABLE: str(theirs.fileno())}
         held = self._held
@@ -255,50 +245,32 @@ class Keeper:
             try:
                 for fd in (theirs.fileno(), *held):
                     os.set_inheritable(fd, True)  # noqa: FBT003  # takes no keyword
-                child = os.posix_spawnp(
-                    self._command[0], self._command, environment, setsigdef=self._stopping
-                )
+                command = [program, *self._command[1:]]
+                child = os.posix_spawnp(program, command, environment, setsigdef=self._stopping)
             except BaseException:
                 ours.close()
                 raise
             finally:
                 for fd in held:
                     os.set_inheritable(fd, False)  # noqa: FBT003
-        return child, ours
+        return program, child, ours
 
-    def _take_standby(self) -> tuple[int, socket.socket] | None:
+    def _take_standby(self) -> tuple[str, int, socket.socket] | None:
         """Give the descriptors to the standby, and return it; None if there is none."""
         if self._standby is None or not self._held:
             return None
         try:
-            socket.send_fds(self._standby[1], [b"go"], self._held)
+            socket.send_fds(self._standby[2], [b"go"], self._held)
         except OSError:  # it died
             self._dismiss_standby()
             return None
         standby, self._standby = self._standby, None
         return standby
 
-    def _await_standby(self, ours: socket.socket) -> str:
-        """Start a standby; return when it waits, or the command has died. Returns why it does not wait, else ""."""
-        try:
-            self._standby = self._start(is_standby=True)
-            told = self._standby[1]
-            if not select.select([told, ours], [], [], _UPGRADE_SECONDS)[0]:
-                return f"it was not ready within {_UPGRADE_SECONDS:g} s"
-            said = told.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)
-        except (OSError, ValueError) as exc:
-            return str(exc)
-        if said == b"waiting":
-            return ""
-        return (
-            said.removeprefix(b"why ").decode(errors="replace")
-            or "it ended at its start; the log has the cause"
-        )
-
     def _dismiss_standby(self) -> None:
         if self._standby is None:
             return
-        (child, ours), self._standby = self._standby, None
+        (_, child, ours), self._standby = self._standby, None
         ours.close()
         os.kill(child, signal.SIGKILL)
         self._dismissed.append(child)
@@ -309,11 +281,10 @@ class Keeper:
 
     def _hear(self, ours: socket.socket) -> bool:
         """Carry out one message of the command; return False when it has ended."""
-        if not self._wait(self._patience, ours):
-            self._patience = None
+        if not self._wait(self._patience(), ours):
             if self._served_since < float("inf"):
                 with suppress(OSError, ValueError):
-                    self._standby = self._start(is_standby=True)
+                    self._standby = self._start(self._program, is_standby=True)
             else:
                 self._why = f"it did not serve within {_START_SECONDS:g} s"
                 os.kill(self._child, signal.SIGKILL)
@@ -333,36 +304,46 @@ class Keeper:
         elif message.startswith(b"why "):
             self._why = message[4:].decode(errors="replace")
         elif message.startswith(b"program "):
-            answer = self._prepare(os.fsdecode(message[8:]), ours)
+            why = self._prepare(os.fsdecode(message[8:]), ours)
             with suppress(OSError):  # it died
-                ours.send(answer)
+                ours.send(b"no " + why.encode(errors="replace") if why else b"ready")
         else:
             for fd in fds:
                 os.close(fd)
         return bool(message)
 
+    def _patience(self) -> float | None:
+        """Return how long the command may be silent before there is something to do."""
+        if self._served_since < float("inf"):
+            return _STANDBY_SECONDS if self._can_stand_by and self._standby is None else None
+        return _START_SECONDS if self._held else None
+
     def _begin_service(self) -> None:
-        self._patience = _STANDBY_SECONDS if self._can_stand_by and self._standby is None else None
         self._served_since = time.monotonic()
-        self._fallback = self._trouble = ""
+        self._command[0], self._trouble = self._program, ""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
 
-    def _prepare(self, program: str, ours: socket.socket) -> bytes:
-        """Start another program's standby for an upgrade; return the answer: that it is ready, or why not."""
-        before, fallback = self._command[0], self._fallback
+    def _prepare(self, program: str, ours: socket.socket) -> str:
+        """Start another program's standby for an upgrade; return "" once it waits, else why it does not."""
         self._dismiss_standby()
-        self._command[0], self._fallback = program, fallback or before
-        why = self._await_standby(ours)
-        if not why:
-            self._patience = None
-            return b"ready"
-        _say(f"{program} is not ready to serve the mount: {why}; {before} goes on")
+        try:
+            self._standby = self._start(program, is_standby=True)
+            told = self._standby[2]
+            # Also until the command has died.
+            if not select.select([told, ours], [], [], _UPGRADE_SECONDS)[0]:
+                why = f"it was not ready within {_UPGRADE_SECONDS:g} s"
+            elif (said := told.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)) == b"waiting":
+                return ""
+            else:
+                why = said.removeprefix(b"why ").decode(errors="replace")
+        except (OSError, ValueError) as exc:
+            why = str(exc)
+        why = why or "it ended at its start; the log has the cause"
+        _say(f"{program} is not ready to serve the mount: {why}; {self._program} goes on")
         self._dismiss_standby()
-        self._command[0], self._fallback = before, fallback
-        self._patience = _STANDBY_SECONDS if self._can_stand_by else None
-        return b"no " + why.encode(errors="replace")
+        return why
 
     def _close_report(self) -> None:
         """The pipe on which the first process reports that it is ready is its own."""
