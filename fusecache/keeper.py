@@ -11,8 +11,8 @@ needed. So the pause has no start of Python in it. For an upgrade the command na
 one's process waits.
 
 If the command cannot start, or dies as soon as it serves, the pauses before its starts get longer, up to ten seconds.
-The mount waits, as the cause may go away: a full disk, an error in a configuration file. While nothing serves, the
-keeper tells on a socket why.
+The mount waits, as the cause may go away: a full disk, an error in a configuration file. The keeper tells on a socket
+why nothing serves.
 
 The keeper gives up when the mount is gone, or when the command says that no start can ever succeed. Then it closes the
 descriptors, so that system calls fail and do not wait. The mountpoint stays mounted until it is unmounted by hand. Else
@@ -51,8 +51,6 @@ _MESSAGE_BYTES = 8192
 _UPGRADE_SECONDS = 25.0
 # What the first failure in a row costs, the second one, and so on.
 _PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
-# A successor that serves sooner is not worth an answer.
-_QUIET_SECONDS = 3.0
 # Where questions are answered; the minor device number of the mount follows. An abstract address (unix(7)) needs no
 # directory, and goes away with the keeper.
 ADDRESS = "\0fusecache-keeper-"
@@ -75,15 +73,12 @@ class Keeper:
         self._dismissed: list[int] = []
         self._can_stand_by = False
         self._is_stopping = False
-        # The mount was unmounted or aborted.
-        self._is_gone = False
         # How many starts in a row have failed.
         self._failures = 0
         self._served_since = float("inf")
-        self._died_at = 0.0
         # Why the command ended, in its own words.
         self._why = ""
-        # The answer to questions while nothing serves, and the socket for them.
+        # Why no start succeeds, "" if nothing speaks against the next one; and the socket that tells it.
         self._trouble = ""
         self._listener: socket.socket | None = None
         self._wakeup = -1
@@ -108,9 +103,7 @@ class Keeper:
             status = self._run_once()
             if not self._held:
                 return status
-            if self._served_since < float("inf"):
-                self._died_at = time.monotonic()
-            if status != _HAND_OVER and not (self._is_gone or self._is_stopping):
+            if status != _HAND_OVER and not self._is_stopping:
                 if self._program != self._command[0]:
                     _say(
                         f"{self._program} cannot serve the mount (status {status}"
@@ -118,19 +111,19 @@ class Keeper:
                     )
                 elif status == _CANNOT_RESUME:
                     return self._give_up(status)
-                else:
-                    self._pause(status)
-            if self._is_gone:
-                _say(f"the mount {self._mountpoint} is gone")
-                self._let_go()
-                return 0
+                elif self._pause(status):
+                    _say(f"the mount {self._mountpoint} is gone")
+                    return 0
             if self._is_stopping:
                 self._let_go()
                 self._unmount()
                 return status if status > 0 else 1
 
-    def _pause(self, status: int) -> None:
-        """Say what happens after a death, and wait before the next start: see `_wait` for what ends the wait."""
+    def _pause(self, status: int) -> bool:
+        """Say what happens after a death, and wait before the next start; return whether the mount is gone.
+
+        A signal that asks to stop ends the wait.
+        """
         has_served = time.monotonic() - self._served_since >= _SERVICE_SECONDS
         self._failures = 0 if has_served else self._failures + 1
         seconds = 0.0
@@ -145,39 +138,27 @@ class Keeper:
                 "instead"
             )
         _say(f"the daemon died (status {status}); {again}")
-        self._served_since = float("inf")
-        self._listen()
-        self._wait(seconds)
+        # An error of the mount is always reported: it was unmounted or aborted.
+        return self._held[0] in self._wait(seconds, {self._wakeup: select.POLLIN, self._held[0]: 0})
 
-    def _wait(self, seconds: float | None, child: socket.socket | None = None) -> bool:
-        """Return True when `child` has a message, and False after `seconds`. Answer questions in between.
-
-        Without a child, also return after a signal that asks to stop, and the end of the mount.
-        """
+    def _wait(self, seconds: float | None, events: dict[int, int]) -> set[int]:
+        """Return the descriptors that have one of their events; none after `seconds`. Answer questions in between."""
         until = float("inf") if seconds is None else time.monotonic() + seconds
         while True:
             poll = select.poll()
-            poll.register(self._wakeup if child is None else child, select.POLLIN)
+            for fd, mask in events.items():
+                poll.register(fd, mask)
             if self._listener is not None:
                 poll.register(self._listener, select.POLLIN)
-            if self._held and self._served_since == float("inf") and not self._is_gone:
-                # An error is always reported: the mount is gone.
-                poll.register(self._held[0], 0)
             left = until - time.monotonic()
-            ready = {fd for fd, _ in poll.poll(None if left == float("inf") else max(left, 0.0) * 1000)}
-            if self._held and self._held[0] in ready:
-                self._is_gone = True
-                if self._child:
-                    os.kill(self._child, signal.SIGTERM)
-            if self._listener is not None and self._listener.fileno() in ready:
-                self._answer(self._listener)
-            if child is not None and child.fileno() in ready:
-                return True
-            if not ready or (child is None and (self._is_gone or self._wakeup in ready)):
-                return False
+            found = {fd for fd, _ in poll.poll(None if left == float("inf") else max(left, 0.0) * 1000)}
+            ready = found & events.keys()
+            if ready or not found:
+                return ready
+            self._answer()
 
     def _listen(self) -> None:
-        """Answer questions from now on, until the command serves."""
+        """Answer questions from now on. Also while the command serves: so no other process can take the address."""
         minor = _minor_of(self._mountpoint)
         if self._listener is None and minor:
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -189,18 +170,17 @@ class Keeper:
             else:
                 self._listener = listener
 
-    def _answer(self, listener: socket.socket) -> None:
-        """Tell root or this user why nothing serves, unless something will soon."""
-        seconds = time.monotonic() - self._died_at
-        trouble = self._trouble or f"the daemon has been starting for {seconds:.0f} s"
-        with suppress(OSError), listener.accept()[0] as asker:
+    def _answer(self) -> None:
+        """Tell root or this user why no start succeeds."""
+        assert self._listener is not None
+        with suppress(OSError), self._listener.accept()[0] as asker:
             credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # process, user, group
             user = int.from_bytes(credentials[4:8], sys.byteorder)
-            if seconds > _QUIET_SECONDS and user in {0, os.geteuid()}:
+            if self._trouble and user in {0, os.geteuid()}:
                 text = (
-                    f"{trouble}. Programs wait, and no closed file is lost. Remove the cause: the keeper (process "
-                    f"{os.getpid()}) tries again every {_PAUSES[-1]:g} s. To end the mount instead: fusecache unmount "
-                    f"{self._mountpoint}"
+                    f"{self._trouble}. Programs wait, and no closed file is lost. Remove the cause: the keeper "
+                    f"(process {os.getpid()}) tries again every {_PAUSES[-1]:g} s. To end the mount instead: fusecache "
+                    f"unmount {self._mountpoint}"
                 )
                 asker.send(text.encode(errors="replace"))
 
@@ -220,8 +200,6 @@ class Keeper:
             if self._is_stopping:
                 os.kill(self._child, signal.SIGTERM)
             self._close_report()
-            if self._held:
-                self._listen()
             while self._hear(ours):
                 pass
         _, result = os.waitpid(self._child, 0)
@@ -281,7 +259,7 @@ class Keeper:
 
     def _hear(self, ours: socket.socket) -> bool:
         """Carry out one message of the command; return False when it has ended."""
-        if not self._wait(self._patience(), ours):
+        if not self._wait(self._patience(), {ours.fileno(): select.POLLIN}):
             if self._served_since < float("inf"):
                 with suppress(OSError, ValueError):
                     self._standby = self._start(self._program, is_standby=True)
@@ -298,7 +276,9 @@ class Keeper:
         elif message.startswith(b"keep "):
             self._let_go()
             self._held, self._mountpoint = fds, os.fsdecode(message[5:])
-            self._begin_service()
+            self._served_since = time.monotonic()
+            self._command[0], self._trouble = self._program, ""
+            self._listen()
         elif message == b"standby":
             self._can_stand_by = True
         elif message.startswith(b"why "):
@@ -317,13 +297,6 @@ class Keeper:
         if self._served_since < float("inf"):
             return _STANDBY_SECONDS if self._can_stand_by and self._standby is None else None
         return _START_SECONDS if self._held else None
-
-    def _begin_service(self) -> None:
-        self._served_since = time.monotonic()
-        self._command[0], self._trouble = self._program, ""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
 
     def _prepare(self, program: str, ours: socket.socket) -> str:
         """Start another program's standby for an upgrade; return "" once it waits, else why it does not."""

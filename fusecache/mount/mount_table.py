@@ -19,6 +19,8 @@ TABLE = Path("/proc/self/mountinfo")
 OUR_TYPE = "fuse.fusecache"
 # A live daemon answers statfs at once, whatever the bucket does. On a loaded node the answer may be late.
 ANSWER_SECONDS = 10.0
+# After a daemon's death, the next one answers by then. A probe gets its answer within 5 s in any case.
+_SUCCESSOR_SECONDS = 2.0
 # For a name that it knows, the daemon answers within 10 s even if the bucket does not.
 NAME_SECONDS = 11.0
 _MOST_LINKS = 40  # the kernel's limit, path_resolution(7)
@@ -163,6 +165,8 @@ def check_answers(path: str | os.PathLike[str]) -> None:
 
 
 def _check_mount(root: str) -> None:
+    if wait_statfs(root, _SUCCESSOR_SECONDS) is not None:
+        return
     entry = next((entry for entry in reversed(our_entries()) if entry.point == root), None)
     if entry is not None:  # else it has just gone
         check_served(root, entry.device, entry.owner)

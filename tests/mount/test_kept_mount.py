@@ -830,11 +830,15 @@ def test_commands_believe_no_other_user_that_no_daemon_serves(mount: MakeMount, 
             with listener.accept()[0] as asker:
                 asker.send(b"the daemon cannot start")
 
+    os.kill(made.keeper(), signal.SIGKILL)  # it has the address
     with ThreadPoolExecutor(1) as pool:
         lied = pool.submit(as_nobody, lie)
         wait_until(lambda: f"@{address[1:]}" in Path("/proc/net/unix").read_text(), "the listener")
-        assert run(FUSECACHE, "health", made.path).stdout == "OK\n"
+        made.stop()
+        said = run(FUSECACHE, "status", made.path, check=False).stderr
         lied.result(timeout=30)
+    assert "the daemon has not answered" in said
+    made.kill()
 
 
 @pytest.mark.parametrize("by", ["kill", "unmount", "fusermount3"])
