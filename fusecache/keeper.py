@@ -19,7 +19,6 @@ descriptors, so that system calls fail and do not wait. The mountpoint stays mou
 programs would write into the directory below it, and not notice.
 """
 
-import ctypes
 import os
 import resource
 import select
@@ -30,11 +29,13 @@ import sys
 import time
 from contextlib import suppress
 
+# For the command: its end of a socket to the keeper, the descriptors that were kept, and whether it is a standby.
 KEEPER_VARIABLE = "FUSE_KEEPER"
 KEPT_VARIABLE = "FUSE_KEPT"
 STANDBY_VARIABLE = "FUSE_STANDBY"
-_HAND_OVER = 75
-_CANNOT_RESUME = 78
+# Exit statuses of the command: start me again, as I was asked to; and never start me again.
+STATUS_HAND_OVER = 75
+STATUS_CANNOT_RESUME = 78
 _NOT_STARTED = 127
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # What ends after less service has failed.
@@ -85,6 +86,8 @@ class Keeper:
 
     def run(self) -> int:
         """Start the command until it ends by itself; return its exit status."""
+        import ctypes  # others need but the names above
+
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         # If it is ignored, children leave no status to wait for.
@@ -103,13 +106,13 @@ class Keeper:
             status = self._run_once()
             if not self._held:
                 return status
-            if status != _HAND_OVER and not self._is_stopping:
+            if status != STATUS_HAND_OVER and not self._is_stopping:
                 if self._program != self._command[0]:
                     _say(
                         f"{self._program} cannot serve the mount (status {status}"
                         f"{self._why and ': '}{self._why}); {self._command[0]} goes on"
                     )
-                elif status == _CANNOT_RESUME:
+                elif status == STATUS_CANNOT_RESUME:
                     return self._give_up(status)
                 elif self._pause(status):
                     _say(f"the mount {self._mountpoint} is gone")

@@ -20,15 +20,8 @@ from contextlib import suppress
 from fusecache.fuse.kept_requests import KeptRequests, LeftRequest, copied_requests, make_memory
 from fusecache.fuse.kept_table import FormatUnknown, KeptTable
 from fusecache.fuse.negotiation import Negotiated
+from fusecache.keeper import KEEPER_VARIABLE, KEPT_VARIABLE, STANDBY_VARIABLE
 
-# Set by the keeper: its end of a socket, and the descriptors that it has kept.
-KEEPER_VARIABLE = "FUSE_KEEPER"
-KEPT_VARIABLE = "FUSE_KEPT"
-# Set by the keeper for a process that is started before it is needed.
-STANDBY_VARIABLE = "FUSE_STANDBY"
-# Exit statuses that the keeper knows: start me again, as I was asked to; and never start me again.
-STATUS_HAND_OVER = 75
-STATUS_CANNOT_RESUME = 78
 _SESSION = "session"
 # A little more than the keeper waits for another process.
 _ANSWER_SECONDS = 28.0

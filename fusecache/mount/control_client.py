@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from typing import Any
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import size_text
 from fusecache.mount.mount_table import TableEntry, our_entries, real_name, real_path, root_of, wait_statfs
-from fusecache.mount.runtime_folder import check_socket_folder
+from fusecache.mount.runtime_folder import check_socket_folder, peer_of
 
 CONTROL_FILE = Path(".fusecache") / "socket"
 SOCKET_VARIABLE = "FUSECACHE_SOCKET"
@@ -214,13 +213,6 @@ def connect(mount: Mount) -> Iterator[socket.socket]:
                 "its answers do not count"
             )
         yield connection
-
-
-def peer_of(connection: socket.socket) -> tuple[int, int, int]:
-    """Return process, user and group of the process that listens (unix(7), SO_PEERCRED)."""
-    facts = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    process, user, group = struct.unpack("3i", facts)
-    return process, user, group
 
 
 def ask(

@@ -24,9 +24,9 @@ from pathlib import Path
 import pytest
 
 from fusecache.daemon.connect import START_SECONDS
+from fusecache.keeper import ADDRESS
 from fusecache.model.hints import TO_THE_END, encode_plan
 from fusecache.mount.control_client import find_mount, request_stream
-from fusecache.mount.keeper_client import ADDRESS
 from fusecache.mount.mount_table import our_entries
 from tests.mount.conftest import ExpectedLog
 from tests.s3server import Account

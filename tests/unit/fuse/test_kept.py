@@ -20,7 +20,7 @@ import trio
 from fusecache import keeper
 from fusecache.fuse import waiting
 from fusecache.fuse.handlers import RequestHandlers
-from fusecache.fuse.kept_mount import STATUS_CANNOT_RESUME, STATUS_HAND_OVER, KeptMount
+from fusecache.fuse.kept_mount import KeptMount
 from fusecache.fuse.kept_requests import SMALL_PLACES, KeptRequests, copied_requests, make_memory
 from fusecache.fuse.kept_table import FORMAT, FormatUnknown, KeptTable
 from fusecache.fuse.protocol import IN_HEADER, INTERRUPT_IN, OUT_HEADER, WRITE_IN, WRITE_OUT, Opcode
@@ -419,7 +419,8 @@ time.sleep(60)
 # Before that, if it is started in advance.
 STANDBY = """
 import os, sys
-from fusecache.fuse.kept_mount import STANDBY_VARIABLE, await_turn
+from fusecache.fuse.kept_mount import await_turn
+from fusecache.keeper import STANDBY_VARIABLE
 if STANDBY_VARIABLE in os.environ:
     with open(sys.argv[1], "a") as file:
         file.write(f"waits {os.getpid()}\\n")
@@ -577,7 +578,9 @@ def test_a_signal_to_stop_ends_the_pause_before_a_start(tmp_path: Path) -> None:
     assert process.returncode == 1
 
 
-@pytest.mark.parametrize(("status", "starts"), [(STATUS_HAND_OVER, 3), (STATUS_CANNOT_RESUME, 1), (1, 3)])
+@pytest.mark.parametrize(
+    ("status", "starts"), [(keeper.STATUS_HAND_OVER, 3), (keeper.STATUS_CANNOT_RESUME, 1), (1, 3)]
+)
 def test_what_an_exit_status_means(tmp_path: Path, status: int, starts: int) -> None:
     process = keep(tmp_path / "log", str(status), str(status), "end")
     _, said = process.communicate(timeout=60)
@@ -692,17 +695,3 @@ def test_a_daemon_goes_on_without_its_keeper(
     kept.keep("/nowhere", 0)  # the keeper's end of the socket is closed
     kept.end()
     theirs.close()
-
-
-def test_the_words_that_the_keeper_shares_with_the_daemon_are_the_same() -> None:
-    from fusecache.cli import extras
-    from fusecache.fuse import kept_mount
-    from fusecache.mount import keeper_client
-
-    assert (keeper.KEEPER_VARIABLE, keeper.KEPT_VARIABLE) == (
-        kept_mount.KEEPER_VARIABLE,
-        kept_mount.KEPT_VARIABLE,
-    )
-    assert keeper.ADDRESS == keeper_client.ADDRESS
-    assert keeper.STANDBY_VARIABLE == kept_mount.STANDBY_VARIABLE == extras.STANDBY_VARIABLE
-    assert (keeper._HAND_OVER, keeper._CANNOT_RESUME) == (STATUS_HAND_OVER, STATUS_CANNOT_RESUME)
