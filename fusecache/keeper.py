@@ -6,9 +6,9 @@ It imports nothing but a few modules of the standard library, so that it stays s
 command tells it over a socket what to hold (`kept_mount.py`). It ends with the command's exit status, unless the
 command was killed while a mount was held. Then the command is started again. Signals that ask to stop are passed on.
 
-A command that can stand by is started once more in advance: that process imports all it needs, and waits until it is
-needed. So the pause has no start of Python in it. For an upgrade the command names the next program, and ends when that
-one's process waits.
+A second after it serves, the command is started once more in advance: that process imports all it needs, and waits
+until it is needed. So the pause has no start of Python in it. For an upgrade the command names the next program, and
+ends when that one's process waits.
 
 If the command cannot start, or dies as soon as it serves, the pauses before its starts get longer, up to ten seconds.
 The mount waits, as the cause may go away: a full disk, an error in a configuration file. The keeper tells on a socket
@@ -72,7 +72,6 @@ class Keeper:
         # The next process: its program, its number and our end of a socket to it.
         self._standby: tuple[str, int, socket.socket] | None = None
         self._dismissed: list[int] = []
-        self._can_stand_by = False
         self._is_stopping = False
         # How many starts in a row have failed.
         self._failures = 0
@@ -189,7 +188,6 @@ class Keeper:
 
     def _run_once(self) -> int:
         self._served_since = float("inf")
-        self._can_stand_by = False
         self._why = ""
         self._reap()
         try:
@@ -282,8 +280,6 @@ class Keeper:
             self._served_since = time.monotonic()
             self._command[0], self._trouble = self._program, ""
             self._listen()
-        elif message == b"standby":
-            self._can_stand_by = True
         elif message.startswith(b"why "):
             self._why = message[4:].decode(errors="replace")
         elif message.startswith(b"program "):
@@ -298,7 +294,7 @@ class Keeper:
     def _patience(self) -> float | None:
         """Return how long the command may be silent before there is something to do."""
         if self._served_since < float("inf"):
-            return _STANDBY_SECONDS if self._can_stand_by and self._standby is None else None
+            return _STANDBY_SECONDS if self._standby is None else None
         return _START_SECONDS if self._held else None
 
     def _prepare(self, program: str, ours: socket.socket) -> str:

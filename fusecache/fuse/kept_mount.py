@@ -124,11 +124,9 @@ class KeptMount:
     def keep(self, mountpoint: str, device_fd: int) -> None:
         """Have the keeper hold the descriptors. From now on it starts a successor when this process dies."""
         self.device_fd = device_fd
-        self._tell(b"keep " + os.fsencode(mountpoint), [device_fd, self._table_fd, self._requests_fd])
-
-    def offer_standby(self) -> None:
-        """Tell the keeper that the program of this process can stand by (`await_turn`)."""
+        # A keeper of the version before does not know that every program can stand by (`await_turn`).
         self._tell(b"standby", [])
+        self._tell(b"keep " + os.fsencode(mountpoint), [device_fd, self._table_fd, self._requests_fd])
 
     def name_program(self, program: str) -> str:
         """Have the keeper start the next process with the program at this path. "": with the one of this process.

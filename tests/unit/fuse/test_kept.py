@@ -442,20 +442,13 @@ def serving(log: Path) -> int:
 def keep(
     log: Path,
     *words: str,
-    program: str = DAEMON,
+    program: str = STANDBY + DAEMON,
     by: Sequence[str] = (keeper.__file__,),
     stderr: int = subprocess.PIPE,
 ) -> "subprocess.Popen[str]":
     """Start a keeper; by: what Python runs as the keeper."""
     command = [sys.executable, "-I", "-S", *by, sys.executable, "-c", program, str(log), *words]
     return subprocess.Popen(command, stderr=stderr, text=True)
-
-
-def keep_with_standby(
-    log: Path, *words: str, before: str = STANDBY, by: Sequence[str] = (keeper.__file__,)
-) -> "subprocess.Popen[str]":
-    program = before + DAEMON.replace("kept.keep(", "kept.offer_standby(); kept.keep(")
-    return keep(log, *words, program=program, by=by)
 
 
 def test_the_keeper_starts_a_successor_and_ends_with_the_status_of_the_last_one(tmp_path: Path) -> None:
@@ -479,7 +472,7 @@ def test_a_full_disk_under_its_log_does_not_end_the_mount(tmp_path: Path) -> Non
 
 def test_a_standby_has_started_before_it_is_needed_and_ends_with_the_keeper(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with keep_with_standby(log, "stay") as process:
+    with keep(log, "stay") as process:
         try:
             for _ in range(2):
                 waiting = wait_until(lambda: log.exists() and standing_by(log), "a standby")
@@ -506,7 +499,7 @@ if STANDBY_VARIABLE in os.environ:
 def test_a_standby_that_dies_before_it_has_heard_of_its_turn_is_one_more_death(tmp_path: Path) -> None:
     """Its end of the socket is closed with a message unread, which a read of the other end tells by an error."""
     log = tmp_path / "log"
-    with keep_with_standby(log, "stay", "end", before=STANDBY.replace("await_turn()\n", DEAF)) as process:
+    with keep(log, "stay", "end", program=STANDBY.replace("await_turn()\n", DEAF) + DAEMON) as process:
         waiting = wait_until(lambda: log.exists() and standing_by(log), "a standby")
         os.kill(serving(log), signal.SIGKILL)
         wait_until(lambda: "called" in log.read_text(), "its turn")
@@ -610,7 +603,7 @@ def test_a_program_that_does_not_get_ready_leaves_the_daemon_serving(
     log, program = tmp_path / "log", str(tmp_path / "program")
     if script:
         executable(tmp_path / "program", script)
-    with keep_with_standby(log, program, "end", by=keeper_with(_UPGRADE_SECONDS=1.0)) as process:
+    with keep(log, program, "end", by=keeper_with(_UPGRADE_SECONDS=1.0)) as process:
         try:
             wait_until(lambda: log.exists() and "refused: " in log.read_text(), "the answer")
             assert why in log.read_text()
@@ -646,7 +639,7 @@ def test_the_next_program_waits_before_the_daemon_ends_for_it(tmp_path: Path) ->
     log, program = tmp_path / "log", tmp_path / "python"
     program.write_text(f"""#!/bin/sh\nexec {sys.executable} "$@"\n""")
     program.chmod(0o755)
-    with keep_with_standby(log, str(program), "end") as process:
+    with keep(log, str(program), "end") as process:
         _, said = process.communicate(timeout=60)
     assert process.returncode == 3, said
     first, waits, start = log.read_text().splitlines()
