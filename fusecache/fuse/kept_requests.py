@@ -32,7 +32,7 @@ _BASE = SMALL_PLACES * _SMALL_BYTES
 _LEAST_BYTES = 64 * 1024
 # Somewhat more than the kernel writes back at once: `background_requests` of MAX_WRITE_BYTES.
 HELD_BYTES_MAX = 256 * 1024 * 1024
-# Large places that keep all their memory: those that are free, and those whose requests wait. To make one takes 0.7 ms.
+# Large places that keep their pages, free or with a request that waits. To make one takes 0.7 ms.
 _WHOLE_PLACES = 8
 # Only pages that are touched use memory.
 _LARGE_PLACES = HELD_BYTES_MAX // _LEAST_BYTES + 2 * _WHOLE_PLACES
