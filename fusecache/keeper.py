@@ -6,20 +6,19 @@ It imports nothing but a few modules of the standard library, so that it stays s
 command tells it over a socket what to hold (`kept_mount.py`). It ends with the command's exit status, unless the
 command was killed while a mount was held. Then the command is started again. Signals that ask to stop are passed on.
 
-A command that can stand by is started once more in advance: that process imports all it needs, and waits until it is
-needed. So the pause has no start of Python in it. For an upgrade the command names the next program, and ends when that
-one's process waits.
+A second after it serves, the command is started once more in advance: that process imports all it needs, and waits
+until it is needed. So the pause has no start of Python in it. For an upgrade the command names the next program, and
+ends when that one's process waits.
 
-If the command dies often, or cannot start, the pauses before its starts get longer, up to a minute. The mount waits, as
-the cause may go away: a full disk, an error in a configuration file. While nothing serves, the keeper tells on a socket
-why. A question shortens a pause: perhaps a user has just removed the cause.
+If the command cannot start, or dies as soon as it serves, the pauses before its starts get longer, up to ten seconds.
+The mount waits, as the cause may go away: a full disk, an error in a configuration file. The keeper tells on a socket
+why nothing serves.
 
 The keeper gives up when the mount is gone, or when the command says that no start can ever succeed. Then it closes the
 descriptors, so that system calls fail and do not wait. The mountpoint stays mounted until it is unmounted by hand. Else
 programs would write into the directory below it, and not notice.
 """
 
-import ctypes
 import os
 import resource
 import select
@@ -30,14 +29,16 @@ import sys
 import time
 from contextlib import suppress
 
+# For the command: its end of a socket to the keeper, the descriptors that were kept, and whether it is a standby.
 KEEPER_VARIABLE = "FUSE_KEEPER"
 KEPT_VARIABLE = "FUSE_KEPT"
 STANDBY_VARIABLE = "FUSE_STANDBY"
-_HAND_OVER = 75
-_CANNOT_RESUME = 78
+# Exit statuses of the command: start me again, as I was asked to; and never start me again.
+STATUS_HAND_OVER = 75
+STATUS_CANNOT_RESUME = 78
 _NOT_STARTED = 127
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# What SIGKILL ends after less service counts as a crash.
+# What ends after less service has failed.
 _SERVICE_SECONDS = 1.0
 # A command that does not serve by then counts as dead.
 _START_SECONDS = 600.0
@@ -49,14 +50,8 @@ _STANDBY_SECONDS = 1.0
 _MESSAGE_BYTES = 8192
 # How long an upgrade waits for the standby of the new program: the command waits 30 s for an answer.
 _UPGRADE_SECONDS = 25.0
-# The first crash within the window costs no pause, the second one this, and each further one twice as much.
-_PAUSE_SECONDS = 0.25
-_LONGEST_PAUSE_SECONDS = 60.0
-_WINDOW_SECONDS = 600.0
-# The longest pause after a question. Some commands ask ten times a second.
-_ASKED_PAUSE_SECONDS = 5.0
-# A successor that serves sooner is not worth an answer.
-_QUIET_SECONDS = 3.0
+# What the first failure in a row costs, the second one, and so on.
+_PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
 # Where questions are answered; the minor device number of the mount follows. An abstract address (unix(7)) needs no
 # directory, and goes away with the keeper.
 ADDRESS = "\0fusecache-keeper-"
@@ -69,35 +64,29 @@ class Keeper:
         self._command = command
         self._held: list[int] = []
         self._mountpoint = ""
-        # What served last, while another program has not served yet.
-        self._fallback = ""
-        # Whether the process that runs is that other program's.
-        self._is_next = False
+        # Of the process that runs. The first word of the command is the program that served last.
+        self._program = ""
         self._child = 0
         # A signal that was ignored from the start, as by nohup(1), stays so.
         self._stopping = [each for each in _STOPPING if signal.getsignal(each) != signal.SIG_IGN]
-        # The next process and our end of a socket to it.
-        self._standby: tuple[int, socket.socket] | None = None
+        # The next process: its program, its number and our end of a socket to it.
+        self._standby: tuple[str, int, socket.socket] | None = None
         self._dismissed: list[int] = []
-        self._can_stand_by = False
         self._is_stopping = False
-        # The mount was unmounted or aborted.
-        self._is_gone = False
-        # When the latest crashes happened.
-        self._crashes: list[float] = []
+        # How many starts in a row have failed.
+        self._failures = 0
         self._served_since = float("inf")
-        self._died_at = 0.0
-        # How long the command may be silent.
-        self._patience: float | None = None
         # Why the command ended, in its own words.
         self._why = ""
-        # The answer to questions while nothing serves, and the socket for them.
+        # Why no start succeeds, "" if nothing speaks against the next one; and the socket that tells it.
         self._trouble = ""
         self._listener: socket.socket | None = None
         self._wakeup = -1
 
     def run(self) -> int:
         """Start the command until it ends by itself; return its exit status."""
+        import ctypes  # others need but the names above
+
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         # If it is ignored, children leave no status to wait for.
@@ -116,80 +105,62 @@ class Keeper:
             status = self._run_once()
             if not self._held:
                 return status
-            if self._served_since < float("inf"):
-                self._died_at = time.monotonic()
-            if status != _HAND_OVER and not (self._is_gone or self._is_stopping or self._fall_back(status)):
-                if status == _CANNOT_RESUME:
+            if status != STATUS_HAND_OVER and not self._is_stopping:
+                if self._program != self._command[0]:
+                    _say(
+                        f"{self._program} cannot serve the mount (status {status}"
+                        f"{self._why and ': '}{self._why}); {self._command[0]} goes on"
+                    )
+                elif status == STATUS_CANNOT_RESUME:
                     return self._give_up(status)
-                self._pause(status)
-            if self._is_gone:
-                _say(f"the mount {self._mountpoint} is gone")
-                self._let_go()
-                return 0
+                elif self._pause(status):
+                    _say(f"the mount {self._mountpoint} is gone")
+                    return 0
             if self._is_stopping:
                 self._let_go()
                 self._unmount()
                 return status if status > 0 else 1
 
-    def _pause(self, status: int) -> None:
-        """Say what happens after a death, and wait before the next start: see `_wait` for what ends the wait."""
-        now = time.monotonic()
-        # SIGKILL comes from a person, or from a kernel without memory, which is free now: a pause would not help.
-        is_free = status == -signal.SIGKILL and now - self._served_since >= _SERVICE_SECONDS
-        self._crashes = [each for each in self._crashes if now - each < _WINDOW_SECONDS]
-        if not is_free:
-            self._crashes.append(now)
-        count = len(self._crashes)
+    def _pause(self, status: int) -> bool:
+        """Say what happens after a death, and wait before the next start; return whether the mount is gone.
+
+        A signal that asks to stop ends the wait.
+        """
+        has_served = time.monotonic() - self._served_since >= _SERVICE_SECONDS
+        self._failures = 0 if has_served else self._failures + 1
         seconds = 0.0
         again = "it is started again, the mount waits for it"
-        if not is_free and count > 1:
-            seconds = min(_PAUSE_SECONDS * 2.0 ** (count - 2), _LONGEST_PAUSE_SECONDS)
-            what = "cannot start" if self._served_since == float("inf") else "crashes again and again"
+        if self._failures > 1:
+            seconds = _PAUSES[min(self._failures, len(_PAUSES)) - 1]
             cause = self._why or f"it ended with status {status}; its log has the cause"
-            self._trouble = f"the daemon {what}: {cause}"
+            self._trouble = f"the daemon cannot start: {cause}"
             again = (
-                f"it is started again in {seconds:g} s, the mount waits for it. It has failed {count} times in "
-                f"{_WINDOW_SECONDS / 60:g} minutes. The cause is in the lines above; `kill {os.getpid()}` ends the "
-                f"mount {self._mountpoint} instead"
+                f"it is started again in {seconds:g} s, the mount waits for it. It has failed {self._failures} times "
+                f"in a row. The cause is in the lines above; `kill {os.getpid()}` ends the mount {self._mountpoint} "
+                "instead"
             )
         _say(f"the daemon died (status {status}); {again}")
-        self._served_since = float("inf")
-        self._listen()
-        self._wait(seconds)
+        # An error of the mount is always reported: it was unmounted or aborted.
+        return self._held[0] in self._wait(seconds, {self._wakeup: select.POLLIN, self._held[0]: 0})
 
-    def _wait(self, seconds: float | None, child: socket.socket | None = None) -> bool:
-        """Return True when `child` has a message, and False after `seconds`. Answer questions in between.
-
-        Without a child, also return after a signal that asks to stop, and the end of the mount; a question shortens the
-        wait.
-        """
-        began = time.monotonic()
-        until = float("inf") if seconds is None else began + seconds
+    def _wait(self, seconds: float | None, events: dict[int, int]) -> set[int]:
+        """Return the descriptors that have one of their events; none after `seconds`. Answer questions in between."""
+        until = float("inf") if seconds is None else time.monotonic() + seconds
         while True:
             poll = select.poll()
-            poll.register(self._wakeup if child is None else child, select.POLLIN)
+            for fd, mask in events.items():
+                poll.register(fd, mask)
             if self._listener is not None:
                 poll.register(self._listener, select.POLLIN)
-            if self._held and self._served_since == float("inf") and not self._is_gone:
-                # An error is always reported: the mount is gone.
-                poll.register(self._held[0], 0)
             left = until - time.monotonic()
-            ready = {fd for fd, _ in poll.poll(None if left == float("inf") else max(left, 0.0) * 1000)}
-            if self._held and self._held[0] in ready:
-                self._is_gone = True
-                if self._child:
-                    os.kill(self._child, signal.SIGTERM)
-            if self._listener is not None and self._listener.fileno() in ready:
-                is_told = self._answer(self._listener)
-                if is_told and child is None:
-                    until = min(until, began + _ASKED_PAUSE_SECONDS)
-            if child is not None and child.fileno() in ready:
-                return True
-            if not ready or (child is None and (self._is_gone or self._wakeup in ready)):
-                return False
+            found = {fd for fd, _ in poll.poll(None if left == float("inf") else max(left, 0.0) * 1000)}
+            ready = found & events.keys()
+            if ready or not found:
+                return ready
+            self._answer()
 
     def _listen(self) -> None:
-        """Answer questions from now on, until the command serves."""
+        """Answer questions from now on. Also while the command serves: so no other process can take the address."""
         minor = _minor_of(self._mountpoint)
         if self._listener is None and minor:
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -201,65 +172,46 @@ class Keeper:
             else:
                 self._listener = listener
 
-    def _answer(self, listener: socket.socket) -> bool:
-        """Tell why nothing serves, unless something will soon. Return whether it was told: to root or this user."""
-        seconds = time.monotonic() - self._died_at
-        trouble = self._trouble or f"the daemon has been starting for {seconds:.0f} s"
-        with suppress(OSError), listener.accept()[0] as asker:
+    def _answer(self) -> None:
+        """Tell root or this user why no start succeeds."""
+        assert self._listener is not None
+        with suppress(OSError), self._listener.accept()[0] as asker:
             credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # process, user, group
             user = int.from_bytes(credentials[4:8], sys.byteorder)
-            if seconds > _QUIET_SECONDS and user in {0, os.geteuid()}:
+            if self._trouble and user in {0, os.geteuid()}:
                 text = (
-                    f"{trouble}. Programs wait, and no closed file is lost. Remove the cause: the keeper (process "
-                    f"{os.getpid()}) tries again every {_LONGEST_PAUSE_SECONDS:g} s, and within "
-                    f"{_ASKED_PAUSE_SECONDS:g} s after this question. To end the mount instead: fusecache unmount "
-                    f"{self._mountpoint}"
+                    f"{self._trouble}. Programs wait, and no closed file is lost. Remove the cause: the keeper "
+                    f"(process {os.getpid()}) tries again every {_PAUSES[-1]:g} s. To end the mount instead: fusecache "
+                    f"unmount {self._mountpoint}"
                 )
                 asker.send(text.encode(errors="replace"))
-                return True
-        return False
-
-    def _fall_back(self, status: int) -> bool:
-        """After an upgrade, go on with the program that served last; return whether the other one was tried."""
-        if not self._fallback:
-            return False
-        if self._is_next:
-            cause = f": {self._why}" if self._why else ""
-            _say(
-                f"{self._command[0]} cannot serve the mount (status {status}{cause}); {self._fallback} goes on"
-            )
-        self._dismiss_standby()
-        self._command[0], self._fallback = self._fallback, ""
-        return self._is_next
 
     def _run_once(self) -> int:
         self._served_since = float("inf")
-        self._can_stand_by = False
-        self._is_next = bool(self._fallback)
         self._why = ""
         self._reap()
         try:
-            self._child, ours = self._take_standby() or self._start()
+            self._program, self._child, ours = self._take_standby() or self._start(self._command[0])
         except (OSError, ValueError) as exc:
-            self._why = f"cannot start {self._command[0]}: {exc}"
+            self._program = self._command[0]
+            self._why = f"cannot start {self._program}: {exc}"
             _say(self._why)
             return _NOT_STARTED
         with ours:
             if self._is_stopping:
                 os.kill(self._child, signal.SIGTERM)
             self._close_report()
-            self._patience = None
-            if self._held:
-                self._patience = _START_SECONDS
-                self._listen()
             while self._hear(ours):
                 pass
         _, result = os.waitpid(self._child, 0)
         self._child = 0
         return os.waitstatus_to_exitcode(result)
 
-    def _start(self, *, is_standby: bool = False) -> tuple[int, socket.socket]:
-        """Start the command; return its process, and our end of a socket to it. Raises OSError, ValueError."""
+    def _start(self, program: str, *, is_standby: bool = False) -> tuple[str, int, socket.socket]:
+        """Start the command with a program; return that, the process, and our end of a socket to it.
+
+        Raises OSError, ValueError.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, KEEPER_VARIABLE: str(theirs.fileno())}
         held = self._held
@@ -272,50 +224,32 @@ class Keeper:
             try:
                 for fd in (theirs.fileno(), *held):
                     os.set_inheritable(fd, True)  # noqa: FBT003  # takes no keyword
-                child = os.posix_spawnp(
-                    self._command[0], self._command, environment, setsigdef=self._stopping
-                )
+                command = [program, *self._command[1:]]
+                child = os.posix_spawnp(program, command, environment, setsigdef=self._stopping)
             except BaseException:
                 ours.close()
                 raise
             finally:
                 for fd in held:
                     os.set_inheritable(fd, False)  # noqa: FBT003
-        return child, ours
+        return program, child, ours
 
-    def _take_standby(self) -> tuple[int, socket.socket] | None:
+    def _take_standby(self) -> tuple[str, int, socket.socket] | None:
         """Give the descriptors to the standby, and return it; None if there is none."""
         if self._standby is None or not self._held:
             return None
         try:
-            socket.send_fds(self._standby[1], [b"go"], self._held)
+            socket.send_fds(self._standby[2], [b"go"], self._held)
         except OSError:  # it died
             self._dismiss_standby()
             return None
         standby, self._standby = self._standby, None
         return standby
 
-    def _await_standby(self, ours: socket.socket) -> str:
-        """Start a standby; return when it waits, or the command has died. Returns why it does not wait, else ""."""
-        try:
-            self._standby = self._start(is_standby=True)
-            told = self._standby[1]
-            if not select.select([told, ours], [], [], _UPGRADE_SECONDS)[0]:
-                return f"it was not ready within {_UPGRADE_SECONDS:g} s"
-            said = told.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)
-        except (OSError, ValueError) as exc:
-            return str(exc)
-        if said == b"waiting":
-            return ""
-        return (
-            said.removeprefix(b"why ").decode(errors="replace")
-            or "it ended at its start; the log has the cause"
-        )
-
     def _dismiss_standby(self) -> None:
         if self._standby is None:
             return
-        (child, ours), self._standby = self._standby, None
+        (_, child, ours), self._standby = self._standby, None
         ours.close()
         os.kill(child, signal.SIGKILL)
         self._dismissed.append(child)
@@ -326,11 +260,10 @@ class Keeper:
 
     def _hear(self, ours: socket.socket) -> bool:
         """Carry out one message of the command; return False when it has ended."""
-        if not self._wait(self._patience, ours):
-            self._patience = None
+        if not self._wait(self._patience(), {ours.fileno(): select.POLLIN}):
             if self._served_since < float("inf"):
                 with suppress(OSError, ValueError):
-                    self._standby = self._start(is_standby=True)
+                    self._standby = self._start(self._program, is_standby=True)
             else:
                 self._why = f"it did not serve within {_START_SECONDS:g} s"
                 os.kill(self._child, signal.SIGKILL)
@@ -344,42 +277,45 @@ class Keeper:
         elif message.startswith(b"keep "):
             self._let_go()
             self._held, self._mountpoint = fds, os.fsdecode(message[5:])
-            self._begin_service()
-        elif message == b"standby":
-            self._can_stand_by = True
+            self._served_since = time.monotonic()
+            self._command[0], self._trouble = self._program, ""
+            self._listen()
         elif message.startswith(b"why "):
             self._why = message[4:].decode(errors="replace")
         elif message.startswith(b"program "):
-            answer = self._prepare(os.fsdecode(message[8:]), ours)
+            why = self._prepare(os.fsdecode(message[8:]), ours)
             with suppress(OSError):  # it died
-                ours.send(answer)
+                ours.send(b"no " + why.encode(errors="replace") if why else b"ready")
         else:
             for fd in fds:
                 os.close(fd)
         return bool(message)
 
-    def _begin_service(self) -> None:
-        self._patience = _STANDBY_SECONDS if self._can_stand_by and self._standby is None else None
-        self._served_since = time.monotonic()
-        self._fallback = self._trouble = ""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+    def _patience(self) -> float | None:
+        """Return how long the command may be silent before there is something to do."""
+        if self._served_since < float("inf"):
+            return _STANDBY_SECONDS if self._standby is None else None
+        return _START_SECONDS if self._held else None
 
-    def _prepare(self, program: str, ours: socket.socket) -> bytes:
-        """Start another program's standby for an upgrade; return the answer: that it is ready, or why not."""
-        before, fallback = self._command[0], self._fallback
+    def _prepare(self, program: str, ours: socket.socket) -> str:
+        """Start another program's standby for an upgrade; return "" once it waits, else why it does not."""
         self._dismiss_standby()
-        self._command[0], self._fallback = program, fallback or before
-        why = self._await_standby(ours)
-        if not why:
-            self._patience = None
-            return b"ready"
-        _say(f"{program} is not ready to serve the mount: {why}; {before} goes on")
+        try:
+            self._standby = self._start(program, is_standby=True)
+            told = self._standby[2]
+            # Also until the command has died.
+            if not select.select([told, ours], [], [], _UPGRADE_SECONDS)[0]:
+                why = f"it was not ready within {_UPGRADE_SECONDS:g} s"
+            elif (said := told.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)) == b"waiting":
+                return ""
+            else:
+                why = said.removeprefix(b"why ").decode(errors="replace")
+        except (OSError, ValueError) as exc:
+            why = str(exc)
+        why = why or "it ended at its start; the log has the cause"
+        _say(f"{program} is not ready to serve the mount: {why}; {self._program} goes on")
         self._dismiss_standby()
-        self._command[0], self._fallback = before, fallback
-        self._patience = _STANDBY_SECONDS if self._can_stand_by else None
-        return b"no " + why.encode(errors="replace")
+        return why
 
     def _close_report(self) -> None:
         """The pipe on which the first process reports that it is ready is its own."""

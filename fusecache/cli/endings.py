@@ -12,7 +12,6 @@ from fusecache.cli.say import say
 from fusecache.config.options import load_options
 from fusecache.config.values import Duration, as_argument
 from fusecache.model.errors import MountError
-from fusecache.mount.keeper_client import DaemonAway
 from fusecache.mount.launch import (
     MountState,
     clear_dead,
@@ -26,6 +25,7 @@ from fusecache.mount.launch import (
     resolve_in_mount,
 )
 from fusecache.mount.leftover_text import left_texts, unsent_text
+from fusecache.mount.mount_table import DaemonAway
 from fusecache.mount.progress import ProgressView
 
 

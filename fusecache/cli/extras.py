@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusecache.config.options import MountOptions
+from fusecache.keeper import STANDBY_VARIABLE
 from fusecache.model.errors import ConfigError
 
 if TYPE_CHECKING:  # most commands do not need it
     from fusecache.daemon.keeping import DaemonStart
-
-# As `fuse.kept_mount` has it, which most commands do not need.
-STANDBY_VARIABLE = "FUSE_STANDBY"
 
 # Extra -> the modules that its packages bring and that this package imports.
 MODULES = {

@@ -15,7 +15,6 @@ from fusecache.model.errors import MountError
 from fusecache.model.format_text import size_text
 from fusecache.mount.command_run import NOT_EXECUTABLE, NOT_FOUND, CommandRun, NoticeReceived
 from fusecache.mount.control_client import Mount, find_mount
-from fusecache.mount.keeper_client import DaemonAway
 from fusecache.mount.launch import (
     MountState,
     check_mountpoint,
@@ -27,6 +26,7 @@ from fusecache.mount.launch import (
     start_daemon,
 )
 from fusecache.mount.leftover_text import unsent_text
+from fusecache.mount.mount_table import DaemonAway
 from fusecache.mount.progress import ProgressView
 
 # Words of the command line that are not the mount's, with the number of their values.

@@ -12,14 +12,9 @@ from fusecache import keeper
 from fusecache.config.config_file import read_config
 from fusecache.config.options import MountOptions
 from fusecache.disk.native import forbid_core_dumps
-from fusecache.fuse.kept_mount import (
-    KEEPER_VARIABLE,
-    KEPT_VARIABLE,
-    STATUS_CANNOT_RESUME,
-    KeptMount,
-    await_turn,
-)
+from fusecache.fuse.kept_mount import KeptMount, await_turn
 from fusecache.fuse.kept_table import FormatUnknown
+from fusecache.keeper import KEEPER_VARIABLE, KEPT_VARIABLE, STATUS_CANNOT_RESUME
 from fusecache.model.errors import ConfigError, MountError
 from fusecache.mount.own_program import own_program
 from fusecache.remote.store import ConditionalWrites
@@ -125,7 +120,7 @@ def _refuse_changes(before: dict[str, str], now: dict[str, str], config: Path | 
 def _kept_mount() -> KeptMount | None:
     is_successor = KEPT_VARIABLE in os.environ
     try:
-        kept = KeptMount.of_environment()
+        return KeptMount.of_environment()
     except FormatUnknown as exc:
         KeptMount.tell_why(f"the daemon cannot go on with the mount of its predecessor: {exc}")
         sys.exit(STATUS_CANNOT_RESUME)
@@ -134,9 +129,6 @@ def _kept_mount() -> KeptMount | None:
             raise MountError(f"cannot take over the mount: {exc.strerror}") from exc
         log.warning("the mount will end with this daemon, as it has no shared memory: %s", exc)
         return None
-    if kept is not None:
-        kept.offer_standby()
-    return kept
 
 
 def _shown(options: MountOptions) -> dict[str, str]:

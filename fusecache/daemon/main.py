@@ -49,9 +49,9 @@ from fusecache.fs.kernel import tune
 from fusecache.fs.kernel_caches import KernelCaches
 from fusecache.fs.operations import Operations
 from fusecache.fs.owned_hints import OwnedHints
-from fusecache.fuse.kept_mount import STATUS_HAND_OVER
 from fusecache.fuse.library import FuseSession, open_session
 from fusecache.fuse.values import MountPlan, MountRefused
+from fusecache.keeper import STATUS_HAND_OVER
 from fusecache.model.errors import FusecacheError, MountError, NoSpace, NotPermitted, ReadOnly
 from fusecache.model.format_text import printable
 from fusecache.model.verdict import verdict_line

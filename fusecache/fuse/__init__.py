@@ -18,8 +18,7 @@ A file system implements `handlers.RequestHandlers`. `library.open_session` moun
 `mounting`           mounts by mount(2) or fusermount3, unmounts
 `negotiation`        the first requests: FUSE_INIT, with versions and features, and a self-test
 `requests`           each opcode: its lengths, its handler, its reply
-`admission`          which requests are taken, and which of them begin
-`waiting`            requests that are taken and not answered, and signals that end them
+`waiting`            which requests are taken, whose handlers begin, and signals that end them
 `session`            the tasks that read and answer requests
 `kept_mount`         what outlives the process: the descriptor, and shared memory; see `fusecache/keeper.py`
 `kept_requests`      memory for requests, until they are answered

@@ -20,15 +20,8 @@ from contextlib import suppress
 from fusecache.fuse.kept_requests import KeptRequests, LeftRequest, copied_requests, make_memory
 from fusecache.fuse.kept_table import FORMAT, FormatUnknown, KeptTable
 from fusecache.fuse.negotiation import Negotiated
+from fusecache.keeper import KEEPER_VARIABLE, KEPT_VARIABLE, STANDBY_VARIABLE
 
-# Set by the keeper: its end of a socket, and the descriptors that it has kept.
-KEEPER_VARIABLE = "FUSE_KEEPER"
-KEPT_VARIABLE = "FUSE_KEPT"
-# Set by the keeper for a process that is started before it is needed.
-STANDBY_VARIABLE = "FUSE_STANDBY"
-# Exit statuses that the keeper knows: start me again, as I was asked to; and never start me again.
-STATUS_HAND_OVER = 75
-STATUS_CANNOT_RESUME = 78
 _SESSION = "session"
 # A little more than the keeper waits for another process.
 _ANSWER_SECONDS = 28.0
@@ -137,11 +130,9 @@ class KeptMount:
     def keep(self, mountpoint: str, device_fd: int) -> None:
         """Have the keeper hold the descriptors. From now on it starts a successor when this process dies."""
         self.device_fd = device_fd
-        self._tell(b"keep " + os.fsencode(mountpoint), [device_fd, self._table_fd, self._requests_fd])
-
-    def offer_standby(self) -> None:
-        """Tell the keeper that the program of this process can stand by (`await_turn`)."""
+        # A keeper of the version before does not know that every program can stand by (`await_turn`).
         self._tell(b"standby", [])
+        self._tell(b"keep " + os.fsencode(mountpoint), [device_fd, self._table_fd, self._requests_fd])
 
     def name_program(self, program: str) -> str:
         """Have the keeper start the next process with the program at this path. "": with the one of this process.

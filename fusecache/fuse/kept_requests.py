@@ -32,7 +32,7 @@ _BASE = SMALL_PLACES * _SMALL_BYTES
 _LEAST_BYTES = 64 * 1024
 # Somewhat more than the kernel writes back at once: `background_requests` of MAX_WRITE_BYTES.
 HELD_BYTES_MAX = 256 * 1024 * 1024
-# Whole large places that are kept for the next burst, and as many whose requests wait. To make one takes 0.7 ms.
+# Large places that keep their pages, free or with a request that waits. To make one takes 0.7 ms.
 _WHOLE_PLACES = 8
 # Only pages that are touched use memory.
 _LARGE_PLACES = HELD_BYTES_MAX // _LEAST_BYTES + 2 * _WHOLE_PLACES
@@ -51,7 +51,7 @@ class KeptBuffer(RequestBuffer):
     counts_as: bytes of memory that it uses while its request waits. is_whole: all its pages exist.
     """
 
-    __slots__ = ("counts_as", "is_held_whole", "is_whole", "number")
+    __slots__ = ("counts_as", "is_whole", "number")
 
     def __init__(self, memory: mmap.mmap, offset: int, length: int, size: int, number: int) -> None:
         """offset, length: where in the memory it is; size: of the request's part; in bytes."""
@@ -59,7 +59,7 @@ class KeptBuffer(RequestBuffer):
         self.size = size
         self.number = number
         self.counts_as = 0
-        self.is_whole = self.is_held_whole = False
+        self.is_whole = False
 
     @property
     def is_small(self) -> bool:
@@ -126,8 +126,9 @@ class KeptRequests:
             if os.fstat(fd).st_size < size:
                 os.ftruncate(fd, size)
             self._memory = mmap.mmap(fd, size)
+        # Whole places that are free, and how many there are in all.
         self._whole: list[KeptBuffer] = []
-        self._held_whole = 0
+        self._whole_count = 0
         # Places that are free: the small ones, and the numbers of large ones without memory. The others from _made on.
         self._small: list[KeptBuffer] = []
         self._spare: list[int] = []
@@ -168,6 +169,7 @@ class KeptRequests:
         # would fail.
         place.view[:] = bytes(len(place.view))
         place.is_whole = True
+        self._whole_count += 1
         return place
 
     def hold(self, place: KeptBuffer, size: int, *, stays: bool) -> KeptBuffer:
@@ -178,12 +180,8 @@ class KeptRequests:
                 self.give_back(place)
                 return small
         place.counts_as = max(_LEAST_BYTES, size)
-        if place.is_whole and self._held_whole < _WHOLE_PLACES:
-            place.is_held_whole = True
-            self._held_whole += 1
-        else:
+        if self._whole_count > _WHOLE_PLACES:
             self._free(place, _rounded(size), place.size)
-            place.is_whole = False
         return place
 
     def give_back(self, place: KeptBuffer) -> None:
@@ -192,10 +190,7 @@ class KeptRequests:
         if place.is_small:
             self._small.append(place)
             return
-        if place.is_held_whole:
-            place.is_held_whole = False
-            self._held_whole -= 1
-        if place.is_whole and len(self._whole) < _WHOLE_PLACES:
+        if place.is_whole and self._whole_count <= _WHOLE_PLACES:
             self._whole.append(place)
         else:
             self._free(place, 0)
@@ -238,6 +233,8 @@ class KeptRequests:
 
     def _free(self, place: KeptBuffer, start: int, stop: int | None = None) -> None:
         """Give the pages from `start` on back to the system: they hold zeros then."""
+        self._whole_count -= place.is_whole
+        place.is_whole = False
         stop = self._stride if stop is None else stop // mmap.PAGESIZE * mmap.PAGESIZE
         if start < stop:
             at = _BASE + place.number * self._stride

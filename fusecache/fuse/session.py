@@ -3,7 +3,7 @@
 Leader and followers: one task, the leader, waits for requests and answers them one after the other. Most handlers never
 wait, and cost no switch of tasks. When one does, another task takes the lead, and the first answers its request later.
 While a program makes one call after the other, the leader looks for the next one for a moment, instead of sleeping.
-Which requests are taken, and which of them begin, `Admission` decides.
+Which requests are taken, and which of their handlers begin, `WaitingRequests` decides.
 
 Invariants:
 1. A request is answered exactly once; with ENOTCONN if `serve` is cancelled before its handler has ended. After the
@@ -43,7 +43,7 @@ from fusecache.fuse.protocol import (
 )
 from fusecache.fuse.requests import SILENT, KernelRequest, Malformed, Payload, Requests
 from fusecache.fuse.values import FUSEError, MountPlan, MountRefused
-from fusecache.fuse.waiting import WaitingRequest, WaitingRequests
+from fusecache.fuse.waiting import Share, WaitingRequests
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class OwnSession:
         self._notifier = Notifier(fd)
         self._on_unmounted = operations.on_unmounted
         self._table: dict[int, Callable[[KernelRequest], Awaitable[Payload]]] = Requests(operations).table
-        self._waiting = WaitingRequests(self._places, self._reply_error)
+        self._waiting = WaitingRequests(self._places)
         self._followers = trio.lowlevel.ParkingLot()
         self._has_ended = False
         self._tasks = 0
@@ -225,7 +225,7 @@ class OwnSession:
             self._start_leader()
 
     async def _work(self) -> None:
-        """Lead, answer a request whose handler waits, then parked ones, lead or follow.
+        """Lead, answer a request whose handler waits, lead or follow.
 
         Begins as the leader.
         """
@@ -234,10 +234,6 @@ class OwnSession:
                 # A signal cancels it, to end the handler that waits.
                 with trio.CancelScope() as scope:
                     await self._lead(scope)
-                while (parked := self._waiting.next_ready()) is not None:
-                    with trio.CancelScope() as scope:
-                        await self._serve_parked(parked, scope)
-                    await trio.lowlevel.checkpoint()
                 if not await self._follow():
                     return
         finally:
@@ -317,19 +313,18 @@ class OwnSession:
             return False
         request.place = place
         request.is_redone = request.unique in self._begun
-        if self._waiting.parks(request, count):
-            return False
+        full = self._waiting.full_share(request)
         has_waited = False
 
         def on_wait() -> None:
             nonlocal has_waited
             has_waited = True
             # Of a write, the bytes are used until its end.
-            self._waiting.add(request, count, scope, stays=request.opcode == Opcode.WRITE)
+            self._waiting.add(request, count, scope, full, stays=request.opcode == Opcode.WRITE)
             self._hand_over()
 
         try:
-            await _watched(self._answer(request), on_wait)
+            await _watched(self._answer(request, full), on_wait)
         finally:
             if has_waited:
                 self._waiting.remove(request)
@@ -337,18 +332,12 @@ class OwnSession:
                 self._places.give_back(place)
         return has_waited
 
-    async def _serve_parked(self, parked: WaitingRequest, scope: trio.CancelScope) -> None:
-        """Answer a request that was parked."""
-        parked.scope = scope
-        try:
-            await self._answer(parked.request)
-        finally:
-            self._waiting.remove(parked.request)
-
-    async def _answer(self, request: KernelRequest) -> None:
+    async def _answer(self, request: KernelRequest, full: Share | None) -> None:
         payload: Payload = b""
         error = 0
         try:
+            if full is not None:
+                await self._waiting.turn(request, full)
             handler = self._table.get(request.opcode)
             if handler is None:
                 error = errno.ENOSYS
@@ -382,9 +371,6 @@ class OwnSession:
         listed = request.token.payload() if request.token is not None else b""
         if request.opcode not in SILENT:
             self._reply(request, listed, 0 if listed else error)
-
-    def _reply_error(self, request: KernelRequest, error: int) -> None:
-        self._reply(request, b"", error)
 
     def _reply(self, request: KernelRequest, payload: Payload, error: int) -> None:
         request.keep_reply(payload, error)

@@ -1,6 +1,9 @@
-"""Requests that are taken and not answered: their memory, which of them begin, and signals that end them.
+"""Requests that are taken and not answered: their memory, whose handlers go on, and signals that end them.
 
-A request waits because its handler does, or is parked: its handler has not begun. `Admission` decides that.
+All requests of a mount come through one queue of the kernel, in the order in which programs made them. A request that
+waits in that queue costs nothing, but everything behind it waits too, so requests stay there only when memory ends. As
+many handlers wait for one process as is its share. Its next request that only reads is taken, and its handler begins
+when one of these ends. Requests of other processes begin at once.
 
 The kernel sends FUSE_INTERRUPT for every signal, harmless ones as well. Only a process that is about to end may be told
 EINTR: a page fault of a mapping would become SIGBUS, and few programs expect EINTR from stat(2). So the pending signals
@@ -10,17 +13,16 @@ are looked at (proc(5): SigPnd and others).
 import errno
 import os
 import signal
+import sys
 import time
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
 
-from fusecache.fuse.admission import Admission
 from fusecache.fuse.kept_requests import HELD_BYTES_MAX, SMALL_PLACES, KeptRequests
 from fusecache.fuse.protocol import IN_HEADER, INTERRUPT_IN, Opcode
 from fusecache.fuse.requests import KernelRequest, Malformed
+from fusecache.fuse.values import FUSEError
 
 # Handlers that may wait for one process. More would not read faster: the bucket is asked 64 times at once. They would
 # only stand in line before those of other processes.
@@ -29,41 +31,83 @@ OF_A_PROCESS = 1024
 _LOOK_SECONDS = 0.25
 
 
+class Room:
+    """How many requests may be taken at once, and of how many bytes. may_take: whether the next one may be."""
+
+    def __init__(self, requests: int, request_bytes: int, largest: int) -> None:
+        """Limits. largest: bytes of the largest request. The next one may be as large."""
+        self.may_take = True
+        self._requests_max, self._bytes_max, self._largest = requests, request_bytes, largest
+        self._requests = self._bytes = 0
+
+    def take(self, size: int) -> None:
+        """A request waits. size: its bytes, as far as they count."""
+        self._count(1, size)
+
+    def give_back(self, size: int) -> None:
+        """Such a request was answered."""
+        self._count(-1, -size)
+
+    def _count(self, requests: int, size: int) -> None:
+        self._requests += requests
+        self._bytes += size
+        # One request is always taken: else none could ever be.
+        self.may_take = not self._requests or (
+            self._requests < self._requests_max and self._bytes + self._largest <= self._bytes_max
+        )
+
+
+class Share:
+    """Of one process; 0 is any that is not known, and has no limit. requests: that a signal may end.
+
+    handlers: how many of them have begun; queue: of the others, as these are too many.
+    """
+
+    def __init__(self, process: int) -> None:
+        self.process = process
+        self.limit = OF_A_PROCESS if process else sys.maxsize
+        self.requests: set[WaitingRequest] = set()
+        self.handlers = 0
+        self.queue = trio.lowlevel.ParkingLot()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next handler must not begin."""
+        return self.handlers >= self.limit
+
+
 @dataclass(slots=True, eq=False)
 class WaitingRequest:
-    """One that a signal may end. scope: ends its handler; None: that has not begun. is_interrupted: by a signal."""
+    """One that a signal may end. share: of its process; scope: ends its handler. is_interrupted: by a signal."""
 
     request: KernelRequest
-    process: int
-    scope: trio.CancelScope | None = None
+    share: Share
+    scope: trio.CancelScope
+    has_begun: bool
     is_interrupted: bool = False
 
 
 class WaitingRequests:
     """Those of one mount. Belongs to the loop's thread."""
 
-    def __init__(self, places: KeptRequests, answer: Callable[[KernelRequest, int], None]) -> None:
-        """answer: sends an errno for a request whose handler has not begun."""
+    def __init__(self, places: KeptRequests) -> None:
         self._places = places
-        self._send_error = answer
         self._nursery: trio.Nursery | None = None
         self.limit(SMALL_PLACES, HELD_BYTES_MAX)
         # Requests that a signal may end, by the kernel's number.
         self._killable: dict[int, WaitingRequest] = {}
-        self._of_process: dict[int, set[WaitingRequest]] = {}
         # Of these, the ones that are looked at again.
         self._watched: dict[int, WaitingRequest] = {}
-        # Requests that were parked, and begin now.
-        self._ready: deque[WaitingRequest] = deque()
-        self._full = trio.lowlevel.ParkingLot()
+        self._shares: dict[int, Share] = {}
+        # How many of them are full.
+        self._full = 0
+        self._has_ended = False
+        self._no_room = trio.lowlevel.ParkingLot()
 
     def limit(self, requests: int, request_bytes: int) -> None:
         """Set how many requests may be taken at once, and their bytes; before the first one is."""
-        self._admission: Admission[WaitingRequest] = Admission(
-            requests=min(requests, SMALL_PLACES),
-            request_bytes=min(request_bytes, HELD_BYTES_MAX),
-            largest=self._places.buffer_bytes,
-            of_a_process=OF_A_PROCESS,
+        self._room = Room(
+            min(requests, SMALL_PLACES), min(request_bytes, HELD_BYTES_MAX), self._places.buffer_bytes
         )
 
     def attach(self, nursery: trio.Nursery) -> None:
@@ -73,84 +117,77 @@ class WaitingRequests:
     @property
     def has_room(self) -> bool:
         """Whether another request may be taken."""
-        return self._admission.may_take
+        return self._room.may_take
 
     async def wait_for_room(self) -> None:
         """Return when another request may be taken, or `end` was called."""
         # While nothing is read, the kernel cannot tell of signals.
         for waiting in self._killable.values():
             self._watch(waiting)
-        await self._full.park()
+        await self._no_room.park()
 
     # ---- requests
 
-    def parks(self, request: KernelRequest, count: int) -> bool:
-        """Park a request, if its handler must not begin yet; return whether that is so. count: its bytes."""
-        if not self._admission.full or not request.changes_nothing():
-            return False
-        process = process_of(request.pid)
-        if process not in self._admission.full:
-            return False
-        waiting = WaitingRequest(request, process)
-        self._admission.park(process, request.unique, waiting)
-        self._let_signals_end(waiting)
-        self._hold(request, count, stays=False)
-        return True
+    def full_share(self, request: KernelRequest) -> Share | None:
+        """Return the share of which a handler must wait for its `turn`; None: it may begin."""
+        share = (
+            self._shares.get(process_of(request.pid)) if self._full and request.changes_nothing() else None
+        )
+        return share if share is not None and share.is_full else None
 
-    def add(self, request: KernelRequest, count: int, scope: trio.CancelScope, *, stays: bool) -> None:
-        """The handler of a request waits, in a scope. stays: its bytes are in use where they are."""
+    async def turn(self, request: KernelRequest, share: Share) -> None:
+        """Return when the handler of a request may begin. Raises FUSEError if `end` is called before."""
+        await share.queue.park()
+        if self._has_ended:
+            raise FUSEError(errno.ENOTCONN)
+        self._killable[request.unique].has_begun = True
+
+    def add(
+        self, request: KernelRequest, count: int, scope: trio.CancelScope, full: Share | None, *, stays: bool
+    ) -> None:
+        """The handler of a request waits, in a scope. count: its bytes; stays: they are in use where they are.
+
+        full: the share in which it waits for its turn.
+        """
         if request.changes_nothing():
-            waiting = WaitingRequest(request, process_of(request.pid), scope)
-            self._admission.begin(waiting.process)
-            self._let_signals_end(waiting)
-        self._hold(request, count, stays=stays)
+            share = full
+            if share is None:
+                process = process_of(request.pid)
+                share = self._shares.setdefault(process, Share(process))
+                share.handlers += 1
+                self._full += share.is_full
+            waiting = WaitingRequest(request, share, scope, has_begun=full is None)
+            self._killable[request.unique] = waiting
+            share.requests.add(waiting)
+            if request.is_redone:  # the kernel may have told the predecessor of a signal
+                self._watch(waiting)
+        request.place = self._places.hold(request.place, count, stays=stays)
+        request.body = request.place.view[IN_HEADER.size : count]
+        self._room.take(request.place.counts_as)
 
     def remove(self, request: KernelRequest) -> None:
         """The handler of such a request has ended."""
-        self._let_go(request)
-        waiting = self._killable.get(request.unique)
-        if waiting is not None:
-            self._forget(waiting)
-            self._begin_next(waiting.process)
-
-    def next_ready(self) -> WaitingRequest | None:
-        """Return a request that was parked, and begins now. `remove` takes it back."""
-        while self._ready:
-            waiting = self._ready.popleft()
-            if not waiting.is_interrupted:
-                return waiting
-            self._begin_next(waiting.process)
-        return None
+        self._room.give_back(request.place.counts_as)
+        self._places.give_back(request.place)
+        if self._room.may_take:
+            self._no_room.unpark_all()
+        waiting = self._killable.pop(request.unique, None)
+        if waiting is None:
+            return
+        share = waiting.share
+        share.requests.remove(waiting)
+        if waiting.has_begun and not share.queue.unpark():  # else the next one counts in its place
+            self._full -= share.is_full
+            share.handlers -= 1
+        if not share.requests:
+            del self._shares[share.process]
 
     def end(self) -> None:
-        """No request is taken any more, and no parked one begins."""
-        for waiting in (*self._admission.all_parked(), *self._ready):
-            if not waiting.is_interrupted:
-                self._refuse(waiting, errno.ENOTCONN)
-        self._ready.clear()
-        self._full.unpark_all()
-
-    def _begin_next(self, process: int) -> None:
-        waiting = self._admission.end(process)
-        if waiting is not None:
-            self._ready.append(waiting)
-
-    def _refuse(self, waiting: WaitingRequest, error: int) -> None:
-        """Answer a request whose handler has not begun."""
-        self._forget(waiting)
-        self._send_error(waiting.request, error)
-        self._let_go(waiting.request)
-
-    def _hold(self, request: KernelRequest, count: int, *, stays: bool) -> None:
-        request.place = self._places.hold(request.place, count, stays=stays)
-        request.body = request.place.view[IN_HEADER.size : count]
-        self._admission.hold(request.place.counts_as)
-
-    def _let_go(self, request: KernelRequest) -> None:
-        self._admission.let_go(request.place.counts_as)
-        self._places.give_back(request.place)
-        if self._admission.may_take:
-            self._full.unpark_all()
+        """No request is taken any more, and no handler begins that waits for its turn."""
+        self._has_ended = True
+        self._no_room.unpark_all()
+        for share in self._shares.values():
+            share.queue.unpark_all()
 
     # ---- signals
 
@@ -169,19 +206,6 @@ class WaitingRequests:
         if waiting is not None and not self._ends(waiting):
             self._watch(waiting)
 
-    def _let_signals_end(self, waiting: WaitingRequest) -> None:
-        self._killable[waiting.request.unique] = waiting
-        self._of_process.setdefault(waiting.process, set()).add(waiting)
-        if waiting.request.is_redone:  # the kernel may have told the predecessor of a signal
-            self._watch(waiting)
-
-    def _forget(self, waiting: WaitingRequest) -> None:
-        del self._killable[waiting.request.unique]
-        others = self._of_process[waiting.process]
-        others.remove(waiting)
-        if not others:
-            del self._of_process[waiting.process]
-
     def _watch(self, waiting: WaitingRequest) -> None:
         """End a request when a signal ends its process, of which the kernel does not tell any more."""
         if self._nursery is not None and not self._watched:
@@ -196,7 +220,7 @@ class WaitingRequests:
             for unique, waiting in list(self._watched.items()):
                 if self._killable.get(unique) is waiting:
                     is_read = waiting.request.opcode == Opcode.READ
-                    looks.setdefault((waiting.process or -unique, is_read), waiting)
+                    looks.setdefault((waiting.share.process or -unique, is_read), waiting)
                 else:
                     del self._watched[unique]
             for waiting in looks.values():
@@ -213,14 +237,10 @@ class WaitingRequests:
         if not is_ending(request.pid, by_hand=by_hand):
             return False
         # A fatal signal ends all threads of a process. To look at each takes seconds if they are thousands.
-        ends_all = waiting.process and (not by_hand or is_ending(request.pid))
-        for each in list(self._of_process[waiting.process]) if ends_all else [waiting]:
+        ends_all = waiting.share.process and (not by_hand or is_ending(request.pid))
+        for each in list(waiting.share.requests) if ends_all else [waiting]:
             each.is_interrupted = True
-            if each.scope is not None:
-                each.scope.cancel()
-            else:
-                self._admission.drop(each.process, each.request.unique)
-                self._refuse(each, errno.EINTR)
+            each.scope.cancel()
         return True
 
 

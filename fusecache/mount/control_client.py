@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,14 +21,13 @@ from typing import Any
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import size_text
 from fusecache.mount.mount_table import TableEntry, our_entries, real_name, real_path, root_of, wait_statfs
-from fusecache.mount.runtime_folder import check_socket_folder
+from fusecache.mount.runtime_folder import check_socket_folder, peer_of
 
 CONTROL_FILE = Path(".fusecache") / "socket"
 SOCKET_VARIABLE = "FUSECACHE_SOCKET"
 # The daemon reports twice a second. On a loaded node a report may be late; a hung daemon never reports.
 SILENCE_SECONDS = 30.0
-# How long a request without a time limit waits for the next daemon. A long journal takes as long to replay, and the
-# keeper waits a minute at most before it starts a daemon.
+# How long a request without a time limit waits for the next daemon. A long journal takes as long to replay.
 SUCCESSOR_SECONDS = 120.0
 # A daemon that dies may have carried out what it did not answer, and a second time would be an error or do harm.
 _SENT_ONCE = frozenset({"bring-back", "delete"})
@@ -215,13 +213,6 @@ def connect(mount: Mount) -> Iterator[socket.socket]:
                 "its answers do not count"
             )
         yield connection
-
-
-def peer_of(connection: socket.socket) -> tuple[int, int, int]:
-    """Return process, user and group of the process that listens (unix(7), SO_PEERCRED)."""
-    facts = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    process, user, group = struct.unpack("3i", facts)
-    return process, user, group
 
 
 def ask(

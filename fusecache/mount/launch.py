@@ -28,14 +28,20 @@ from fusecache.mount.control_client import (
     ServerProgress,
     ask,
     find_mount,
-    peer_of,
     request_stream,
 )
-from fusecache.mount.keeper_client import DaemonAway
 from fusecache.mount.leftover_text import missing_texts
-from fusecache.mount.mount_table import TABLE, check_answers, mounted_types, our_mountpoints, root_of
+from fusecache.mount.mount_table import (
+    TABLE,
+    DaemonAway,
+    check_answers,
+    mounted_types,
+    our_mountpoints,
+    root_of,
+)
 from fusecache.mount.own_program import own_program
 from fusecache.mount.progress import pending_text
+from fusecache.mount.runtime_folder import peer_of
 
 READY = "ready"
 MAX_REPORT_CHARACTERS = 1000  # even at 4 bytes each, one write fits into the pipe

@@ -6,22 +6,36 @@ process, for some time: a process that waits for a hung daemon, or through it fo
 
 import os
 import re
+import socket
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fusecache.keeper import ADDRESS
 from fusecache.model.errors import MountError
 from fusecache.model.mount_rows import MountRow, mount_rows
-from fusecache.mount.keeper_client import check_served
+from fusecache.mount.runtime_folder import peer_of
 
 TABLE = Path("/proc/self/mountinfo")
 OUR_TYPE = "fuse.fusecache"
 # A live daemon answers statfs at once, whatever the bucket does. On a loaded node the answer may be late.
 ANSWER_SECONDS = 10.0
+# After a daemon's death, the next one answers by then. A probe gets its answer within 5 s in any case.
+_SUCCESSOR_SECONDS = 2.0
 # For a name that it knows, the daemon answers within 10 s even if the bucket does not.
 NAME_SECONDS = 11.0
+_KEEPER_SECONDS = 2.0
+_KEEPER_BYTES = 16384
 _MOST_LINKS = 40  # the kernel's limit, path_resolution(7)
+
+
+class DaemonAway(MountError):
+    """No daemon serves the mount, and a keeper tries to start one. keeper: its process."""
+
+    def __init__(self, message: str, keeper: int) -> None:
+        super().__init__(message)
+        self.keeper = keeper
 
 
 def mounted_types(table: bytes) -> dict[str, str]:
@@ -163,15 +177,31 @@ def check_answers(path: str | os.PathLike[str]) -> None:
 
 
 def _check_mount(root: str) -> None:
-    entry = next((entry for entry in reversed(our_entries()) if entry.point == root), None)
-    if entry is not None:  # else it has just gone
-        check_served(root, entry.device, entry.owner)
+    if wait_statfs(root, _SUCCESSOR_SECONDS) is not None:
+        return
+    for entry in our_entries():
+        if entry.point == root:
+            _ask_keeper(entry)
     if wait_statfs(root, ANSWER_SECONDS) is None:
         raise MountError(
             f"{root}: the daemon has not answered for {ANSWER_SECONDS:g} s: it hangs or is stopped. Find its pid with "
             f"`pgrep -af 'fusecache mount'`; resume it with `kill -CONT PID`, or end it with `kill -9 PID` and clean "
             f"up with `fusecache unmount {root}`. Closed files are in its cache directory"
         )
+
+
+def _ask_keeper(entry: TableEntry) -> None:
+    """Raise DaemonAway if a mount has a keeper, which says why no daemon serves the mount."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_KEEPER_SECONDS)
+        try:
+            connection.connect(ADDRESS + entry.device.partition(":")[2])
+            process, user, _ = peer_of(connection)
+            answer = connection.recv(_KEEPER_BYTES)
+        except OSError:  # the mount has no keeper, or it is in another network namespace
+            return
+    if answer and user in {0, os.geteuid() if entry.owner is None else entry.owner}:
+        raise DaemonAway(f"{entry.point}: {answer.decode(errors='replace')}", process)
 
 
 def wait_statfs(root: str, seconds: float) -> bool | None:

@@ -1,11 +1,13 @@
-"""The folder of control sockets: made by the daemon for its user alone, and checked again by each client.
+"""The folder of control sockets: made by the daemon for its user alone, and checked again by each client. Who listens.
 
 A private folder has mode 0700. Mounts with allow_other use another one, 0711: other users may reach a socket whose name
 the mount tells them, but not list, add or replace any.
 """
 
 import os
+import socket
 import stat
+import struct
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -92,3 +94,10 @@ def check_socket_folder(socket_path: Path, owners: Collection[int]) -> None:
             f"the daemon's socket {socket_path} is not trusted: user {facts.st_uid} owns {folder}, with mode "
             f"{stat.S_IMODE(facts.st_mode):04o}; unmount, remove that folder, and mount again"
         )
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int, int]:
+    """Return process, user and group of the process that listens (unix(7), SO_PEERCRED)."""
+    facts = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    process, user, group = struct.unpack("3i", facts)
+    return process, user, group

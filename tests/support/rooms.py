@@ -96,7 +96,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "durability",
         "recovery",
     ),
-    "fusecache.fuse": (),
+    "fusecache.fuse": ("fusecache.keeper",),
     "fusecache.fs": (
         "fusecache.fuse",
         "fusecache.engine",
@@ -106,7 +106,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "fusecache.model",
     ),
     "fusecache.config": ("fusecache.remote.endpoints", "fusecache.model"),
-    "fusecache.mount": ("fusecache.model",),
+    "fusecache.mount": ("fusecache.keeper", "fusecache.model"),
     "fusecache.bucket": (
         "fusecache.engine.admin.uploads",
         "fusecache.policy",
