@@ -22,7 +22,7 @@ from tests.chaos.programs import FILES, RUNS, SAMPLES
 from tests.s3server import ServerProcess
 from tests.support.disks import has_disks
 
-LOAD = ["trainer", "trainer", "holder", "reader", "reader", "job"]
+LOAD = ["trainer", "trainer", "holder", "mover", "mover", "reader", "reader", "job"]
 TICK_SECONDS = 0.25
 LOOK_SECONDS = 1.0
 # After the last fault: to mount, to end the programs' calls, to publish everything, to unmount.
