@@ -41,6 +41,14 @@ def test_half_an_hour_has_every_kind() -> None:
     assert drawn == {*ANSWERS, *WAYS, *NODE, *WHOLE_MACHINE, "writer killed"}
 
 
+def test_a_kept_mount_loses_its_daemon_again_and_again() -> None:
+    """Its kills are a lane of their own, and the other faults go on meanwhile."""
+    lanes = draw_plan(1, 30, whole_machine=True, is_kept=True).lanes
+    assert len(lanes["kills"]) > 40
+    assert {fault.kind for fault in lanes["kills"]} == {"daemon killed"}
+    assert {fault.kind for fault in lanes["node"]} == {*NODE, *WHOLE_MACHINE} - {"daemon killed"}
+
+
 def test_servers_take_turns_from_rest_to_rest() -> None:
     """No fault of one server is in force while another's is, and a copy has a fault of its own."""
     plan = draw_plan(1, 30, whole_machine=True, has_copy=True)
