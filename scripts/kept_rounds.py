@@ -147,34 +147,46 @@ class Programs:
         top.mkdir()
         bodies: dict[BinaryIO, bytes] = {}
 
+        def opened(name: str) -> BinaryIO:
+            """Make a file, which perhaps is closed, and in the bucket, before it is opened."""
+            body = draw.randbytes(draw.choice((0, 30_000)))
+            if body:
+                (top / name).write_bytes(body)
+                time.sleep(draw.choice(_MOVE_SECONDS))
+            file = stack.enter_context(
+                _unbuffered(top / name, draw.choice(("r+b", "a+b")) if body else "x+b")
+            )
+            bodies[file] = body
+            return file
+
         def write() -> None:
             for file in bodies:
                 piece = draw.randbytes(draw.randrange(1, 50_000))
+                file.seek(0, os.SEEK_END)
                 file.write(piece)
                 bodies[file] += piece
             time.sleep(draw.choice(_MOVE_SECONDS))
 
-        def opened(name: str) -> BinaryIO:
-            file = stack.enter_context(_unbuffered(top / name, "a+b"))
-            bodies[file] = b""
-            return file
-
         with ExitStack() as stack:
-            first = {name: opened(name) for name in ("log", "model", "removed")}
-            write()
+            log, model, _ = (opened(name) for name in ("log", "model", "removed"))
+            reader = stack.enter_context(_unbuffered(top / "model", "rb"))
+            if draw.random() < 0.5:
+                write()
             (top / "log").rename(top / "log.1")
             (top / "removed").unlink()
-            second = {name: opened(name) for name in ("log", "model.new")}
+            new_log, new_model, _ = (opened(name) for name in ("log", "model.new", "removed"))
             write()
             (top / "model.new").rename(top / "model")
+            write()
             moved = top.with_name(f"u{step}")
             top.rename(moved)
             write()
             for file, body in bodies.items():
                 file.seek(0)
                 assert file.read() == body, f"{file.name} through its descriptor"
-        ends = {"log.1": first["log"], "log": second["log"], "model": second["model.new"]}
-        for name, file in ends.items():
+            assert reader.read() == bodies[model], f"{reader.name} through its reader"
+            (moved / "removed").unlink()
+        for name, file in {"log.1": log, "log": new_log, "model": new_model}.items():
             self.written[f"out/u{step}/{name}"] = _digest(bodies[file])
 
 
