@@ -90,7 +90,8 @@ class Program:
         try:
             result = action()
         except OSError as exc:
-            say({"failed": errno.errorcode.get(exc.errno or 0, str(exc)), "path": str(exc.filename)})
+            path = exc.filename or next(iter(changes or {}), self.name)  # a descriptor has no name
+            say({"failed": errno.errorcode.get(exc.errno or 0, str(exc)), "path": str(path)})
             raise Failed from exc
         say({"did": len(result) if isinstance(result, bytes) else 0})
         return result
