@@ -264,6 +264,12 @@ kill-rounds: setup ## kill -9 of real daemons after a close, with a slow bucket;
 kept-rounds: setup ## kill -9 of a daemon whose mount outlives it, under readers and writers; ROUNDS; AGAINST=commit for upgrades
 	@$(VENV)/bin/python -m scripts.kept_rounds --rounds $(ROUNDS) $(if $(filter-out HEAD,$(AGAINST)),--against $(AGAINST))
 
+.PHONY: kept-rounds-ceph
+kept-rounds-ceph: ROUNDS = 6
+kept-rounds-ceph: setup ## the same with a bucket of Ceph's S3 gateway, started for it; ROUNDS
+	@$(if $(APT),$(APT) $(CEPH_PACKAGES))
+	@$(VENV)/bin/python tests/ceph/ceph.py run -- $(VENV)/bin/python -m scripts.kept_rounds --rounds $(ROUNDS)
+
 OPERATIONS ?= 20000
 UPGRADES ?= 100
 

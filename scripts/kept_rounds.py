@@ -2,11 +2,13 @@
 
     python -m scripts.kept_rounds [--rounds 100] [--read-only] [--against COMMIT]
 
+The bucket is the test server's, or the one that FUSECACHE_TEST_ENDPOINT, _BUCKET, _ACCESS_KEY and _SECRET_KEY name.
+
 With --against the program of that commit mounts, and kills alternate with upgrades: first from that program to this
 one, then from this one to itself. The way back is not promised: an older program may not know the rows of a newer one.
 
-Prints how long system calls waited, and every error that a program saw: there must be none. Each byte that is read, and
-each file that was closed, is compared.
+Prints how long system calls waited, and every error that a program saw: there must be none. Each byte that is read is
+compared; in the end names and contents of all files are, on the mount and in the bucket.
 """
 
 import argparse
@@ -21,18 +23,25 @@ import sysconfig
 import tempfile
 import threading
 import time
+import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from tests.s3server import ServerProcess
 from tests.support import ROOT
-from tests.support.mounts import FUSECACHE, Mount, is_running, pattern, run
+from tests.support.mounts import FUSECACHE, Mount, is_running, pattern, run, tree_of
 from tests.support.s3_buckets import Bucket, Service
 
 _FILES = 9
 _FILE_BYTES = 3_000_000
 _SHOWN = 20
+# How often a file is rewritten in place before another one is.
+_REWRITES = 40
+# Names move before, while and after what was closed is uploaded.
+_MOVE_SECONDS = (0.0, 0.0, 0.1, 0.4)
 # Longer than the keeper takes for a death in a loop. With the shorter ones there may be no standby yet.
 _SECONDS_BETWEEN = (1.2, 5.0)
 
@@ -52,6 +61,7 @@ class Programs:
         self.steps: Counter[str] = Counter()
         self.longest: dict[str, float] = {}
         self.written: dict[str, str] = {}
+        self._rewritten = b""
         self._fd = os.open(root / "d0/f0", os.O_RDONLY)
 
     def start(self, name: str, step: Callable[[int], None]) -> None:
@@ -116,6 +126,69 @@ class Programs:
         else:
             self.written[f"out/m{step}/y"] = _digest(b"1")
 
+    def rewrite(self, step: int) -> None:
+        """Open a file, change a part of it or make it longer, and close it, while the last close is uploaded."""
+        draw, name = random.Random(step), f"out/r{step // _REWRITES}"
+        body = b"" if step % _REWRITES == 0 else self._rewritten
+        with _unbuffered(self._root / name, "r+b" if body else "w+b") as file:
+            assert file.read() == body, name
+            piece, at = draw.randbytes(draw.randrange(1, 50_000)), draw.randint(0, len(body))
+            file.seek(at)
+            file.write(piece)
+            self._rewritten = body[:at] + piece + body[at + len(piece) :]
+            if draw.random() < 0.5:
+                os.fsync(file.fileno())
+        self.written[name] = _digest(self._rewritten)
+        time.sleep(draw.choice((0.0, 0.02, 0.3)))
+
+    def move_open_files(self, step: int) -> None:
+        """Rotate a log, replace a file and remove one, and write on to each through what was opened before."""
+        draw, top = random.Random(step), self._root / "out" / f"v{step}"
+        top.mkdir()
+        bodies: dict[BinaryIO, bytes] = {}
+
+        def opened(name: str) -> BinaryIO:
+            """Make a file, which perhaps is closed, and in the bucket, before it is opened."""
+            body = draw.randbytes(draw.choice((0, 30_000)))
+            if body:
+                (top / name).write_bytes(body)
+                time.sleep(draw.choice(_MOVE_SECONDS))
+            file = stack.enter_context(
+                _unbuffered(top / name, draw.choice(("r+b", "a+b")) if body else "x+b")
+            )
+            bodies[file] = body
+            return file
+
+        def write() -> None:
+            for file in bodies:
+                piece = draw.randbytes(draw.randrange(1, 50_000))
+                file.seek(0, os.SEEK_END)
+                file.write(piece)
+                bodies[file] += piece
+            time.sleep(draw.choice(_MOVE_SECONDS))
+
+        with ExitStack() as stack:
+            log, model, _ = (opened(name) for name in ("log", "model", "removed"))
+            reader = stack.enter_context(_unbuffered(top / "model", "rb"))
+            if draw.random() < 0.5:
+                write()
+            (top / "log").rename(top / "log.1")
+            (top / "removed").unlink()
+            new_log, new_model, _ = (opened(name) for name in ("log", "model.new", "removed"))
+            write()
+            (top / "model.new").rename(top / "model")
+            write()
+            moved = top.with_name(f"u{step}")
+            top.rename(moved)
+            write()
+            for file, body in bodies.items():
+                file.seek(0)
+                assert file.read() == body, f"{file.name} through its descriptor"
+            assert reader.read() == bodies[model], f"{reader.name} through its reader"
+            (moved / "removed").unlink()
+        for name, file in {"log.1": log, "log": new_log, "model": new_model}.items():
+            self.written[f"out/u{step}/{name}"] = _digest(bodies[file])
+
 
 def main() -> int:
     """Run the rounds; return 1 if a program saw an error, or a byte is wrong."""
@@ -126,16 +199,8 @@ def main() -> int:
     parser.add_argument("--read-only", action="store_true")
     parser.add_argument("--against", metavar="COMMIT", help="upgrade from the program of this commit")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, ServerProcess() as server:
-        service = Service(
-            server.endpoint_url,
-            server.access_key,
-            server.secret_key,
-            server.bucket,
-            server.control,
-            server.ca_path,
-        )
-        bucket = Bucket(service, service.client(), "kept/")
+    with tempfile.TemporaryDirectory() as folder, _service() as service:
+        bucket = Bucket(service, service.client(), f"kept-{uuid.uuid4().hex}/")
         data = {f"d{index % 3}/f{index}": pattern(_FILE_BYTES, index) for index in range(_FILES)}
         for name, body in data.items():
             bucket.put(name, body)
@@ -158,6 +223,27 @@ def main() -> int:
         finally:
             mount.pid = mount.status()["pid"]
             mount.unmount()
+
+
+@contextmanager
+def _service() -> Iterator[Service]:
+    """Return the S3 service that the environment names, else the project's own server."""
+    if outside := Service.named_outside():
+        yield outside
+        return
+    with ServerProcess() as server:
+        yield Service(
+            server.endpoint_url,
+            server.access_key,
+            server.secret_key,
+            server.bucket,
+            server.control,
+            server.ca_path,
+        )
+
+
+def _unbuffered(path: Path, mode: str) -> BinaryIO:
+    return cast("BinaryIO", open(path, mode, buffering=0))
 
 
 class _Mount(Mount):
@@ -197,6 +283,43 @@ def _digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
+def _differences(mount: Mount, data: dict[str, bytes], written: dict[str, str]) -> list[str]:
+    """Compare names and contents on the mount, and in the bucket, with what there was and what programs wrote."""
+    files = {**{name: _digest(body) for name, body in data.items()}, **written}
+    folders = {"out", *(folder.as_posix() for name in files for folder in Path(name).parents)} - {"."}
+    tree = tree_of(mount.path)
+    names = mount.bucket.names()
+    on_mount = {name: _digest(body) for name, body in tree.items() if isinstance(body, bytes)}
+    in_bucket = {name: _digest(mount.bucket.get(name)) for name in names if not name.endswith("/")}
+    return [
+        *_compared("on the mount", files, on_mount),
+        *_compared("in the bucket", files, in_bucket),
+        *_compared(
+            "on the mount",
+            dict.fromkeys(folders),
+            {name: None for name, body in tree.items() if body is None},
+        ),
+        # Not every directory has an object of its own.
+        *(
+            f"{name} in the bucket: not removed"
+            for name in names
+            if name.endswith("/") and name[:-1] not in folders
+        ),
+    ]
+
+
+def _compared(where: str, expected: Mapping[str, object], found: Mapping[str, object]) -> list[str]:
+    return [
+        *(f"{name} {where}: lost" for name in expected.keys() - found.keys()),
+        *(f"{name} {where}: not removed" for name in found.keys() - expected.keys()),
+        *(
+            f"{name} {where}: wrong bytes"
+            for name in expected.keys() & found.keys()
+            if expected[name] != found[name]
+        ),
+    ]
+
+
 def _rounds(mount: Mount, data: dict[str, bytes], rounds: int, *, upgrades: bool, is_read_only: bool) -> int:
     """upgrades: instead of every second kill."""
     programs = Programs(mount.path, data)
@@ -207,6 +330,8 @@ def _rounds(mount: Mount, data: dict[str, bytes], rounds: int, *, upgrades: bool
         (mount.path / "out").mkdir()
         programs.start("writes", programs.write)
         programs.start("names", programs.change_names)
+        programs.start("rewrites", programs.rewrite)
+        programs.start("open files", programs.move_open_files)
     pauses: list[float] = []
     upgraded = 0
     for number in range(rounds):
@@ -227,14 +352,7 @@ def _rounds(mount: Mount, data: dict[str, bytes], rounds: int, *, upgrades: bool
     wrong = []
     if not is_read_only:
         run(FUSECACHE, "sync", mount.path)
-        stored = set(mount.bucket.names())
-        wrong = [
-            name
-            for name, digest in programs.written.items()
-            if name not in stored or _digest(mount.bucket.get(name)) != digest
-        ]
-        wrong += [f"{name}: twice, or not removed" for name in stored - data.keys() - programs.written.keys()
-                  if not name.endswith("/")]  # fmt: skip
+        wrong = _differences(mount, data, programs.written)
         wrong += [f"quarantined: {each.name}" for each in (mount.cache / "orphans").iterdir()]
     slowest = ", ".join(f"{name} {each:.2f}" for name, each in programs.longest.items())
     lines = [

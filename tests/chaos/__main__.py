@@ -22,7 +22,7 @@ from tests.chaos.programs import FILES, RUNS, SAMPLES
 from tests.s3server import ServerProcess
 from tests.support.disks import has_disks
 
-LOAD = ["trainer", "trainer", "holder", "reader", "reader", "job"]
+LOAD = ["trainer", "trainer", "holder", "mover", "mover", "reader", "reader", "job"]
 TICK_SECONDS = 0.25
 LOOK_SECONDS = 1.0
 # After the last fault: to mount, to end the programs' calls, to publish everything, to unmount.
@@ -170,7 +170,7 @@ class Run:
     def _lane(self, name: str, faults: list[Planned]) -> None:
         is_node = name == "node"
         for fault in faults:
-            where = NODE if name in ("node", "programs") else self._server_of(fault)
+            where = NODE if name in ("node", "programs", "kills") else self._server_of(fault)
             if fault.kind in COPY and where == 0:
                 continue  # what the primary serves is right
             if self._wait(fault.start - (time.monotonic() - self._began), is_node=is_node):
@@ -199,7 +199,7 @@ class Run:
         return self._plan.server_of(fault) if self._shape != "one" else 0
 
     def _begin(self, lane: str, fault: Planned) -> None:
-        if lane == "node":
+        if lane in ("node", "kills"):
             self.node.begin(fault.kind)
         elif lane == "programs":
             self.load.kill_one(fault.choice)
@@ -211,7 +211,7 @@ class Run:
             self.node.end(fault.kind)
             if self.node.is_down_on_purpose():
                 self._mount()
-        elif lane != "programs":
+        elif lane not in ("programs", "kills"):
             self._faults[self._server_of(fault)].end(fault.kind)
 
     def _mount(self) -> None:
@@ -414,6 +414,7 @@ def main() -> int:
         options.minutes,
         whole_machine=whole_machine,
         has_copy=options.shape == "endpoints",
+        is_kept=options.kept,
         only=[kind for kind in options.only.split(",") if kind],
         without=[kind for kind in options.without.split(",") if kind],
     )

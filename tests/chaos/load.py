@@ -54,7 +54,7 @@ class Ledger:
         with self._lock:
             self.calls[call] += 1
             self._note(call, changes)
-            self.closes += call == "write"
+            self.closes += call in {"write", "close"}
             self.read_bytes += count if call == "read" else 0
             for path, content in changes.items():
                 self._allowed[path] = [content]

@@ -76,7 +76,8 @@ class ChaosDaemon(Daemon):
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process that serves the mount, if there is one."""
         if pid := self.pid:
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def kill(self) -> None:
         """End the daemon and its keeper with SIGKILL, and clear the mount that they leave behind."""
@@ -145,6 +146,7 @@ class Node:
         cache = (self._disk.path if self._disk else directory) / "cache"
         self.daemon = ChaosDaemon(server, directory / "node", cache, self.credentials, *flags)
         self._is_down = threading.Event()  # no daemon on purpose
+        self._stopped = threading.Lock()  # held while the daemon must write nothing: its successor would
         self.down_since: list[float] = []
         self.up_since: list[float] = []
         self._group: Path | None = None
@@ -164,8 +166,7 @@ class Node:
         self._end_flood()
         with suppress(OSError):
             self._thaw()
-        with suppress(ProcessLookupError):
-            self.daemon.signal(signal.SIGCONT)
+        self.daemon.signal(signal.SIGCONT)
         self.daemon.clean_up()
         if self._disk:
             self._disk.__exit__()
@@ -235,10 +236,13 @@ class Node:
             case "daemon stopped":
                 self.daemon.signal(signal.SIGSTOP)
             case "daemon killed" if self.daemon.is_kept:
-                killed = self.daemon.pid
-                self.daemon.signal(signal.SIGKILL)
+                with self._stopped:
+                    killed = self.daemon.pid
+                    self.daemon.signal(signal.SIGKILL)
                 wait_until(
-                    lambda: self.daemon.pid not in {killed, 0}, "the next daemon", seconds=NEXT_SECONDS
+                    lambda: self._is_down.is_set() or self.daemon.pid not in {killed, 0},
+                    "the next daemon",
+                    seconds=NEXT_SECONDS,
                 )
             case "daemon killed":
                 self.kill()
@@ -302,12 +306,14 @@ class Node:
         """
         device = os.stat(self._directory / "disk").st_dev
         name = (Path("/sys/dev/block") / f"{os.major(device)}:{os.minor(device)}").resolve().name
-        self.daemon.signal(signal.SIGSTOP)
-        try:
-            self._on_disk("sync", "--file-system")
-            (Path("/sys/fs/ext4") / name / "trigger_fs_error").write_text("1")
-        finally:
-            self.daemon.signal(signal.SIGCONT)
+        with self._stopped:
+            wait_until(lambda: self.daemon.pid, "a daemon", seconds=NEXT_SECONDS)
+            self.daemon.signal(signal.SIGSTOP)
+            try:
+                self._on_disk("sync", "--file-system")
+                (Path("/sys/fs/ext4") / name / "trigger_fs_error").write_text("1")
+            finally:
+                self.daemon.signal(signal.SIGCONT)
 
     def _thaw(self) -> None:
         self._on_disk("fsfreeze", "--unfreeze")
@@ -322,7 +328,10 @@ class Node:
         self._group = root / f"fusecache-chaos-{os.getpid()}-{self.starts}"
         self._group.mkdir(exist_ok=True)
         self._memory_limit().write_text(str(LITTLE_MEMORY))
-        (self._group / "cgroup.procs").write_text(str(self.daemon.pid))
+        # Zero would be this process.
+        if pid := self.daemon.pid:
+            with suppress(ProcessLookupError):
+                (self._group / "cgroup.procs").write_text(str(pid))
 
     def _allow_memory(self) -> None:
         limit = self._memory_limit()

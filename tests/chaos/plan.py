@@ -15,6 +15,8 @@ WAYS = {
 # Where a copy of the data is at another endpoint.
 COPY = {"other bytes": (10, 60)}
 NODE = {"daemon stopped": (1, 20), "daemon killed": (0, 8), "socket flooded": (5, 20)}
+# Of a mount that outlives its daemon: no program sees it, so it may come together with all others.
+KILLS = {"daemon killed": (0, 8)}
 # These need root, loop devices or control groups: a whole machine.
 WHOLE_MACHINE = {
     "disk full": (5, 40), "disk hangs": (2, 12), "disk read-only": (5, 20), "disk EIO": (5, 20),
@@ -60,15 +62,21 @@ def draw_plan(
     *,
     whole_machine: bool,
     has_copy: bool = False,
+    is_kept: bool = False,
     only: Sequence[str] = (),
     without: Sequence[str] = (),
 ) -> Plan:
-    """Draw all faults. has_copy: of the data, at another endpoint. only, without: kinds, to narrow a finding down."""
+    """Draw all faults. only, without: kinds, to narrow a finding down.
+
+    has_copy: of the data, at another endpoint. is_kept: the mount outlives its daemon.
+    """
+    node = {kind: seconds for kind, seconds in NODE.items() if not (is_kept and kind in KILLS)}
     lanes = {
         "answers": ANSWERS,
         "ways": {**WAYS, **(COPY if has_copy else {})},
-        "node": {**NODE, **(WHOLE_MACHINE if whole_machine else {})},
+        "node": {**node, **(WHOLE_MACHINE if whole_machine else {})},
         "programs": PROGRAMS,
+        **({"kills": KILLS} if is_kept else {}),
     }
     total = minutes * 60
     rests = [end for end in _steps(PERIOD_SECONDS, total) if end + REST_SECONDS / 2 < total]

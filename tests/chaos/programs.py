@@ -10,12 +10,14 @@ After a failed call a program leaves the files of that step alone, as their stat
 import errno
 import json
 import os
+import posixpath
 import random
 import select
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,6 +36,10 @@ READ_BYTES = (4096, 65_536, MIB)
 RUNS = "runs"
 HELD_FILES = 220  # with what the daemon has open itself, about 60, more than 256
 SAMPLES, BATCH = 20_000, 200  # of the loader's dataset
+MOVED_BYTES = 200 * KIB  # at most in one write to a file whose name moves
+LARGEST_MOVED = 64 * MIB
+# Shorter and longer than the daemon waits before an upload, so that names move before, during and after it.
+MOVE_PAUSES = (0.0, 0.0, 0.2, 0.6, 1.5)
 PAUSE_AFTER_FAILURE_SECONDS = 0.5
 
 
@@ -84,10 +90,21 @@ class Program:
         try:
             result = action()
         except OSError as exc:
-            say({"failed": errno.errorcode.get(exc.errno or 0, str(exc)), "path": str(exc.filename)})
+            path = exc.filename or next(iter(changes or {}), self.name)  # a descriptor has no name
+            say({"failed": errno.errorcode.get(exc.errno or 0, str(exc)), "path": str(path)})
             raise Failed from exc
         say({"did": len(result) if isinstance(result, bytes) else 0})
         return result
+
+    def mkdir(self, folder: str) -> None:
+        """Make a directory."""
+        self.call("mkdir", (self.root / folder).mkdir)
+
+    def read_back(self, files: dict[str, Content]) -> None:
+        """Read one of these files by its name."""
+        path = self.rng.choice(sorted(files))
+        if self.call("read", (self.root / path).read_bytes) != bytes_of(files[path]):
+            say({"wrong": f"{path}: other bytes than were written"})
 
     def rest(self, seconds: float) -> None:
         """Pause. Raises Stopped."""
@@ -118,7 +135,7 @@ class Trainer(Program):
 
     def _checkpoint(self, number: str) -> None:
         folder = f"{self.name}/step-{number}"
-        self._mkdir(folder)
+        self.mkdir(folder)
         files: dict[str, Content] = {}
         for index in range(self.rng.randint(1, 4)):
             path, content = f"{folder}/shard-{index}", self._content()
@@ -131,7 +148,7 @@ class Trainer(Program):
         self._write(f"{folder}/.metadata", marker)
         self._write_beside(f"{self.name}/latest", [f"step-{number}"])
         self._checkpoints.append((folder, {f"{folder}/.metadata": marker, **files}))
-        self._read_back(self.rng.choice(self._checkpoints)[1])
+        self.read_back(self.rng.choice(self._checkpoints)[1])
         if len(self._checkpoints) > KEPT_CHECKPOINTS:
             old, names = self._checkpoints.pop(0)
             for path in names:  # the marker is the first
@@ -145,11 +162,11 @@ class Trainer(Program):
             piece: Content = [[self.rng.getrandbits(30), self.rng.randint(1, 20_000)]]
             self._write(path, piece, content)
             content = content + piece
-        self._read_back({path: content})
+        self.read_back({path: content})
 
     def _renamed_directory(self, number: str) -> None:
         folder, moved = f"{self.name}/work-{number}", f"{self.name}/final-{number}"
-        self._mkdir(folder)
+        self.mkdir(folder)
         files = {f"file-{index}": self._content(MIB) for index in range(self.rng.randint(1, 5))}
         for name, content in files.items():
             self._write(f"{folder}/{name}", content)
@@ -158,7 +175,7 @@ class Trainer(Program):
             lambda: (self.root / folder).rename(self.root / moved),
             {**{f"{folder}/{name}": None for name in files}, **{f"{moved}/{n}": c for n, c in files.items()}},
         )
-        self._read_back({f"{moved}/{name}": content for name, content in files.items()})
+        self.read_back({f"{moved}/{name}": content for name, content in files.items()})
 
     def _replace_open(self, number: str) -> None:
         """Rename a file while it is open, as safetensors does."""
@@ -171,12 +188,9 @@ class Trainer(Program):
                 (self.root / beside).rename(self.root / path)
 
         self.call("write", save, {path: content, beside: None}, {beside: content})
-        self._read_back({path: content})
+        self.read_back({path: content})
 
     # ---- calls
-
-    def _mkdir(self, folder: str) -> None:
-        self.call("mkdir", (self.root / folder).mkdir)
 
     def _write(
         self, path: str, content: Content, before: Content | None = None, *, is_synced: bool = False
@@ -199,11 +213,6 @@ class Trainer(Program):
             lambda: (self.root / beside).rename(self.root / path),
             {beside: None, path: content},
         )
-
-    def _read_back(self, files: dict[str, Content]) -> None:
-        path = self.rng.choice(sorted(files))
-        if self.call("read", (self.root / path).read_bytes) != bytes_of(files[path]):
-            say({"wrong": f"{path}: other bytes than were written"})
 
     def _content(self, largest: int = SHARD_BYTES[1]) -> Content:
         size = int(SHARD_BYTES[0] * (largest / SHARD_BYTES[0]) ** self.rng.random())
@@ -244,6 +253,213 @@ class Holder(Program):
 
     def _create(self, path: str) -> int:
         return os.open(self.root / path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+
+
+@dataclass
+class OpenFile:
+    """A file that stays open. path: its name, empty once it has none. content: what each descriptor must read."""
+
+    path: str
+    flags: int
+    content: Content
+    descriptors: list[int]  # the first one writes, the others read
+
+
+class Mover(Program):
+    """Keeps files open while their names move, writes and reads them on. Each step has a directory of its own.
+
+    What is written after a file has lost its name must be read through its descriptors, and appear nowhere else.
+    """
+
+    def __init__(self, root: Path, name: str, seed: int) -> None:
+        super().__init__(root, f"{RUNS}/{name}", seed)
+        self._count = 0
+        self._folder = ""
+        self._open: list[OpenFile] = []
+        # The file of each name, and all that names of this step were to hold.
+        self._files: dict[str, OpenFile] = {}
+        self._announced: list[dict[str, Content | None]] = []
+
+    def step(self) -> None:
+        """Move names in one way, with files open; then close these."""
+        self._count += 1
+        self._folder = f"{self.name}-{self._count:05}"
+        self._open, self._files, self._announced = [], {}, []
+        self.mkdir(self._folder)
+        kinds = [self._rotated_log, self._replaced, self._moved_directory, self._removed, self._rewritten]
+        try:
+            self.rng.choice(kinds)()
+            for file in self._open:
+                self._look(file)
+            for file in self._open:
+                while file.descriptors:
+                    self._close(file)
+        except Failed:
+            self._give_up()
+            raise
+        finally:
+            left = [descriptor for file in self._open for descriptor in file.descriptors]
+            if not all(
+                [_is_closed(descriptor) for descriptor in left]
+            ):  # the daemon has ended since the last call
+                self._give_up()
+
+    def _give_up(self) -> None:
+        """Say that each name of this step may be gone, or hold whatever was to be in any file of it."""
+        names = {path for changes in self._announced for path in changes}
+        contents = [content for changes in self._announced for content in changes.values()]
+        for content in (None, *contents):
+            say({"maybe": dict.fromkeys(names, content)})
+
+    # ---- units
+
+    def _rotated_log(self) -> None:
+        """Rotate a log, and write on to all of its files, also to those that have been removed."""
+        names = [f"{self._folder}/log", f"{self._folder}/log.1", f"{self._folder}/log.2"]
+        for _ in range(self.rng.randint(3, 6)):
+            self._make(names[0], os.O_APPEND)
+            self._go_on()
+            for old, new in ((names[1], names[2]), (names[0], names[1])):
+                if old in self._files:
+                    self._rename(old, new)
+            self._go_on()
+
+    def _replaced(self) -> None:
+        """Replace a file by rename while others read and write it."""
+        path = f"{self._folder}/model"
+        for _ in range(self.rng.randint(2, 5)):
+            self._make(f"{path}.new")
+            self._go_on()
+            self._rename(f"{path}.new", path)
+            self._go_on()
+
+    def _moved_directory(self) -> None:
+        """Rename a directory with open files in it, and files into it."""
+        where = f"{self._folder}/work"
+        self.mkdir(where)
+        for number in range(self.rng.randint(2, 4)):
+            self._make(f"{where}/{number}")
+            self._make(f"{self._folder}/beside")
+            self._go_on()
+            moved = f"{self._folder}/work-{number}"
+            inside = {
+                path: path.replace(where, moved, 1) for path in self._files if path.startswith(f"{where}/")
+            }
+            self._renamed(inside, lambda: (self.root / where).rename(self.root / moved))  # noqa: B023 (called at once)
+            where = moved
+            self._rename(f"{self._folder}/beside", f"{where}/{self.rng.choice((str(number), 'other'))}")
+            self._go_on()
+
+    def _removed(self) -> None:
+        """Remove a file while it is open, and make it again."""
+        path = f"{self._folder}/file"
+        for _ in range(self.rng.randint(2, 4)):
+            self._make(path)
+            self._go_on()
+            file = self._files[path]
+            self._do("unlink", (self.root / path).unlink, {path: None})
+            file.path = ""
+            del self._files[path]
+            self._go_on()
+
+    def _rewritten(self) -> None:
+        """Close a file, open it again and write on, while what was closed is uploaded."""
+        file = self._make(f"{self._folder}/last.ckpt")
+        for _ in range(self.rng.randint(4, 10)):
+            self._write(file)
+            self._open_again(file)
+            self.rest(self.rng.choice(MOVE_PAUSES))
+
+    # ---- calls
+
+    def _do(self, name: str, action: Callable[[], Result], changes: dict[str, Content | None]) -> Result:
+        self._announced.append(changes)
+        return self.call(name, action, changes)
+
+    def _make(self, path: str, flags: int = 0) -> OpenFile:
+        flags |= os.O_RDWR
+        descriptor = self._do(
+            "open", lambda: os.open(self.root / path, flags | os.O_CREAT | os.O_EXCL), {path: []}
+        )
+        file = self._files[path] = OpenFile(path, flags, [], [descriptor])
+        self._open.append(file)
+        self._write(file)
+        return file
+
+    def _go_on(self) -> None:
+        """Write to files that are open, open some of them once more, and look at one; then wait for a while."""
+        for file in self._open:
+            if self.rng.random() < 0.6:
+                self._write(file)
+            if file.path and self.rng.random() < 0.4:
+                self._open_again(file)
+        self._look(self.rng.choice(self._open))
+        self.rest(self.rng.choice(MOVE_PAUSES))
+
+    def _write(self, file: OpenFile) -> None:
+        """Write a new piece behind the others, or in the place of one."""
+        place = len(file.content)
+        if not file.flags & os.O_APPEND and self.rng.random() < 0.5:
+            place = self.rng.randint(0, place)
+        before, old, after = file.content[:place], file.content[place : place + 1], file.content[place + 1 :]
+        size = len(bytes_of(old)) or self.rng.randint(1, MOVED_BYTES)
+        piece: Content = [[self.rng.getrandbits(30), size]]
+        content = before + piece + after
+
+        def write() -> None:
+            os.lseek(file.descriptors[0], len(bytes_of(before)), os.SEEK_SET)
+            _write_all(file.descriptors[0], bytes_of(piece))
+            if self.rng.random() < 0.3:
+                os.fsync(file.descriptors[0])
+
+        self._do("pwrite", write, {file.path: content} if file.path else {})
+        file.content = content
+
+    def _open_again(self, file: OpenFile) -> None:
+        """Open a file for another reader, or close it whole and open it for writing again."""
+        if self.rng.random() < 0.5 and len(file.descriptors) < 4:
+            reader = self.call("open", lambda: os.open(self.root / file.path, os.O_RDONLY))
+            file.descriptors.append(reader)
+            return
+        while file.descriptors:
+            self._close(file)
+        file.descriptors.append(self.call("open", lambda: os.open(self.root / file.path, file.flags)))
+
+    def _close(self, file: OpenFile) -> None:
+        changes: dict[str, Content | None] = {file.path: file.content} if file.path else {}
+        self._do("close", lambda: os.close(file.descriptors.pop()), changes)
+
+    def _rename(self, old: str, new: str) -> None:
+        self._renamed({old: new}, lambda: (self.root / old).rename(self.root / new))
+
+    def _renamed(self, names: dict[str, str], action: Callable[[], object]) -> None:
+        """Rename files, as new name by old name."""
+        changes: dict[str, Content | None] = dict.fromkeys(names)
+        self._do("rename", action, changes | {new: self._files[old].content for old, new in names.items()})
+        for old, new in names.items():
+            if new in self._files:
+                self._files[new].path = ""
+            self._files[new] = self._files.pop(old)
+            self._files[new].path = new
+
+    def _look(self, file: OpenFile) -> None:
+        """Compare what is read through each descriptor of a file and by a name, and which names there are."""
+        for descriptor in file.descriptors:
+            data = self.call("read", lambda: _read_all(descriptor, 0, LARGEST_MOVED))  # noqa: B023 (called at once)
+            if data != bytes_of(file.content):
+                say(
+                    {
+                        "wrong": f"{self._folder}: other bytes through a descriptor of {file.path or 'a lost name'}"
+                    }
+                )
+        if file.path:
+            self.read_back({file.path: file.content})
+        found = self.call("list", lambda: _names_below(self.root, self._folder))
+        expected = self._files.keys() | {f"{posixpath.dirname(path)}/" for path in self._files} - {
+            f"{self._folder}/"
+        }
+        if found != expected:
+            say({"wrong": f"{self._folder}: the names are {sorted(found)}, not {sorted(expected)}"})
 
 
 class Reader(Program):
@@ -291,7 +507,13 @@ class Job(Program):
                 self._state = sampler.state_dict()
 
 
-KINDS: dict[str, type[Program]] = {"trainer": Trainer, "holder": Holder, "reader": Reader, "job": Job}
+KINDS: dict[str, type[Program]] = {
+    "trainer": Trainer,
+    "holder": Holder,
+    "mover": Mover,
+    "reader": Reader,
+    "job": Job,
+}
 
 
 def _plain(action: Callable[[], Result]) -> Result:
@@ -316,6 +538,25 @@ def _read_all(descriptor: int, offset: int, length: int) -> bytes:
             break
         found += data
     return found
+
+
+def _names_below(root: Path, folder: str) -> set[str]:
+    """Return all below a directory, with a slash behind directories. Raises OSError if one cannot be listed."""
+    found = set()
+    with os.scandir(root / folder) as entries:
+        for entry in entries:
+            path = f"{folder}/{entry.name}"
+            found |= {f"{path}/"} | _names_below(root, path) if entry.is_dir() else {path}
+    return found
+
+
+def _is_closed(descriptor: int) -> bool:
+    """Close a descriptor; return whether the close returned 0."""
+    try:
+        os.close(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def _fill(descriptor: int, content: Content) -> None:

@@ -1,5 +1,6 @@
 """The run itself: its plan comes from the seed alone, its checks find what they look for, and short runs are clean."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.checks import Markers, compare
-from tests.chaos.contents import Content, bytes_of
-from tests.chaos.load import Ledger
+from tests.chaos.contents import Content, bytes_of, is_expected
+from tests.chaos.load import Ledger, Load
 from tests.chaos.plan import ANSWERS, COPY, NODE, PERIOD_SECONDS, REST_SECONDS, WAYS, WHOLE_MACHINE, draw_plan
+from tests.chaos.programs import RUNS
 from tests.s3server import ServerProcess
 from tests.support import ROOT
+from tests.support.mounts import tree_of, wait_until
 
 OLD: Content = [[1, 1000]]
 NEW: Content = [[2, 3000], "end"]
@@ -36,6 +39,14 @@ def test_half_an_hour_has_every_kind() -> None:
     plan = draw_plan(1, 30, whole_machine=True)
     drawn = {fault.kind for faults in plan.lanes.values() for fault in faults}
     assert drawn == {*ANSWERS, *WAYS, *NODE, *WHOLE_MACHINE, "writer killed"}
+
+
+def test_a_kept_mount_loses_its_daemon_again_and_again() -> None:
+    """Its kills are a lane of their own, and the other faults go on meanwhile."""
+    lanes = draw_plan(1, 30, whole_machine=True, is_kept=True).lanes
+    assert len(lanes["kills"]) > 40
+    assert {fault.kind for fault in lanes["kills"]} == {"daemon killed"}
+    assert {fault.kind for fault in lanes["node"]} == {*NODE, *WHOLE_MACHINE} - {"daemon killed"}
 
 
 def test_servers_take_turns_from_rest_to_rest() -> None:
@@ -127,6 +138,64 @@ def test_an_index_without_its_files_is_found(server: ServerProcess, tmp_path: Pa
     server.control.delete("runs/trainer-0/step-1/.metadata")
     markers.look()
     assert found == ["order"] * 3
+
+
+def unlike(root: Path, ledger: Ledger) -> list[str]:
+    """Return the names whose content the ledger does not allow."""
+    there = {path: data for path, data in tree_of(root).items() if data is not None}
+    allowed = {path: contents for path, (contents, _) in ledger.snapshot().items()}
+    return [
+        path
+        for path in there.keys() | allowed.keys()
+        if not is_expected(there.get(path), allowed.get(path, []))
+    ]
+
+
+def test_files_stay_open_while_their_names_move(tmp_path: Path) -> None:
+    """On a plain directory nothing is found, and the ledger knows each file in the end, whenever that is."""
+    found: list[str] = []
+    (tmp_path / RUNS).mkdir()
+    load = Load(tmp_path, 1, lambda kind, text: found.append(f"{kind}: {text}"), lambda *_: False)
+    load.start(["mover"] * 6)
+    wait_until(lambda: load.ledger.calls["rename"] > 40 and load.ledger.calls["unlink"] > 5, "many steps", 60)
+    load.stop(10)
+    assert not found
+    assert not unlike(tmp_path, load.ledger)
+    assert load.ledger.certain() > 10
+
+
+def test_bytes_and_names_of_another_file_are_found(tmp_path: Path) -> None:
+    """What lands in a file under a name that it has lost is seen by the program that has it open."""
+    found: list[str] = []
+    (tmp_path / RUNS).mkdir()
+    load = Load(tmp_path, 1, lambda _, text: found.append(text), lambda *_: False)
+    load.start(["mover"])
+
+    def harm() -> bool:
+        for path in tmp_path.rglob("*"):
+            if path.is_file():
+                path.write_bytes(b"of another file")
+                path.with_name("another").write_bytes(b"")
+        return any("names" in text for text in found) and any("descriptor" in text for text in found)
+
+    wait_until(harm, "both findings", 60)
+    load.stop(10)
+
+
+def test_a_step_that_failed_leaves_its_files_uncertain(tmp_path: Path) -> None:
+    """Each name may be gone or hold what any of the step's files was to hold, and nothing else."""
+    (tmp_path / RUNS).mkdir()
+    load = Load(tmp_path, 1, lambda *_: None, lambda *_: True)
+    load.start(["mover"])
+
+    def fail() -> bool:
+        for path in (tmp_path / RUNS).iterdir():
+            shutil.rmtree(path, ignore_errors=True)
+        return load.ledger.errors["ENOENT"] > 3
+
+    wait_until(fail, "failed steps", 60)
+    load.stop(10)
+    assert not unlike(tmp_path, load.ledger)
 
 
 @pytest.mark.fuse

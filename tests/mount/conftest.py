@@ -46,14 +46,8 @@ def free_port() -> Iterator[Callable[[], int]]:
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
     """An S3 service: one named by the environment, else the project's own server."""
-    endpoint = os.environ.get("FUSECACHE_TEST_ENDPOINT")
-    if endpoint:
-        yield Service(
-            endpoint,
-            os.environ["FUSECACHE_TEST_ACCESS_KEY"],
-            os.environ["FUSECACHE_TEST_SECRET_KEY"],
-            os.environ["FUSECACHE_TEST_BUCKET"],
-        )
+    if outside := Service.named_outside():
+        yield outside
         return
     with ServerProcess() as server:
         yield Service(

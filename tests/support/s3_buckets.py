@@ -38,6 +38,15 @@ class Service:
     control: Control | None = None
     ca_path: str | None = None
 
+    @classmethod
+    def named_outside(cls) -> "Service | None":
+        """Return the service that the environment names: FUSECACHE_TEST_ENDPOINT, _BUCKET, _ACCESS_KEY, _SECRET_KEY."""
+        endpoint, *others = (
+            os.environ.get(f"FUSECACHE_TEST_{name}", "")
+            for name in ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY", "BUCKET")
+        )
+        return cls(endpoint, *others) if endpoint else None
+
     def environment(self) -> dict[str, str]:
         """Return the variables of a process that uses it."""
         others = {
