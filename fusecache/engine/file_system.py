@@ -22,7 +22,7 @@ from fusecache.engine.namespace.nodes import FileHandle, Node
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.recovery.journal_replay import ReplayResult, rebuild_tree
 from fusecache.engine.recovery.node_adoption import NodeAdoption
-from fusecache.engine.recovery.places import NamelessFiles
+from fusecache.engine.recovery.places import nameless_files
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
@@ -90,12 +90,12 @@ class FileSystem:
         try:
             with (
                 _pause_garbage_collection(),
-                NamelessFiles.of(self.options.predecessor, self.tree) as nameless,
+                nameless_files(self.options.predecessor, self.tree),
             ):
                 self.replayed = await self._storage.offload.rows(self._read_journal)
                 for key, nbytes in self.replayed.staged_bytes():
                     self.cache.restore_staging(nbytes, key)
-                rebuild_tree(self.replayed, self.tree, self.queue, trio.current_time(), nameless)
+                rebuild_tree(self.replayed, self.tree, self.queue, trio.current_time())
                 self._adopt()
             self._write_back.write.states.adopt_local_only(self.replayed.local)
             self.quarantine.restore_rows(self.replayed)

@@ -19,7 +19,7 @@ import trio
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, in_use
 from fusecache.model.errors import FusecacheError, NotFound, NotPermitted, ReadOnly
 from fusecache.model.names import check_key
-from fusecache.model.objects import ObjectInfo
+from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.model.records import PosixAttributes
 
 ROOT = 1
@@ -114,6 +114,8 @@ class Tree:
         )
         # In the order in which `oldest` cycles through them.
         self.nodes: OrderedDict[int, Node] = OrderedDict({ROOT: self.root})
+        # Open files without a name, by the version that the bucket has of them.
+        self._nameless: dict[ObjectId, Node] = {}
         # Callers that await an answer while nodes must stay; nodes to release when the last of them is done.
         self._freezes = 0
         self._unneeded: list[Node] = []
@@ -250,7 +252,14 @@ class Tree:
             attributes.mtime_ns, object=version,
         )  # fmt: skip
         self.nodes[number] = node
+        if version is not None:
+            self._nameless[version.object_id] = node
         return node
+
+    def nameless_reader(self, object_id: ObjectId) -> Node | None:
+        """Return the node of an open file that lost its name, and whose content is an object; None if there is none."""
+        node = self._nameless.get(object_id)
+        return node if node is not None and node.handles and node.version is None else None
 
     def renumber(self, node: Node, number: int) -> None:
         """Give a node the number by which the kernel knows it, before anything else has heard of its own."""
@@ -305,6 +314,7 @@ class Tree:
         del parent.children[node.name]
         node.parent = None
         self._add_local_refs(parent, -node.local_refs)
+        self._note_nameless(node)
         self._listener.on_moved(node)
         self._release(node)
         self._release(parent)
@@ -322,7 +332,9 @@ class Tree:
 
     def set_object(self, node: Node, shown: ObjectInfo | None) -> None:
         """The bucket shows this version under the node's name now, or will after a queued rename; None: nothing."""
+        self._forget_nameless(node)
         node.object = shown
+        self._note_nameless(node)
         self._listener.on_content_changed(node)
 
     def set_version(self, node: Node, version: FileVersion | None) -> None:
@@ -451,6 +463,14 @@ class Tree:
             if tombstone.pending == 0 and tombstone.gone < now - _TOMBSTONE_SECONDS:
                 del self._tombstones[key]
 
+    def _note_nameless(self, node: Node) -> None:
+        if node.parent is None and node.handles and node.object is not None:
+            self._nameless[node.object.object_id] = node
+
+    def _forget_nameless(self, node: Node) -> None:
+        if node.object is not None and self._nameless.get(node.object.object_id) is node:
+            del self._nameless[node.object.object_id]
+
     def _add_local_refs(self, node: Node | None, count: int) -> None:
         while node is not None and count:
             node.local_refs += count
@@ -467,6 +487,7 @@ class Tree:
                 return
             parent = step.parent
             self.nodes.pop(step.number, None)
+            self._forget_nameless(step)
             self._listener.on_dropped(step)
             if step.is_listed:
                 self._listener.on_listing_lost(step)

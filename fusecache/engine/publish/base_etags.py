@@ -5,12 +5,12 @@ It never asks the bucket: it only learns from answers to our own requests.
 
 from dataclasses import replace
 
-from fusecache.engine.namespace.nodes import FileVersion, Node, QueuedChange
+from fusecache.engine.namespace.nodes import FileVersion, Node, QueuedChange, is_removal
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, PutFile, PutOperation
-from fusecache.model.objects import ObjectInfo
+from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.model.states import FileState
 
 
@@ -26,6 +26,8 @@ class BaseEtags:
         """The bucket shows this version under a key now (None: no object): return the rows that it changes."""
         follower = self._queue.rebase(key, etag)
         changes: list[Change] = [] if follower is None else [row_of(follower)]
+        if is_removal(follower) and etag is not None:
+            follower.readers = follower.readers or self._tree.nameless_reader(ObjectId(key, etag))
         node = self._tree.find(key)
         is_its_own = follower is None or (isinstance(follower, FileVersion) and follower.node is node)
         if node is not None and node.version is not None and is_its_own:

@@ -25,7 +25,7 @@ from fusecache.index.journal import (
     PutOperation,
 )
 from fusecache.model.objects import ObjectId, ObjectInfo
-from fusecache.model.records import OperationKind
+from fusecache.model.records import OperationKind, OperationRecord
 from fusecache.model.states import FileState
 
 
@@ -88,16 +88,18 @@ class PublishResults:
             self._tree.release_local(node)
         self._retirement.add(version, published, self._journal.submit_batched(*changes))
 
+    async def _follow_copy(self, record: OperationRecord, copy: ObjectInfo | None) -> None:
+        """A rename has replaced an object by a copy: the cache, and programs that read the object, go on with that."""
+        if record.kind is OperationKind.RENAME and record.source_etag and copy is not None:
+            source = ObjectId(record.key, record.source_etag)
+            await self._retirement.rename(source, copy.object_id)
+            reader = self._tree.nameless_reader(source)
+            if reader is not None:
+                self._tree.set_object(reader, copy)
+
     async def done(self, item: Operation, result: PublishResult) -> None:
         """The bucket carried out an operation: a delete, a rename, a directory marker or a symlink."""
-        if (
-            item.record.kind is OperationKind.RENAME
-            and item.record.source_etag
-            and result.version is not None
-        ):
-            # Also for programs that have the file open when its new name is removed or replaced.
-            source = ObjectId(item.record.key, item.record.source_etag)
-            await self._retirement.rename(source, result.version.object_id)
+        await self._follow_copy(item.record, result.version)
         self._queue.remove(item, published=True)
         forgotten = self._rejections.forget(item.changed_keys())
         changes: list[Change] = [DropOperation(item.sequence), *forgotten]

@@ -30,7 +30,7 @@ from fusecache.engine.namespace.nodes import (
 )
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.recovery.lost_changes import LostChanges
-from fusecache.engine.recovery.places import NamelessFiles, folder_of, node_at
+from fusecache.engine.recovery.places import folder_of, node_at
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropFile, DropOperation, Journal, PutAbort, PutFile, PutOperation
 from fusecache.model.errors import Refused
@@ -381,18 +381,13 @@ class JournalReplay:
             return None
 
 
-def rebuild_tree(
-    found: ReplayResult, tree: Tree, queue: WritebackQueue, now: float, nameless: NamelessFiles
-) -> None:
-    """Rebuild the queue, and the part of the tree that only this node knows, in the order of the sequences.
-
-    nameless: open files without a name: a queued rename may still move the object of one, and a delete waits for it.
-    """
+def rebuild_tree(found: ReplayResult, tree: Tree, queue: WritebackQueue, now: float) -> None:
+    """Rebuild the queue, and the part of the tree that only this node knows, in the order of the sequences."""
     items: list[FileVersion | OperationRecord] = [*found.versions, *found.rejected, *found.operations]
     for item in sorted(items, key=lambda item: item.sequence):
         if isinstance(item, FileVersion):
             item.reserved = item.size
-            _place_content(item, tree, nameless)
+            _place_content(item, tree)
             if item.state is FileState.FLUSHED:
                 item.flushed_at = now
                 item.close_state.mark_flushed()
@@ -401,13 +396,13 @@ def rebuild_tree(
             if item.state is not FileState.REJECTED:
                 queue.add(item)
         else:
-            queue.add(_replay(item, tree, nameless))
+            queue.add(_replay(item, tree))
     for record in found.deferred:
         tree.add_tombstone(record.key)
         queue.defer(Operation(record, None))
     for version in found.local:  # their rows have the names that they have after all queued changes
         version.reserved = version.size
-        _place_content(version, tree, nameless)
+        _place_content(version, tree)
 
 
 def _defer_deletes(found: ReplayResult) -> None:
@@ -434,11 +429,8 @@ def _defer_deletes(found: ReplayResult) -> None:
             found.deferred.append(record)
 
 
-def _place_content(version: FileVersion, tree: Tree, nameless: NamelessFiles) -> None:
+def _place_content(version: FileVersion, tree: Tree) -> None:
     record = version.record
-    there = tree.find(record.key)
-    if there is not None and nameless.has_other_content(there, record.generation):
-        tree.detach(there)
     node = node_at(tree, record.key, Kind.FILE, record.attributes)
     node.version = version
     version.node = node
@@ -448,7 +440,7 @@ def _place_content(version: FileVersion, tree: Tree, nameless: NamelessFiles) ->
     tree.hold_local(node)
 
 
-def _replay(record: OperationRecord, tree: Tree, nameless: NamelessFiles) -> QueuedChange:
+def _replay(record: OperationRecord, tree: Tree) -> QueuedChange:
     node = readers = None
     match record.kind:
         case OperationKind.MKDIR:
@@ -463,11 +455,10 @@ def _replay(record: OperationRecord, tree: Tree, nameless: NamelessFiles) -> Que
             if gone is not None:
                 tree.detach(gone)
             tree.add_tombstone(record.key)
-            readers = gone if gone in nameless else None
             if record.base_etag:
-                readers = nameless.by_object.get(ObjectId(record.key, record.base_etag), readers)
+                readers = tree.nameless_reader(ObjectId(record.key, record.base_etag))
         case OperationKind.RENAME:
-            node = _replay_rename(record, tree, nameless)
+            node = _replay_rename(record, tree)
             tree.add_tombstone(record.key)
     if node is not None:
         tree.hold_local(node)
@@ -476,14 +467,12 @@ def _replay(record: OperationRecord, tree: Tree, nameless: NamelessFiles) -> Que
     return Operation(record, node, in_flight=record.kind is not OperationKind.RMDIR, readers=readers)
 
 
-def _replay_rename(record: OperationRecord, tree: Tree, nameless: NamelessFiles) -> Node | None:
+def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:
     replaced = tree.find(record.target)
     if replaced is not None:
         tree.detach(replaced)
     node = tree.find(record.key)
-    node = node or nameless.by_object.get(ObjectId(record.key, record.source_etag))
     if node is not None:
-        # A nameless one loses this name again by a later change.
         folder = folder_of(tree, record.target)
         tree.move(node, folder, record.target.rpartition("/")[2])
         return node

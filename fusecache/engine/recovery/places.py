@@ -1,12 +1,10 @@
 """Places in the tree for keys of the journal, and the open files that have none."""
 
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fusecache.engine.namespace.nodes import Kind, Node, in_use
 from fusecache.engine.namespace.tree import Tree
-from fusecache.model.objects import ObjectId
 from fusecache.model.predecessor import KeptNode, Predecessor
 from fusecache.model.records import PosixAttributes
 
@@ -14,36 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@dataclass(slots=True)
-class NamelessFiles:
-    """Files that programs have open although their names are gone. Queued changes may still concern their objects.
-
-    by_object: by the version that the bucket has of each.
-    """
-
-    by_object: dict[ObjectId, Node] = field(default_factory=dict)
-    _generations: dict[Node, int] = field(default_factory=dict)
-
-    @classmethod
-    @contextmanager
-    def of(cls, left: Predecessor | None, tree: Tree) -> "Iterator[NamelessFiles]":
-        """Make their nodes, as the daemon before left them, and keep them while the tree is rebuilt."""
-        found = cls()
-        with ExitStack() as stack:
-            for kept in [] if left is None else left.files:
-                if not kept.parent and kept.object is not None:
-                    node = make_nameless(kept, tree)
-                    found.by_object[kept.object.object_id] = node
-                    found._generations[node] = kept.generation
-                    stack.enter_context(in_use(node))
-            yield found
-
-    def __contains__(self, node: Node | None) -> bool:
-        return node in self._generations
-
-    def has_other_content(self, node: Node | None, generation: int) -> bool:
-        """Return whether a node is one of them, and content that came to its name later is not its own."""
-        return node in self._generations and generation > self._generations[node]
+@contextmanager
+def nameless_files(left: Predecessor | None, tree: Tree) -> "Iterator[None]":
+    """Make the nodes of open files that have lost their names, and keep them while the tree is rebuilt around them."""
+    kept = [] if left is None else [each for each in left.files if not each.parent]
+    with ExitStack() as stack:
+        for each in kept:
+            stack.enter_context(in_use(make_nameless(each, tree)))
+        yield
 
 
 def make_nameless(kept: KeptNode, tree: Tree) -> Node:

@@ -61,8 +61,9 @@ class FileReader:
 
     async def wait_moved(self, node: Node) -> None:
         """If the node's object is being renamed in the bucket, wait until that is done. The node may have no name."""
-        for item in [] if node.object is None else self._queue.for_key(node.object.key):
-            if isinstance(item, Operation) and item.node is node and item.in_flight:
+        key = "" if node.object is None else node.object.key
+        for item in self._queue.for_key(key):
+            if isinstance(item, Operation) and item.record.key == key and item.in_flight:
                 with trio.move_on_after(_MOVE_SECONDS):
                     await self._queue.wait_gone(item)
 

@@ -295,3 +295,30 @@ async def test_an_open_file_keeps_its_content_when_its_new_name_is_replaced(
         assert bytes(await user.fs.file_io.read(handle, 0, 10)) == b"older"
         await user.close(handle)
         assert await user.read("b") == b"new"
+
+
+@pytest.mark.parametrize("cached", [True, False])
+async def test_an_open_file_keeps_its_content_when_the_file_that_replaced_it_moves_on(
+    bucket: Bucket,
+    cache: Path,
+    autojump_clock: MockClock,
+    cached: bool,  # noqa: FBT001
+) -> None:
+    async with running_node(bucket, cache) as user:
+        if cached:
+            await user.write("a", b"old")
+            assert await user.drained() == "durable"
+        else:
+            bucket.memory.put_bytes("a", b"old")
+        displaced = await user.open("a", truncate=False)
+        other = await user.open("b")
+        await user.fs.file_io.write(other, 0, b"new")
+        await user.rename("b", "a")
+        await user.rename("a", "c")
+        await trio.sleep(30)
+        await user.fs.file_io.write(displaced, 3, b"er")
+        assert bytes(await user.fs.file_io.read(displaced, 0, 10)) == b"older"
+        await user.close(displaced)
+        await user.close(other)
+        assert await user.drained() == "durable"
+        assert bucket.shows() == {"c": b"new"}
