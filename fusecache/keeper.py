@@ -40,8 +40,9 @@ _NOT_STARTED = 127
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # What ends after less service has failed.
 _SERVICE_SECONDS = 1.0
-# A command that does not serve by then counts as dead.
+# A command that does not serve by then counts as dead; one of another program earlier, as the old one can go on.
 _START_SECONDS = 600.0
+_NEXT_START_SECONDS = 120.0
 # prctl(2): no core dump, and only root may look at the descriptors and the environment, which has the keys.
 _PR_SET_DUMPABLE = 4
 # A successor gets the processor to itself for so long before the next standby is started.
@@ -159,6 +160,10 @@ class Keeper:
                 return ready
             self._answer()
 
+    @property
+    def _start_seconds(self) -> float:
+        return _START_SECONDS if self._program == self._command[0] else _NEXT_START_SECONDS
+
     def _listen(self) -> None:
         """Answer questions from now on. Also while the command serves: so no other process can take the address."""
         minor = _minor_of(self._mountpoint)
@@ -265,7 +270,7 @@ class Keeper:
                 with suppress(OSError, ValueError):
                     self._standby = self._start(self._program, is_standby=True)
             else:
-                self._why = f"it did not serve within {_START_SECONDS:g} s"
+                self._why = f"it did not serve within {self._start_seconds:g} s"
                 os.kill(self._child, signal.SIGKILL)
             return True
         try:
@@ -295,7 +300,7 @@ class Keeper:
         """Return how long the command may be silent before there is something to do."""
         if self._served_since < float("inf"):
             return _STANDBY_SECONDS if self._standby is None else None
-        return _START_SECONDS if self._held else None
+        return self._start_seconds if self._held else None
 
     def _prepare(self, program: str, ours: socket.socket) -> str:
         """Start another program's standby for an upgrade; return "" once it waits, else why it does not."""

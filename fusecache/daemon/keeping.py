@@ -22,6 +22,7 @@ from fusecache.remote.store import ConditionalWrites
 log = logging.getLogger(__name__)
 
 # The row of the configuration that a mount has.
+_BUCKET = "bucket "
 _CONFIG = "config"
 # Options that a mount keeps until it ends.
 _SHOWN = (
@@ -112,7 +113,11 @@ def begin(load: Callable[[str], MountOptions], config: Path | None) -> DaemonSta
 
 
 def _refuse_changes(before: dict[str, str], now: dict[str, str], config: Path | None) -> None:
-    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    # An option that one of the two programs does not know says nothing; a bucket that one file does not name does.
+    names = [
+        name for name in {**before, **now} if name in before.keys() & now.keys() or name.startswith(_BUCKET)
+    ]
+    changed = [name for name in names if before.get(name) != now.get(name)]
     if changed:
         raise ConfigError(f"{config} changes {', '.join(changed)}: to apply it, unmount and mount again")
 
@@ -138,7 +143,7 @@ def _shown(options: MountOptions) -> dict[str, str]:
         "fuse_library": options.session.fuse_library,
         "keep_mounted": str(options.session.keep_mounted),
         **{
-            f"bucket {each.name}": f"{each.source} {each.endpoint_url} {each.read_only}"
+            f"{_BUCKET}{each.name}": f"{each.source} {each.endpoint_url} {each.read_only}"
             for each in options.requests.buckets
         },
     }

@@ -93,7 +93,9 @@ class NodeAdoption:
         node = None if parent is None else self._linked(kept, parent, Kind.FILE)
         if node is None:
             node = self._nameless(kept)
-        self._tree.set_object(node, kept.object)  # which also has its row say whether it has a name
+        node.object = (
+            kept.object
+        )  # its row says so already, and must not be written before its content is known
         return node
 
     def _nameless(self, kept: KeptNode) -> Node:
