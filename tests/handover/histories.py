@@ -64,6 +64,8 @@ def run_with_kills(
         return 1, [Finding(steps, "never", str(exc))]
     kills = [History(steps, kill_before=index, seed=seed) for index in range(1, len(steps))]
     kills += [History(steps, moment, seed=seed) for moment in every_moment(whole.counts)]
+    for each in kills:
+        each.dies_again = rng.random() < 0.5
     chosen = kills if moments is None else rng.sample(kills, min(moments, len(kills)))
     found = []
     for each in chosen:

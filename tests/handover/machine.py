@@ -91,12 +91,13 @@ class _DyingReaper(Reaper):
 class History:
     """One history. kill_before: a step before which the first daemon dies. counts: of moments in the first life.
 
-    seed: of the order of tasks.
+    dies_again: the second daemon dies as soon as it has taken over. seed: of the order of tasks.
     """
 
     steps: tuple[Step, ...]
     moment: Moment | None = None
     kill_before: int = -1
+    dies_again: bool = False
     seed: int = 0
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -117,7 +118,7 @@ class History:
         self._bucket = WatchedBucket(self._reaper)
 
     def run(self) -> None:
-        """Run it over one or two daemons. Raises Wrong."""
+        """Run it over up to three daemons. Raises Wrong."""
         self._reaper = reaper = _DyingReaper()
         repeatable(self.seed)
         self._bucket = bucket = WatchedBucket(reaper)
@@ -127,28 +128,26 @@ class History:
             reaper.watching(),
             _small_reserve(),
         ):
-            place, next_place = Path(name) / "0", Path(name) / "1"
-            reaper.begin(self.moment, place, next_place)
-            with _memory() as fd:
-                reaper.table_fd = fd
-                try:
-                    self._live(bucket, place, fd, None, reaper)
-                except BaseException as exc:
-                    if not reaper.is_dead or any(isinstance(leaf, Wrong) for leaf in _leaves(exc)):
-                        raise
-                finally:
-                    self.counts = dict(reaper.counts)
-                if not reaper.is_dead:
-                    return
-            reaper.begin(None, next_place, Path(name) / "2")
-            repeatable(self.seed)
-            with _memory() as fd:
-                os.pwrite(fd, reaper.table, 0)
-                self._live(bucket, next_place, fd, self._pending, None)
+            for life in range(3 if self.dies_again else 2):
+                place, next_place = Path(name) / f"{life}", Path(name) / f"{life + 1}"
+                reaper.begin(self.moment if life == 0 else None, place, next_place)
+                repeatable(self.seed)
+                with _memory() as fd:
+                    os.pwrite(fd, reaper.table, 0)
+                    reaper.table_fd = fd
+                    try:
+                        self._live(bucket, place, fd, life)
+                    except BaseException as exc:
+                        if not reaper.is_dead or any(isinstance(leaf, Wrong) for leaf in _leaves(exc)):
+                            raise
+                    if life == 0:
+                        self.counts = dict(reaper.counts)
+                    if not reaper.is_dead:
+                        return
+            raise AssertionError("the last daemon died too")
 
-    def _live(
-        self, bucket: WatchedBucket, place: Path, table_fd: int, left: Any, reaper: _DyingReaper | None
-    ) -> None:
+    def _live(self, bucket: WatchedBucket, place: Path, table_fd: int, life: int) -> None:
+        left = self._pending if life else None
         is_resumed = os.fstat(table_fd).st_size > 0
         unanswered = []
         if left is not None:
@@ -184,17 +183,17 @@ class History:
             self._operations = Operations(filesystem, control, fail, files, read_only=False)
             async with filesystem.running():
                 self._operations.adopt()
+                if self.dies_again and life == 1:
+                    self._reaper.die("as soon as it has taken over")
                 with trio.fail_after(10 * CALL_SECONDS):
-                    await self._go_on(filesystem, bucket, reaper, is_redone=left is not None)
+                    await self._go_on(filesystem, bucket, life)
 
         trio.run(main, clock=MockClock(autojump_threshold=0))
 
     # ---- steps
 
-    async def _go_on(
-        self, filesystem: FileSystem, bucket: WatchedBucket, reaper: _DyingReaper | None, *, is_redone: bool
-    ) -> None:
-        if is_redone and self._pending is not None:
+    async def _go_on(self, filesystem: FileSystem, bucket: WatchedBucket, life: int) -> None:
+        if life and self._pending is not None:
             name, arguments, done, request = self._pending
             try:
                 done(await self._call(name, arguments, is_redone=True))
@@ -204,9 +203,9 @@ class History:
             self._pending = None
             await self._finish_step()
         while self._next < len(self.steps):
-            if reaper is not None and self._next == self.kill_before:
+            if life == 0 and self._next == self.kill_before:
                 await trio.lowlevel.checkpoint()
-                reaper.die("between two calls")
+                self._reaper.die("between two calls")
             word, *arguments = self.steps[self._next]
             self._next += 1
             self._rest = getattr(self, f"_do_{word}")(*arguments)
