@@ -30,6 +30,8 @@ ALARM = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) |^Traceback")
 HARMLESS = re.compile(
     r"kernel settings refused|the cache directory \S+ is (in memory|on a network)"
     r"|cache disk is slower than the bucket"
+    # R2 takes one write of a key a second: files that are written again sooner meet that on a slow machine.
+    r"|TooManyRequests \(429\): Reduce your concurrent request rate for the same object"
 )
 _POLL_SECONDS = 0.02
 
