@@ -52,7 +52,7 @@ class Finding:
 def run_with_kills(
     steps: tuple[Step, ...], moments: int | None, rng: random.Random
 ) -> tuple[int, list[Finding]]:
-    """Run a history without a kill, then with one at each moment, or at so many of them at random.
+    """Run a history without a kill, then with a kill at each moment. moments: at how many random ones; None: at all.
 
     Returns how many runs it were, and what went wrong.
     """

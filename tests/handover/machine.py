@@ -40,7 +40,7 @@ from fusecache.index import journal
 from fusecache.model.objects import MIB
 from tests.history.bucket import WatchedBucket
 from tests.history.crashes import Crash, Moment, Reaper
-from tests.history.runs import repeatable
+from tests.history.runs import leaves_of, repeatable
 from tests.support.inline_offload import InlineOffload
 
 # One call of a program: a word and its arguments.
@@ -138,7 +138,7 @@ class History:
                     try:
                         self._live(bucket, place, fd, life)
                     except BaseException as exc:
-                        if not reaper.is_dead or any(isinstance(leaf, Wrong) for leaf in _leaves(exc)):
+                        if not reaper.is_dead or any(isinstance(leaf, Wrong) for leaf in leaves_of(exc)):
                             raise
                     if life == 0:
                         self.counts = dict(reaper.counts)
@@ -465,14 +465,3 @@ def _memory() -> Iterator[int]:
     finally:
         with suppress(OSError):
             os.close(fd)
-
-
-def _leaves(exc: BaseException) -> Iterator[BaseException]:
-    if isinstance(exc, BaseExceptionGroup):
-        for inner in exc.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield exc
-
-
-__all__ = ["Crash", "History", "Step", "Wrong"]

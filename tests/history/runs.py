@@ -77,7 +77,7 @@ def run_program(program: Program) -> Outcome:
             except BaseException as exc:
                 # Of a node that is gone, all that its tasks say afterwards means nothing.
                 if not reaper.is_dead or not all(
-                    isinstance(leaf, Crash | Exception) for leaf in _leaves(exc)
+                    isinstance(leaf, Crash | Exception) for leaf in leaves_of(exc)
                 ):
                     raise
             finally:
@@ -180,7 +180,7 @@ def _reason(exc: BaseException, bucket: WatchedBucket) -> str:
     """Return what was broken, of whatever the nurseries made of it; "": the run was interrupted."""
     if bucket.violation is not None:
         return str(bucket.violation)
-    leaves = list(_leaves(exc))
+    leaves = list(leaves_of(exc))
     for leaf in leaves:
         if isinstance(leaf, Violation):
             return str(leaf)
@@ -205,9 +205,10 @@ def _kind(why: str) -> frozenset[str]:
     return frozenset(word for word in words if word in why)
 
 
-def _leaves(exc: BaseException) -> Iterator[BaseException]:
+def leaves_of(exc: BaseException) -> Iterator[BaseException]:
+    """Yield what nurseries have put into groups, however deep."""
     if isinstance(exc, BaseExceptionGroup):
         for inner in exc.exceptions:
-            yield from _leaves(inner)
+            yield from leaves_of(inner)
     else:
         yield exc

@@ -64,7 +64,7 @@ def said(process: subprocess.Popen[str]) -> str:
 def test_a_file_that_was_closed_right_before_the_mounts_end_is_published(
     mount: MakeMount, bucket: Bucket, by: str
 ) -> None:
-    """The kernel drops the release of a file that it has not sent by then; it tells nobody of that."""
+    """The kernel drops a release that it has not sent when the mount ends, without a message."""
     umount2 = ctypes.CDLL(None).umount2
     for number in range(6):
         one = mount()

@@ -259,7 +259,9 @@ class Tree:
     def nameless_reader(self, object_id: ObjectId) -> Node | None:
         """Return the node of an open file that lost its name, and whose content is an object; None if there is none."""
         node = self._nameless.get(object_id)
-        return node if node is not None and node.handles and node.version is None else None
+        if node is None or node.parent is not None or not node.handles or node.version is not None:
+            return None
+        return node
 
     def renumber(self, node: Node, number: int) -> None:
         """Give a node the number by which the kernel knows it, before anything else has heard of its own."""

@@ -93,9 +93,8 @@ class NodeAdoption:
         node = None if parent is None else self._linked(kept, parent, Kind.FILE)
         if node is None:
             node = self._nameless(kept)
-        node.object = (
-            kept.object
-        )  # its row says so already, and must not be written before its content is known
+        # Not `set_object`: its row says so already, and must not be written before its content is known.
+        node.object = kept.object
         return node
 
     def _nameless(self, kept: KeptNode) -> Node:

@@ -1,4 +1,4 @@
-"""Which of its predecessor's rows a daemon believes: those that the journal has taken."""
+"""A daemon believes a row of its predecessor if the journal has the change."""
 
 import gc
 import os
