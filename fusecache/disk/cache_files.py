@@ -243,13 +243,15 @@ class CacheFiles:
             raise LocalDiskError(f"cache file {number:x} cannot be removed: {exc}") from exc
 
     def adopt(self, path: Path, number: int) -> None:
-        """Rename the file at `path` to be cache file `number`. Raises LocalDiskError."""
+        """Make the file at `path` cache file `number`: as a link, else by a rename. Raises LocalDiskError."""
+        target = self._path(number)
         try:
+            target.unlink(missing_ok=True)
+            self._make_folder(number)
             try:
-                path.rename(self._path(number))
-            except FileNotFoundError:
-                self._make_folder(number)
-                path.rename(self._path(number))
+                target.hardlink_to(path)
+            except OSError:
+                path.rename(target)
         except OSError as exc:
             raise LocalDiskError(f"{path} cannot become cache file {number:x}: {exc}") from exc
 

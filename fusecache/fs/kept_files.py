@@ -331,7 +331,7 @@ def _generation(shown: Shown) -> int:
     version = shown.version
     if shown.write_error is not None or (version is not None and version.state is FileState.FAILED):
         return LOST
-    return 0 if version is None else version.record.generation
+    return shown.staged if version is None else version.record.generation
 
 
 def _object_row(remote: ObjectInfo | None) -> list[Any] | None:

@@ -52,6 +52,15 @@ FOUND: dict[str, tuple[Step, ...]] = {
         ("accept",),
         ("close", 1),
     ),
+    "a removed file is readable although the cache had not taken its bytes over": (
+        ("look_away",),
+        ("save", "a"),
+        ("open", 2, "a", "r"),
+        ("wait", 3.0),
+        ("unlink", "a"),
+        ("save", "a"),
+        ("wait", 12.0),
+    ),
     "a directory is renamed under an open file": (
         ("mkdir", "x"),
         ("save", "x/a"),

@@ -1,9 +1,10 @@
-"""Turns uploaded staging files into cache files: renames them, writes their rows, and moves their reservations.
+"""Turns uploaded staging files into cache files: links them, writes their rows, and moves their reservations.
 
 Used on the trio loop; calls that may block go through `offload`.
 
 Invariants:
-1. A staging file that cannot become a cache file is removed: the bucket has its bytes.
+1. A staging file that cannot become a cache file is removed: the bucket has its bytes. One that can is removed when
+   the index has its rows: until then a successor finds it in staging.
 2. Each file's bytes are on the ledger once: as a staging file, then as cache, or released.
 """
 
@@ -108,7 +109,7 @@ class Adoption:
                 if file.entry.number is None:
                     file.entry.number, self._table.by_number[file.number] = file.number, file.entry
                     adopted.append(file)
-                else:  # a read cached a part of the object while the file was renamed
+                else:  # a read cached a part of the object while the file was linked
                     self._ledger.release_cache(file.disk_bytes)
                     needless.append(file.number)
             needless += await self._write_adopted_rows(adopted)
@@ -117,11 +118,12 @@ class Adoption:
                 entry.disk_operations -= 1
         for number in needless:
             await self._offload.disk(self._files.delete, number)
+        await self._offload.disk(_remove_all, [staged.path for _, staged in files])
 
     async def _take_over(self, files: Sequence[tuple[CachedObject, StagedObject]]) -> "list[_Adopted]":
-        """Rename staging files to cache files and return the renamed ones. Reserves the rest of each last page.
+        """Make cache files of staging files and return those. Reserves the rest of each last page.
 
-        The others are removed: the object has a cache file already, or is empty, or finds no space or no index.
+        Of the others, the object has a cache file already, or is empty, or finds no space or no index.
         """
         moves: list[_Adopted] = []
         taken: set[CachedObject] = set()
@@ -132,10 +134,7 @@ class Adoption:
                 if number is not None and self._ledger.reserve_cache(padding):
                     taken.add(entry)
                     moves.append(_Adopted(entry, staged, number, padding))
-            moved = {file.staged.path: file.number for file in moves}
-            done = await self._offload.disk(
-                self._rename_all, [(staged, moved.get(staged.path)) for _, staged in files]
-            )
+            done = await self._offload.disk(self._link_all, [(file.staged, file.number) for file in moves])
         except BaseException:  # the staging files stay, and stay reserved
             for file in moves:
                 self._ledger.cancel_cache(file.padding)
@@ -146,8 +145,9 @@ class Adoption:
                 self._ledger.commit_cache(file.padding)
             else:
                 self._ledger.cancel_cache(file.padding)
+        linked = {file.staged.path for file in moves if file.number in done}
         for _, staged in files:
-            if moved.get(staged.path) not in done:
+            if staged.path not in linked:
                 self._ledger.release_staging(staged.size, bucket_of(staged.object_id.key))
         return [file for file in moves if file.number in done]
 
@@ -161,28 +161,22 @@ class Adoption:
             self._table.count_disk_error(exc)
             return None
 
-    def _rename_all(self, moves: Sequence[tuple[StagedObject, int | None]]) -> set[int]:
-        """Run in a thread: rename files that have a number, remove the others. Return the numbers of renamed files."""
+    def _link_all(self, files: Sequence[tuple[StagedObject, int]]) -> set[int]:
+        """Run in a thread: make cache files of staging files. Return the numbers of those that it made."""
         done: set[int] = set()
-        for staged, number in moves:
-            if number is not None:
-                try:
-                    if staged.is_whole():
-                        self._files.adopt(staged.path, number)
-                        done.add(number)
-                    else:
-                        log.warning(
-                            "staging file not cached: another program changed its size; the bucket has it "
-                            "as it was written path=%s key=%s bytes=%d",
-                            staged.path, staged.object_id.key, staged.size,
-                        )  # fmt: skip
-                except LocalDiskError as exc:
-                    log.debug("staging file not adopted path=%s error=%s", staged.path, exc)
-            if number not in done:
-                try:
-                    _unlink(staged.path)
-                except LocalDiskError as exc:
-                    log.warning("uploaded staging file not removed; check the cache directory error=%s", exc)
+        for staged, number in files:
+            try:
+                if staged.is_whole():
+                    self._files.adopt(staged.path, number)
+                    done.add(number)
+                else:
+                    log.warning(
+                        "staging file not cached: another program changed its size; the bucket has it "
+                        "as it was written path=%s key=%s bytes=%d",
+                        staged.path, staged.object_id.key, staged.size,
+                    )  # fmt: skip
+            except LocalDiskError as exc:
+                log.debug("staging file not adopted path=%s error=%s", staged.path, exc)
         return done
 
     async def _write_adopted_rows(self, files: "list[_Adopted]") -> list[int]:
@@ -275,9 +269,12 @@ def _whole_rows(size: int, checksums: bytes, start: int, stop: int, stamp: int) 
     return rows
 
 
-def _unlink(path: Path) -> None:
-    """Run in a thread."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as exc:
-        raise LocalDiskError(f"{path}: cannot remove the staging file: {exc}") from exc
+def _remove_all(paths: Sequence[Path]) -> None:
+    """Run in a thread: remove staging files."""
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as exc:
+            log.warning(
+                "uploaded staging file not removed; check the cache directory path=%s error=%s", path, exc
+            )

@@ -60,6 +60,7 @@ class Node:
     version: local content, which takes precedence over it. local_refs: versions and changes that are not published yet,
     of this node and of all below it. While there are any, the node is authoritative and no listing removes it.
     verified: loop time at which the bucket's state of it was last known.
+    staged: generation of published content that the cache has not taken over yet; 0: none.
     """
 
     number: int
@@ -81,6 +82,7 @@ class Node:
     local_refs: int = 0
     verified: float = float("-inf")
     has_marker: bool = False
+    staged: int = 0
     # Most nodes are files. They have neither children nor a listing, and rarely need the lock.
     children: "dict[str, Node]" = field(init=False)
     _listing: ListingState | None = field(default=None, init=False)

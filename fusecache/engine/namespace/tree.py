@@ -344,6 +344,12 @@ class Tree:
         node.version = version
         self._listener.on_content_changed(node)
 
+    def set_cached(self, node: Node, generation: int) -> None:
+        """The cache has the bytes of this published content now, or the bucket alone."""
+        if node.staged == generation:
+            node.staged = 0
+            self._listener.on_content_changed(node)
+
     def set_write_error(self, node: Node, error: FusecacheError | None) -> None:
         """Bytes that a program wrote are missing in the node's content: nothing written after them is published.
 

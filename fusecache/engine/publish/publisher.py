@@ -123,7 +123,7 @@ class Publisher:
             queue, order, settle_seconds=settle_seconds, temp_names=temp_names, delete_delay=delete_delay
         )
         self._ahead = PrepareAhead(preparer, self._schedule)
-        self._retirement = Retirement(cache, journal, offload, tasks)
+        self._retirement = Retirement(tree, cache, journal, offload, tasks)
         self._rejections = Rejections(tree, lookup, write, queue, journal, preparer, listener)
         self._results = PublishResults(
             tree, lookup, write, queue, journal, self._retirement, self._rejections, listener
@@ -207,6 +207,11 @@ class Publisher:
         """Return when a change joins or leaves the queue. Raises what keeps the journal from being written."""
         self._journal.check_writable()
         await self._progress.wait()
+
+    def retire(self, version: FileVersion) -> None:
+        """Hand over to the cache what the daemon before published, and journaled as stored."""
+        if version.node is not None and version.node.object is not None:
+            self._retirement.add(version, version.node.object, None)
 
     async def wait_retired(self) -> None:
         """Return when the staged bytes of every published file were handed over to the cache."""

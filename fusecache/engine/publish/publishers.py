@@ -64,6 +64,12 @@ class Publishers:
         """Return when a change joins or leaves the queue. Raises what keeps the journal from being written."""
         await self._first.wait_progress()
 
+    async def retire(self, stored: Iterable[FileVersion]) -> None:
+        """Hand over to the cache what the daemon before published. Returns when that is done."""
+        for version in stored:
+            self._of(version).retire(version)
+        await self.wait_retired()
+
     async def wait_retired(self) -> None:
         """Return when the staged bytes of every published file were handed over to the cache."""
         for each in self._publishers:

@@ -84,6 +84,7 @@ class PublishResults:
             else:
                 self._lookup.on_removed(published)
             if node.version is version and (self._tree.is_linked(node) or node.handles == 0):
+                node.staged = record.generation
                 self._tree.set_version(node, None)
             self._tree.release_local(node)
         self._retirement.add(version, published, self._journal.submit_batched(*changes))

@@ -1,6 +1,7 @@
 """Hands the staged bytes of published files over to the cache, so that a file just written is warm.
 
-Invariant: a staging file leaves only after its STORED row is on disk.
+Invariant: a staging file leaves only after its STORED row is on disk. Until the cache has its bytes, the node of a file
+says where they are (`Node.staged`): if the daemon dies, its successor hands them over.
 """
 
 import logging
@@ -11,7 +12,8 @@ import trio
 from fusecache.disk.staging import StagingFile
 from fusecache.engine.cache.adoption import StagedObject
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.namespace.nodes import FileVersion
+from fusecache.engine.namespace.nodes import FileVersion, Node
+from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.batcher import Batcher
 from fusecache.engine.runtime.journal_writer import CommitTicket, JournalWriter
 from fusecache.engine.runtime.offload import Offload
@@ -28,13 +30,16 @@ _BATCH_FILES = 64
 # A larger file is handed over at once: a writer may wait for its space.
 _SMALL_BYTES = MIB
 
+_Stored = tuple[FileVersion, ObjectInfo, CommitTicket | None]
+
 
 class Retirement:
     """Hands over stored file versions, many in one thread call."""
 
     def __init__(
-        self, cache: BlockCache, journal: JournalWriter, offload: Offload, tasks: TaskNursery
+        self, tree: Tree, cache: BlockCache, journal: JournalWriter, offload: Offload, tasks: TaskNursery
     ) -> None:
+        self._tree = tree
         self._cache = cache
         self._journal = journal
         self._offload = offload
@@ -45,15 +50,19 @@ class Retirement:
 
     async def run(self) -> None:
         """Hand over until cancelled; the next mount deletes staging files that are left then."""
-        self._has_ended, self._ended = False, trio.Event()
+        self._has_ended = False
+        self._wake()
         try:
             await self._batches.run()
         finally:
             self._has_ended = True
-            self._ended.set()
+            self._wake()
 
-    def add(self, version: FileVersion, published: ObjectInfo, row: CommitTicket) -> None:
-        """The bucket shows a file as `published`: hand its bytes over once `row`, which says so, is on disk."""
+    def add(self, version: FileVersion, published: ObjectInfo, row: CommitTicket | None) -> None:
+        """The bucket shows a file as `published`: hand its bytes over once `row`, which says so, is on disk.
+
+        None: it is.
+        """
         self._pending += 1
         self._batches.add((version, published, row), at_once=version.size > _SMALL_BYTES)
 
@@ -67,23 +76,29 @@ class Retirement:
             self._batches.flush_now()
             await self._ended.wait()
 
-    async def _retire(self, batch: list[tuple[FileVersion, ObjectInfo, CommitTicket]]) -> None:
+    async def _retire(self, batch: list[_Stored]) -> None:
         try:
             await self._release(batch)
         except FusecacheError as exc:
             log.warning("published files stay in staging until the next mount error=%s", exc)
         finally:
             self._pending -= len(batch)
-            self._ended.set()
-            self._ended = trio.Event()
+            self._wake()
 
-    async def _release(self, batch: list[tuple[FileVersion, ObjectInfo, CommitTicket]]) -> None:
+    def _wake(self) -> None:
+        """Have `wait_idle` look again."""
+        self._ended.set()
+        self._ended = trio.Event()
+
+    async def _release(self, batch: list[_Stored]) -> None:
         staged: list[StagedObject] = []
         uncacheable: list[StagingFile] = []
         rows: list[DropFile] = []
+        released: list[tuple[Node, int]] = []
         for version, published, row in batch:
             try:
-                await row.committed()
+                if row is not None:
+                    await row.committed()
             except InternalError as exc:
                 log.warning("a published file stays in staging until the next mount error=%s", exc)
                 continue
@@ -94,6 +109,7 @@ class Retirement:
             await version.use.wait_unread()
             version.file.close()
             rows.append(DropFile(version.record.generation))
+            released.append((version.node, version.record.generation))
             size, checksums = version.size, version.granule_checksums
             is_cacheable = bool(size and checksums)
             self._cache.release_staging(version.reserved - (size if is_cacheable else 0), version.record.key)
@@ -106,6 +122,8 @@ class Retirement:
             await self._cache.adopt(staged)
         if uncacheable:
             await self._offload.disk(_delete_all, uncacheable)
+        for node, generation in released:
+            self._tree.set_cached(node, generation)
         self._journal.submit_lazily(*rows)
 
 

@@ -14,7 +14,7 @@ Invariants:
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ from fusecache.index.journal import Change, DropFile, DropOperation, Journal, Pu
 from fusecache.model.errors import Refused
 from fusecache.model.names import parent_prefix
 from fusecache.model.objects import ObjectId, ObjectInfo
-from fusecache.model.predecessor import Predecessor
+from fusecache.model.predecessor import KeptNode, Predecessor
 from fusecache.model.records import (
     ANOTHERS,
     DOUBTFUL,
@@ -69,6 +69,8 @@ class ReplayResult:
     local: list[FileVersion] = field(default_factory=list)
     # Content that a program still writes, through a mount that outlived its daemon, by generation.
     open: dict[int, FileVersion] = field(default_factory=dict)
+    # Published content of open files, by generation. None: the cache has taken it over.
+    stored: dict[int, FileVersion | None] = field(default_factory=dict)
     # The handles of files that programs have open, by number.
     handles: dict[int, FileHandle] = field(default_factory=dict)
     operations: list[OperationRecord] = field(default_factory=list)
@@ -83,7 +85,13 @@ class ReplayResult:
     def staged_bytes(self) -> Iterator[tuple[str, int]]:
         """Yield the key and the bytes on disk of each file in staging or in quarantine."""
         yield from ((record.key, held) for record, held in self.quarantined)
-        for version in (*self.versions, *self.rejected, *self.local, *self.open.values()):
+        for version in (
+            *self.versions,
+            *self.rejected,
+            *self.local,
+            *self.open.values(),
+            *filter(None, self.stored.values()),
+        ):
             yield version.record.key, version.size
 
 
@@ -101,8 +109,8 @@ class JournalReplay:
     # Sizes of the staging files at the start, by generation.
     _sizes: dict[int, int] = field(init=False, default_factory=dict)
     _left: Predecessor | None = field(init=False, default=None)
-    # Generations that programs have open, through a mount that outlived its daemon.
-    _still_open: Collection[int] = field(init=False, default=frozenset())
+    # Files that programs have open, through a mount that outlived its daemon, by generation.
+    _still_open: Mapping[int, KeptNode] = field(init=False, default_factory=dict)
 
     def read(self, left: Predecessor | None = None) -> ReplayResult:
         """Check every row and staging file, and journal what becomes of them. Blocks: it may read whole files.
@@ -110,7 +118,7 @@ class JournalReplay:
         left: what the daemon before left, if the mount outlived it.
         """
         self._left = left
-        self._still_open = {each.generation for each in left.files} if left is not None else ()
+        self._still_open = {each.generation: each for each in left.files} if left is not None else {}
         found = ReplayResult(operations=self._journal.operations(), uploads=self._journal.aborts())
         ended = {upload_id for _, upload_id in found.uploads}
         records = [
@@ -155,14 +163,13 @@ class JournalReplay:
 
     def _recover_file(self, record: FileRecord, found: ReplayResult) -> list[Change]:
         match record.state:
+            case FileState.STORED if self._is_shown(record):
+                return self._recover_stored(record, found)
             case FileState.STORED | FileState.DROPPED if record.generation in self._still_open:
                 # It lost its name, and ends with its last handle.
                 unlinked = replace(without_upload(record), state=FileState.OPEN, key="", sequence=0)
                 return self._recover_open(unlinked, found)
-            case FileState.STORED:
-                self._staging.delete(record.generation)
-                return [DropFile(record.generation)]
-            case FileState.DROPPED:
+            case FileState.STORED | FileState.DROPPED:
                 self._staging.delete(record.generation)
                 self._staging.delete_quarantined(record.generation)
                 return [DropFile(record.generation)]
@@ -204,6 +211,22 @@ class JournalReplay:
             return []
         found.uploads.append((record.key, record.upload_id))
         return [PutFile(kept), PutAbort(record.key, record.upload_id)]
+
+    def _is_shown(self, record: FileRecord) -> bool:
+        """Return whether published content is that of an open file that has its name, or is in the cache."""
+        kept = self._still_open.get(record.generation)
+        return kept is not None and (kept.parent > 0 or record.generation not in self._sizes)
+
+    def _recover_stored(self, record: FileRecord, found: ReplayResult) -> list[Change]:
+        """Keep the bytes of published content for the cache: the bucket may lose them while programs read them."""
+        found.stored[record.generation] = None
+        if record.generation not in self._sizes:
+            return [DropFile(record.generation)]
+        version = self._find(record)
+        if version is not None:
+            version.granule_checksums = version.file.checksums()
+            found.stored[record.generation] = version
+        return []
 
     def _recover_rejected(self, record: FileRecord, found: ReplayResult) -> list[Change]:
         version = self._find(record)

@@ -49,6 +49,9 @@ class NodeAdoption:
             self._directory(each.number)
         for each in sorted(self._left.files, key=_newest_first):
             opened, closed = self._found.open.get(each.generation), self._queued.get(each.generation)
+            if each.generation in self._found.stored:
+                self._store(self._node(each), self._found.stored[each.generation])
+                continue
             if each.generation and opened is None and closed is None:
                 log.error(
                     "the content of an open file is quarantined, its programs get EIO name=%s", each.name
@@ -116,6 +119,11 @@ class NodeAdoption:
             before.version = None
         node.version = version
         return node
+
+    def _store(self, node: Node, version: FileVersion | None) -> None:
+        """The cache takes the bytes of this published version over."""
+        if version is not None:
+            version.node, version.reserved, node.staged = node, version.size, version.record.generation
 
     def _open(self, node: Node, kept: KeptNode, version: FileVersion) -> None:
         """Make a version that was being written the node's content again."""

@@ -94,6 +94,7 @@ def test_an_adopted_file_is_read_to_its_last_byte(files: CacheFiles, tmp_path: P
     back = _memory(2 * GRANULE_BYTES)
     assert files.load(300, 0, back, len(data), granule_checksums(memoryview(data))) == []
     assert back[: len(data)] == data
+    staged.unlink()
     with pytest.raises(LocalDiskError):
         files.adopt(staged, 301)
 
