@@ -162,7 +162,7 @@ class Adoption:
             return None
 
     def _link_all(self, files: Sequence[tuple[StagedObject, int]]) -> set[int]:
-        """Run in a thread: make cache files of staging files. Return the numbers of those that it made."""
+        """Run in a thread: make cache files of staging files. Return the numbers of the new ones."""
         done: set[int] = set()
         for staged, number in files:
             try:
