@@ -108,7 +108,7 @@ class CheckpointRotation:
 
         These are versions after `sequence`, apart from the newest one. If the next version is not sealed yet, its close
         may still be revoked: then the version is marked, and dropped when the next one is sealed. Symlinks count as
-        versions, and their removal as the next one.
+        versions, and their removal as the next one. A removed marker that a delete waited for is dropped too.
         """
         changes: list[Change] = []
         queued = self._queue.for_key(key)
@@ -117,12 +117,12 @@ class CheckpointRotation:
                 if is_symlink(next_one) or is_removal(next_one):
                     changes += self._dequeue(item)
                 continue
-            if (
-                item.sequence < sequence
-                or not isinstance(item, FileVersion)
-                or item.in_flight
-                or item.awaited
-            ):
+            if item.sequence < sequence or not isinstance(item, FileVersion) or item.in_flight:
+                continue
+            if is_removal(next_one) and item.state is FileState.SEALED:
+                changes += self._dequeue(item)
+                continue
+            if item.awaited:
                 continue
             if not isinstance(next_one, FileVersion) or item.state is not FileState.SEALED:
                 continue

@@ -302,6 +302,28 @@ async def test_removals_that_come_later_keep_their_order(
     assert all("run/0/shard" in state for state in bucket.states if "run/0/.metadata" in state)
 
 
+async def test_a_marker_that_is_removed_on_its_way_does_not_arrive_without_its_files(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """A delete waits for the marker, so that goes up although it is removed. Then a rename frees the delete."""
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        for folder in ("run", "run/0", "run/1"):
+            await user.mkdir(folder)
+        await write_beside(user, {"run/0/shard": b"s", "run/0/.metadata": b"m"})
+        assert await user.drained() == "durable"
+        bucket.states.clear()
+        await write_beside(user, {"run/big": content(0), "run/1/shard": content(1), "run/1/.metadata": b"m"})
+        await user.write("run/log.1", b"log")
+        await user.unlink("run/0/.metadata")
+        await user.write("run/newer", content(2))
+        await user.unlink("run/1/.metadata")
+        await user.rename("run/log.1", "run/log")
+        await user.unlink("run/1/shard")
+        assert await user.drained() == "durable"
+    assert all("run/1/shard" in state for state in bucket.states if "run/1/.metadata" in state)
+    assert set(files_in(bucket.shows())) == {"run/0/shard", "run/big", "run/log", "run/newer"}
+
+
 async def come_to_step_2(user: User) -> None:
     """Have step 0 in the bucket and removed, and steps 1 and 2, to which `latest` points, on their way."""
     await user.mkdir("run")
