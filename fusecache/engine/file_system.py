@@ -114,7 +114,7 @@ class FileSystem:
                     async with trio.open_nursery() as clients:
                         await clients.start(self._tasks.clients.run, name="clients")
                         self._start_clients()
-                        await self.publisher.retire(filter(None, self.replayed.stored.values()))
+                        await self.publisher.retire(self.replayed.stored.values())
                         yield
                         await self.publisher.wait_retired()
                         clients.cancel_scope.cancel()

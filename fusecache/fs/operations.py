@@ -22,6 +22,7 @@ from fusecache.fs.errno_table import errno_of
 from fusecache.fs.handed_files import HandedFiles
 from fusecache.fs.handlers import guarded, killable, timed
 from fusecache.fs.kept_files import HANDLES_OF_START, KeptFiles
+from fusecache.fs.mapped_reads import MappedReads
 from fusecache.fs.name_operations import NameOperations
 from fusecache.fs.open_directories import OpenDirectories
 from fusecache.fs.passthrough import Passthrough
@@ -76,6 +77,7 @@ class Operations(NameOperations):
         self._read_only = self.enable_passthrough = read_only
         self._files: dict[int, FileHandle] = {}
         self._entries = EntryBuilder(filesystem, read_only=read_only)
+        self._mapped_reads = MappedReads(filesystem.file_io)
         self.passthrough = Passthrough(filesystem)
         self.handed_files = HandedFiles(filesystem, self.passthrough, self._revalidate)
         self._directories = OpenDirectories(filesystem, self._entries, kept)
@@ -281,6 +283,8 @@ class Operations(NameOperations):
         if self._control.hints.owns_handle(fh):
             return self._control.hints.read(fh, off, size)
         handle = self._file(fh)
+        if await self._mapped_reads.declines(handle, off, size):
+            raise FUSEError(errno.EAGAIN)
         data = await self._fs.file_io.read(handle, off, size)
         self._fs.count_read(handle.node, len(data))
         return data
@@ -326,6 +330,7 @@ class Operations(NameOperations):
             self._kept.on_lost_closed(fh)
             return
         self.passthrough.close(handle.node)
+        self._mapped_reads.on_closed(handle)
         try:
             await self._fs.file_io.release(handle)
         finally:

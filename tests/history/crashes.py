@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fusecache.disk.cache_files import CacheFiles
 from fusecache.disk.staging import StagingDirectory, StagingFile
+from fusecache.index.cache_index import CacheIndex
 from fusecache.index.journal import Change, Journal, PutFile, PutOperation
 from tests.support.node import photograph
 
@@ -19,6 +21,8 @@ WHENS = ("before", "after")
 FILE_OPERATIONS = {
     StagingDirectory: ("create", "quarantine", "delete"),
     StagingFile: ("write", "truncate", "copy_from", "sync", "sync_data", "delete"),
+    CacheFiles: ("adopt",),
+    CacheIndex: ("apply",),
 }
 
 

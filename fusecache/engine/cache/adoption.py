@@ -3,8 +3,7 @@
 Used on the trio loop; calls that may block go through `offload`.
 
 Invariants:
-1. A staging file that cannot become a cache file is removed: the bucket has its bytes. One that can is removed when
-   the index has its rows: until then a successor finds it in staging.
+1. The staging files stay; the caller removes them. A cache file is another link to the bytes.
 2. Each file's bytes are on the ledger once: as a staging file, then as cache, or released.
 """
 
@@ -118,7 +117,6 @@ class Adoption:
                 entry.disk_operations -= 1
         for number in needless:
             await self._offload.disk(self._files.delete, number)
-        await self._offload.disk(_remove_all, [staged.path for _, staged in files])
 
     async def _take_over(self, files: Sequence[tuple[CachedObject, StagedObject]]) -> "list[_Adopted]":
         """Make cache files of staging files and return those. Reserves the rest of each last page.
@@ -267,14 +265,3 @@ def _whole_rows(size: int, checksums: bytes, start: int, stop: int, stamp: int) 
         sums = checksums[block * row_bytes : (block + 1) * row_bytes].ljust(row_bytes, b"\0")
         rows[block] = BlockRow(full_mask(length), stamp & 0xFFFFFFFF, pages, sums)
     return rows
-
-
-def _remove_all(paths: Sequence[Path]) -> None:
-    """Run in a thread: remove staging files."""
-    for path in paths:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as exc:
-            log.warning(
-                "uploaded staging file not removed; check the cache directory path=%s error=%s", path, exc
-            )

@@ -266,6 +266,15 @@ class BlockCache:
         is_random = stream.pattern.phase is Phase.RANDOM
         return await hints.read_exactly(entry.object_id, entry.size, start, stop, is_random=is_random)
 
+    async def is_whole(self, handle: ReadHandle, start: int, stop: int) -> bool:
+        """Return whether all of these bytes are cached, or in flight."""
+        for index, first, last in split_by_chunk(Extent(start, stop)):
+            chunk = await self._chunk(handle.entry, index)
+            wanted = mask_of_bytes(first, last)
+            if wanted & ~(chunk.present | chunk.in_memory() | chunk.pending()):
+                return False
+        return True
+
     async def _is_not_cached(self, entry: CachedObject, start: int, stop: int) -> bool:
         """Return whether none of these bytes is cached or in flight."""
         for index, first, last in split_by_chunk(Extent(start, stop)):
@@ -322,10 +331,7 @@ class BlockCache:
             self.announce_staging()
 
     async def adopt(self, files: Sequence[StagedObject]) -> None:
-        """Turn uploaded staging files into cache files. The reservation of each moves with it.
-
-        A file that cannot become a cache file is removed.
-        """
+        """Make cache files of uploaded staging files, which the caller removes. Reservations move with them."""
         objects = self._table.objects
         await self._adoption.adopt(
             [

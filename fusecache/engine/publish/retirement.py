@@ -19,7 +19,7 @@ from fusecache.engine.runtime.journal_writer import CommitTicket, JournalWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.index.journal import DropFile
-from fusecache.model.errors import FusecacheError, InternalError
+from fusecache.model.errors import FusecacheError, InternalError, LocalDiskError
 from fusecache.model.objects import MIB, ObjectId, ObjectInfo
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Retirement:
 
     async def _release(self, batch: list[_Stored]) -> None:
         staged: list[StagedObject] = []
-        uncacheable: list[StagingFile] = []
+        files: list[StagingFile] = []
         rows: list[DropFile] = []
         released: list[tuple[Node, int]] = []
         for version, published, row in batch:
@@ -116,12 +116,10 @@ class Retirement:
             version.reserved = 0
             if is_cacheable:
                 staged.append(StagedObject(published.object_id, size, version.file.path, checksums))
-            else:
-                uncacheable.append(version.file)
+            files.append(version.file)
         if staged:
             await self._cache.adopt(staged)
-        if uncacheable:
-            await self._offload.disk(_delete_all, uncacheable)
+        await self._offload.disk(_delete_all, files)
         for node, generation in released:
             self._tree.set_cached(node, generation)
         self._journal.submit_lazily(*rows)
@@ -130,4 +128,7 @@ class Retirement:
 def _delete_all(files: Sequence[StagingFile]) -> None:
     """Run in a thread."""
     for file in files:
-        file.delete()
+        try:
+            file.delete()
+        except LocalDiskError as exc:
+            log.warning("uploaded staging file not removed; check the cache directory error=%s", exc)

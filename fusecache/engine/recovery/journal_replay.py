@@ -69,8 +69,8 @@ class ReplayResult:
     local: list[FileVersion] = field(default_factory=list)
     # Content that a program still writes, through a mount that outlived its daemon, by generation.
     open: dict[int, FileVersion] = field(default_factory=dict)
-    # Published content of open files, by generation. None: the cache has taken it over.
-    stored: dict[int, FileVersion | None] = field(default_factory=dict)
+    # Published content of open files, by generation. Without bytes if the cache has taken it over.
+    stored: dict[int, FileVersion] = field(default_factory=dict)
     # The handles of files that programs have open, by number.
     handles: dict[int, FileHandle] = field(default_factory=dict)
     operations: list[OperationRecord] = field(default_factory=list)
@@ -90,7 +90,7 @@ class ReplayResult:
             *self.rejected,
             *self.local,
             *self.open.values(),
-            *filter(None, self.stored.values()),
+            *self.stored.values(),
         ):
             yield version.record.key, version.size
 
@@ -219,13 +219,11 @@ class JournalReplay:
 
     def _recover_stored(self, record: FileRecord, found: ReplayResult) -> list[Change]:
         """Keep the bytes of published content for the cache: the bucket may lose them while programs read them."""
-        found.stored[record.generation] = None
-        if record.generation not in self._sizes:
-            return [DropFile(record.generation)]
-        version = self._find(record)
-        if version is not None:
+        generation = record.generation
+        version = FileVersion(record, self._staging.known(generation), None, self._sizes.get(generation, 0))
+        if version.size:
             version.granule_checksums = version.file.checksums()
-            found.stored[record.generation] = version
+        found.stored[generation] = version
         return []
 
     def _recover_rejected(self, record: FileRecord, found: ReplayResult) -> list[Change]:

@@ -120,10 +120,9 @@ class NodeAdoption:
         node.version = version
         return node
 
-    def _store(self, node: Node, version: FileVersion | None) -> None:
-        """The cache takes the bytes of this published version over."""
-        if version is not None:
-            version.node, version.reserved, node.staged = node, version.size, version.record.generation
+    def _store(self, node: Node, version: FileVersion) -> None:
+        """The cache takes the bytes of this published version over. Until then another successor must know of them."""
+        version.node, version.reserved, node.staged = node, version.size, version.record.generation
 
     def _open(self, node: Node, kept: KeptNode, version: FileVersion) -> None:
         """Make a version that was being written the node's content again."""

@@ -121,6 +121,10 @@ class FileIO:
         """Return bytes [offset, offset + size), as `FileReader.read` does."""
         return await self._reader.read(handle, offset, size)
 
+    async def must_fetch(self, handle: FileHandle, offset: int, size: int) -> bool:
+        """Return whether the bucket has to send some of these bytes before they can be read."""
+        return await self._reader.must_fetch(handle, offset, size)
+
     # ---- writing
 
     async def check_space(self, node: Node, path_of: Callable[[], str] = lambda: "") -> None:

@@ -2,12 +2,13 @@
 
 import trio
 
-from fusecache.engine.cache.block_cache import BlockCache
+from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
 from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, Operation
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.write.listener import WriteListener
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import ObjectChanged, ObjectMissing
+from fusecache.model.objects import ObjectInfo
 
 # A reader waits at most this long for an object that is being renamed in the bucket.
 _MOVE_SECONDS = 60.0
@@ -36,15 +37,10 @@ class FileReader:
         remote = node.object
         if remote is None or remote.size == 0:
             return b""
-        if handle.reader is None or handle.reader_version is not remote:
-            if handle.reader is not None:
-                self._cache.close(handle.reader)
-            elif offset == 0:
-                self._listener.on_read(node, handle.pid)
-            handle.reader = self._cache.open(remote.object_id, remote.size)
-            handle.reader_version = remote
+        if offset == 0 and handle.reader is None:
+            self._listener.on_read(node, handle.pid)
         try:
-            return await self._cache.read(handle.reader, offset, size)
+            return await self._cache.read(self._reader(handle, remote), offset, size)
         except (ObjectChanged, ObjectMissing):
             # During the wait our own publisher may have given the node another object, or another key.
             await self.wait_moved(node)
@@ -52,6 +48,23 @@ class FileReader:
                 node.verified = float("-inf")
                 raise
             return await self.read(handle, offset, size)
+
+    async def must_fetch(self, handle: FileHandle, offset: int, size: int) -> bool:
+        """Return whether the bucket has to send some of these bytes before they can be read."""
+        remote = handle.node.object
+        if handle.node.version is not None or remote is None or offset >= remote.size:
+            return False
+        reader = self._reader(handle, remote)
+        return not await self._cache.is_whole(reader, offset, min(offset + size, remote.size))
+
+    def _reader(self, handle: FileHandle, remote: ObjectInfo) -> ReadHandle:
+        """Return the reads of a handle from the version that the bucket shows."""
+        if handle.reader is None or handle.reader_version is not remote:
+            if handle.reader is not None:
+                self._cache.close(handle.reader)
+            handle.reader = self._cache.open(remote.object_id, remote.size)
+            handle.reader_version = remote
+        return handle.reader
 
     def close(self, handle: FileHandle) -> None:
         """End the reads of a handle."""
