@@ -321,7 +321,7 @@ def is_removal(item: QueuedChange | None) -> TypeGuard[Operation]:
     return isinstance(item, Operation) and item.record.kind is OperationKind.DELETE
 
 
-def is_rename(item: FileVersion | Operation) -> bool:
+def is_rename(item: FileVersion | Operation) -> TypeGuard[Operation]:
     """Return whether a queued change is a rename."""
     return isinstance(item, Operation) and item.record.kind is OperationKind.RENAME
 

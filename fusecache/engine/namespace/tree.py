@@ -244,24 +244,27 @@ class Tree:
         return node
 
     def make_nameless(
-        self, number: int, name: str, attributes: PosixAttributes, version: ObjectInfo | None
+        self, number: int, name: str, attributes: PosixAttributes, shown: ObjectInfo | None, *, is_local: bool
     ) -> Node:
-        """Make the node of a file that is open, and has lost its name."""
+        """Make the node of a file that is open, and has lost its name.
+
+        shown: the version that the bucket shows; is_local: this node has newer content.
+        """
         node = Node(
             number, Kind.FILE, name, None, attributes.mode, attributes.uid, attributes.gid,
-            attributes.mtime_ns, object=version,
+            attributes.mtime_ns, object=shown,
         )  # fmt: skip
         self.nodes[number] = node
-        if version is not None:
-            self._nameless[version.object_id] = node
+        if shown is not None and not is_local:
+            self._nameless[shown.object_id] = node
         return node
 
-    def nameless_reader(self, object_id: ObjectId) -> Node | None:
-        """Return the node of an open file that lost its name, and whose content is an object; None if there is none."""
-        node = self._nameless.get(object_id)
-        if node is None or node.parent is not None or not node.handles or node.version is not None:
-            return None
-        return node
+    def nameless_reader(self, *objects: ObjectId) -> Node | None:
+        """Return the node of an open file that lost its name, and whose content is one of these objects; None: none."""
+        for node in filter(None, map(self._nameless.get, objects)):
+            if node.parent is None and node.handles and node.version is None:
+                return node
+        return None
 
     def renumber(self, node: Node, number: int) -> None:
         """Give a node the number by which the kernel knows it, before anything else has heard of its own."""
@@ -472,7 +475,7 @@ class Tree:
                 del self._tombstones[key]
 
     def _note_nameless(self, node: Node) -> None:
-        if node.parent is None and node.handles and node.object is not None:
+        if node.parent is None and node.handles and node.object is not None and node.version is None:
             self._nameless[node.object.object_id] = node
 
     def _forget_nameless(self, node: Node) -> None:

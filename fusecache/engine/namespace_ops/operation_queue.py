@@ -14,7 +14,7 @@ from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.disposal import VersionDisposal
 from fusecache.engine.writeback.queue import WritebackQueue, base_of
 from fusecache.index.journal import Change, DropOperation, PutFile, PutOperation
-from fusecache.model.objects import ObjectId, ObjectInfo
+from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import OperationKind, OperationRecord
 
 
@@ -56,8 +56,8 @@ class OperationQueue:
             attributes=attributes_of(node) if node is not None else None,
             link=node.target if kind is OperationKind.RENAME and node is not None else "",
         )
-        if kind is OperationKind.DELETE and base_etag is not None:
-            readers = readers or self._tree.nameless_reader(ObjectId(key, base_etag))
+        if kind is OperationKind.DELETE:
+            readers = readers or self._tree.nameless_reader(*self._queue.objects_before(key, base_etag))
         self._queue.add(Operation(record, node, readers=readers))
         if node is not None:
             self._tree.hold_local(node)

@@ -35,7 +35,7 @@ from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropFile, DropOperation, Journal, PutAbort, PutFile, PutOperation
 from fusecache.model.errors import Refused
 from fusecache.model.names import parent_prefix
-from fusecache.model.objects import ObjectId, ObjectInfo
+from fusecache.model.objects import ObjectInfo
 from fusecache.model.predecessor import KeptNode, Predecessor
 from fusecache.model.records import (
     ANOTHERS,
@@ -417,7 +417,7 @@ def rebuild_tree(found: ReplayResult, tree: Tree, queue: WritebackQueue, now: fl
             if item.state is not FileState.REJECTED:
                 queue.add(item)
         else:
-            queue.add(_replay(item, tree))
+            queue.add(_replay(item, tree, queue))
     for record in found.deferred:
         tree.add_tombstone(record.key)
         queue.defer(Operation(record, None))
@@ -461,7 +461,7 @@ def _place_content(version: FileVersion, tree: Tree) -> None:
     tree.hold_local(node)
 
 
-def _replay(record: OperationRecord, tree: Tree) -> QueuedChange:
+def _replay(record: OperationRecord, tree: Tree, queue: WritebackQueue) -> QueuedChange:
     node = readers = None
     match record.kind:
         case OperationKind.MKDIR:
@@ -476,8 +476,7 @@ def _replay(record: OperationRecord, tree: Tree) -> QueuedChange:
             if gone is not None:
                 tree.detach(gone)
             tree.add_tombstone(record.key)
-            if record.base_etag:
-                readers = tree.nameless_reader(ObjectId(record.key, record.base_etag))
+            readers = tree.nameless_reader(*queue.objects_before(record.key, record.base_etag))
         case OperationKind.RENAME:
             node = _replay_rename(record, tree)
             tree.add_tombstone(record.key)

@@ -24,7 +24,9 @@ def nameless_files(left: Predecessor | None, tree: Tree) -> "Iterator[None]":
 
 def make_nameless(kept: KeptNode, tree: Tree) -> Node:
     """Make the node of a file that lost its name."""
-    return tree.make_nameless(kept.number, kept.name, kept.attributes, kept.object)
+    return tree.make_nameless(
+        kept.number, kept.name, kept.attributes, kept.object, is_local=kept.generation != 0
+    )
 
 
 def folder_of(tree: Tree, key: str) -> Node:

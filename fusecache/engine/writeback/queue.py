@@ -13,15 +13,17 @@ Invariants:
 3. While an item is queued, neither its sequence nor its keys change.
 """
 
+import math
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import trio
 
-from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
+from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_rename
 from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.model.names import parent_path
+from fusecache.model.objects import ObjectId
 from fusecache.model.records import OperationKind
 from fusecache.policy.name_patterns import matches_any
 from fusecache.policy.writeback.publish_order import OrderedChange, PublishOrder, Role, SequenceBarrier
@@ -185,6 +187,19 @@ class WritebackQueue:
     def deletes_waiting_for(self, key: str) -> list[Operation]:
         """Return the queued deletes of names whose newer, unpublished content moved to `key`."""
         return list(self._deletes_by_target.get(key, ()))
+
+    def objects_before(self, key: str, etag: str | None, sequence: float = math.inf) -> Iterator[ObjectId]:
+        """Yield the objects whose bytes a key has before the change of that sequence, if no write comes in between.
+
+        That is the version that the bucket shows there, and the one that a queued rename brings. etag: of the first.
+        """
+        if etag:
+            yield ObjectId(key, etag)
+        for item in reversed(self.for_key(key)):
+            if item.sequence < sequence and is_rename(item) and item.record.target == key:
+                source = item.record
+                yield from self.objects_before(source.key, source.source_etag, item.sequence)
+                return
 
     def settle_deletes(self, key: str) -> list[Operation]:
         """Return the deletes whose newer content was just published under `key`; they lose their target.
