@@ -202,17 +202,15 @@ def test_names_that_no_key_can_have_are_named_and_the_rest_is_published(node: No
     write(tmp_path, {"good": b"1", ".fusecache/parts/x": b"own"})
     with open(os.fsencode(tmp_path) + b"/bad\xff", "wb"):
         pass
-    write(tmp_path, {"e\u0301": b"not NFC"})
     os.mkfifo(tmp_path / "fifo")
     deep = "/".join(["n" * 250] * 5)
     write(tmp_path, {deep: b"long"})
     (tmp_path / "out").symlink_to("/etc/passwd")
     done = node.push(tmp_path)
     assert done.returncode == 1
-    assert done.stderr.count("not published: ") == 5
+    assert done.stderr.count("not published: ") == 4
     for words in (
         "not valid Unicode",
-        "not NFC-normalised",
         "fifo: not a file",
         "longer than 1024 bytes",
         "out: ",
