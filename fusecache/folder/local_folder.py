@@ -46,9 +46,9 @@ class LocalFolder:
                 self.root.mkdir(parents=True, exist_ok=True)
             self.own.mkdir(mode=0o700, exist_ok=True)
             self._own_status = os.lstat(self.own)
-            for entry in os.scandir(self.own):
-                if entry.is_symlink():
-                    raise FolderError(f"{entry.path} is a symlink: remove it")
+            for found in self.own.iterdir():
+                if found.is_symlink():
+                    raise FolderError(f"{found} is a symlink: remove it")
             self._lock = os.open(
                 self.own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
             )

@@ -329,13 +329,13 @@ class Pull:
         head = partial(self._patience.call, partial(self._store.head, pulled.info.key))
         try:
             pulled.info = await trio.to_thread.run_sync(head)
-        except ObjectMissing:
+            part.path.unlink(missing_ok=True)
+            pulled.part = PartFile(self._parts, pulled.info.object_id, pulled.info.size)
+        except (FusecacheError, OSError) as exc:
             pulled.part = part
-            return self._fail(pulled, part, FolderError("another client removed it during the pull"))
-        except FusecacheError as exc:
-            return self._fail(pulled, part, exc)
-        part.path.unlink(missing_ok=True)
-        pulled.part = PartFile(self._parts, pulled.info.object_id, pulled.info.size)
+            is_gone = isinstance(exc, ObjectMissing)
+            gone = FolderError("another client removed it during the pull")
+            return self._fail(pulled, part, gone if is_gone else exc)
         self._active.appendleft(pulled)
         return None
 

@@ -16,7 +16,7 @@ from fusecache.folder.local_files import scan
 from fusecache.folder.local_folder import LocalFolder
 from fusecache.folder.patience import Patience
 from fusecache.model.errors import FolderError, ObjectChanged, Refused
-from fusecache.model.objects import Extent, ObjectId
+from fusecache.model.objects import Extent, ObjectId, ObjectInfo
 from tests.folder.conftest import Node, bucket_of, files_of
 from tests.folder.test_push import write
 from tests.s3server import Fault, FaultAction
@@ -212,6 +212,12 @@ class Changing(MemoryStore):
     def __init__(self, on_read: Callable[["Changing", ObjectId], None]) -> None:
         super().__init__()
         self._on_read = on_read
+        self.refuses_heads = False
+
+    def head(self, key: str) -> ObjectInfo:
+        if self.refuses_heads:
+            raise Refused("no")
+        return super().head(key)
 
     def get_into(self, object_id: ObjectId, extent: Extent, *others: object) -> None:  # type: ignore[override]
         self._on_read(self, object_id)
@@ -233,10 +239,15 @@ def _refuse(_: Changing, __: ObjectId) -> None:
     raise Refused("no")
 
 
+def _change_and_refuse(store: Changing, _: ObjectId) -> None:
+    store.refuses_heads = True
+    raise ObjectChanged("changed")
+
+
 @pytest.mark.parametrize(
     ("on_read", "fetched"),
-    [(_change_once, 20), (_remove, 0), (_refuse, 0)],
-    ids=["changes", "goes", "is refused"],
+    [(_change_once, 20), (_remove, 0), (_refuse, 0), (_change_and_refuse, 0)],
+    ids=["changes", "goes", "is refused", "changes and is refused"],
 )
 async def test_an_object_that_is_given_up_keeps_no_descriptor(
     tmp_path: Path, on_read: Callable[[Changing, ObjectId], None], fetched: int
@@ -248,4 +259,5 @@ async def test_an_object_that_is_given_up_keeps_no_descriptor(
         pull = pulling.Pull(folder, store, list_bucket(store, "", patience), patience)
         await pull.run(lambda _: None)
         assert pull.report.fetched_files == fetched
+        assert len(pull.report.failed) + len(pull.report.skipped) == 20 - fetched
         assert descriptors() == set()
