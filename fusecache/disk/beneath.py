@@ -70,7 +70,7 @@ def open_beneath(path: str, flags: int) -> int:
 
 
 def replace_text(path: str, text: str) -> None:
-    """Make a file anew: it is the old or the new one, whole. path, errors: as of `open_beneath`."""
+    """Replace a file atomically. path, errors: as of `open_beneath`."""
     temporary = f"{path}.tmp"
     with open(temporary, "w", opener=open_beneath) as file:
         file.write(text)
