@@ -91,6 +91,7 @@ STATUS_KEYS = {
     "`counts`: how many took at most 64 µs, 256 µs and so on, each bound 4 times the one before; the last counts all",
     "inodes": "inodes in the daemon's memory",
     "passed_through_files": "open files that the kernel reads by itself, so that their reads are not counted",
+    "hidden_keys": "keys in the directories listed so far that the mount does not show, as no path can name them",
     "handed_out_files": "cache files that `loader` reads by itself, so that their reads are not counted",
     "cache.hits": "reads served from memory or disk",
     "cache.misses": "reads that waited for the bucket",

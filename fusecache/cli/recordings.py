@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import sys
-import unicodedata
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -46,7 +45,7 @@ def _record(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     mount, inner = resolve_in_mount(arguments.path or mount_of_this_node(Path.cwd()))
     if not os.path.lexists(mount.root / inner):
         raise MountError(f"{mount.root / inner} does not exist: name a file or a directory of the mount")
-    session = _Session(file, mount, unicodedata.normalize("NFC", inner))
+    session = _Session(file, mount, inner)
     session.run()
     recorder = session.recorder
     if not len(recorder):

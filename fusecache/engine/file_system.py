@@ -269,6 +269,7 @@ class FileSystem:
             **self.quarantine.statistics(),
             "call_times": {call: asdict(each) for call, each in calls.items()},
             "inodes": len(self.tree.nodes),
+            "hidden_keys": self.lookup.hidden_keys,
             "passed_through_files": self.cache.maintenance.passed_through_files,
             "handed_out_files": self.cache.maintenance.handed_out_files,
             "journal_error": str(self.journal.refusal or ""),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from fusecache.folder.local_folder import LocalFolder
 from fusecache.folder.state import Stamp
-from fusecache.model.errors import NameTooLong
+from fusecache.model.errors import FolderError, NameTooLong
 from fusecache.model.names import CONTROL_NAME, check_key, unusable_name
 from fusecache.mount.mount_table import our_mountpoints
 
@@ -49,13 +49,13 @@ class FolderScan:
 def scan(folder: LocalFolder, prefix: str) -> FolderScan:
     """List the folder (blocking). prefix: of the keys."""
     found, mounts = FolderScan(), frozenset(our_mountpoints())
-    for name, entry in _walk(str(folder.root), "", found, mounts):
+    for name, held, entry in _walk(folder, "", found, mounts):
         reason = next(filter(None, map(unusable_name, name.split("/"))), None)
         try:
             if reason is None:
                 check_key(prefix + name)
             status = entry.stat(follow_symlinks=False)
-            target = os.readlink(entry.path) if stat.S_ISLNK(status.st_mode) else ""
+            target = os.readlink(entry.name, dir_fd=held) if stat.S_ISLNK(status.st_mode) else ""
         except FileNotFoundError:
             continue
         except NameTooLong as exc:
@@ -72,26 +72,31 @@ def scan(folder: LocalFolder, prefix: str) -> FolderScan:
 
 
 def _walk(
-    path: str, below: str, found: FolderScan, mounts: frozenset[str]
-) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    folder: LocalFolder, below: str, found: FolderScan, mounts: frozenset[str]
+) -> Iterator[tuple[str, int, os.DirEntry[str]]]:
+    """Yield what is below a directory: its name, a descriptor of its directory, and its entry there."""
     try:
-        with os.scandir(path) as listed:
-            entries = list(listed)
+        held = folder.open(f"{below}.")
     except FileNotFoundError:
         return
-    except OSError as exc:
-        found.unusable[below] = f"the directory cannot be listed: {exc.strerror}"
+    except (OSError, FolderError) as exc:
+        found.unusable[below] = f"the directory cannot be listed: {getattr(exc, 'strerror', exc)}"
         return
-    for entry in entries:
-        name = below + entry.name
-        if name == CONTROL_NAME:
-            continue
-        if not entry.is_dir(follow_symlinks=False):
-            yield name, entry
-        elif entry.path in mounts:
-            found.unusable[name] = "a fusecache mount: its files are in their bucket already"
-        else:
-            yield from _walk(entry.path, f"{name}/", found, mounts)
+    try:
+        with os.scandir(held) as listed:
+            entries = list(listed)
+        for entry in entries:
+            name = below + entry.name
+            if name == CONTROL_NAME:
+                continue
+            if not entry.is_dir(follow_symlinks=False):
+                yield name, held, entry
+            elif f"{folder.root}/{name}" in mounts:
+                found.unusable[name] = "a fusecache mount: its files are in their bucket already"
+            else:
+                yield from _walk(folder, f"{name}/", found, mounts)
+    finally:
+        os.close(held)
 
 
 def is_closed(descriptor: int) -> bool:

@@ -7,15 +7,19 @@
     .fusecache/pull.log      of `pull --follow` in the background
     .fusecache/engine/       of push and watch: a cache directory (docs/on-disk.md)
 
-Invariant: nothing is written outside the folder, whatever keys and symlinks say.
+Invariant: whatever keys and symlinks say, nothing outside the folder is read or written, and no object becomes a file
+in `.fusecache/`.
 """
 
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from fusecache.disk.beneath import open_folder
 from fusecache.folder.state import FolderState
 from fusecache.model.errors import FolderError
 from fusecache.model.names import CONTROL_NAME
@@ -41,6 +45,10 @@ class LocalFolder:
             if create:
                 self.root.mkdir(parents=True, exist_ok=True)
             self.own.mkdir(mode=0o700, exist_ok=True)
+            self._own_status = os.lstat(self.own)
+            for found in self.own.iterdir():
+                if found.is_symlink():
+                    raise FolderError(f"{found} is a symlink: remove it")
             self._lock = os.open(
                 self.own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
             )
@@ -75,32 +83,44 @@ class LocalFolder:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{command} {os.getpid()}\n".encode(), 0)
 
-    def path_of(self, name: str) -> str:
-        """Return the path of a file of the folder."""
-        return f"{self.root}/{name}"
+    @contextmanager
+    def directory_of(self, name: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
+        """Hold the directory of a name open: yield its descriptor, and the name in it. create: make what is missing.
+
+        Raises FolderError for a symlink or a file in the way; OSError.
+        """
+        above, _, last = name.rpartition("/")
+        try:
+            held = open_folder(str(self.root), above, create=create, barred=self._own_status)
+        except OSError as exc:
+            if exc.errno in (errno.ELOOP, errno.ENOTDIR, errno.EPERM):
+                raise FolderError(f"{exc.filename}: {exc.strerror}") from exc
+            raise
+        try:
+            yield held, last
+        finally:
+            os.close(held)
 
     def stat(self, name: str) -> os.stat_result | None:
-        """Return what is under a name, not following a symlink there; None: nothing."""
+        """Return what is under a name, following no symlink; None: nothing."""
         try:
-            return os.lstat(self.path_of(name))
-        except (FileNotFoundError, NotADirectoryError):
+            with self.directory_of(name) as (held, last):
+                return os.stat(last, dir_fd=held, follow_symlinks=False)
+        except (FileNotFoundError, FolderError):
             return None
 
+    def open(self, name: str) -> int:
+        """Open a file for reading, following no symlink; return its descriptor. Raises FolderError, OSError."""
+        with self.directory_of(name) as (held, last):
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            return os.open(last, flags, dir_fd=held)
+
     def make_parent(self, name: str) -> None:
-        """Make the directories above a name. Raises FolderError if they would lie outside, or a file is in the way."""
+        """Make the directories above a name. Raises FolderError if a symlink or a file is in the way."""
         parent = name.rpartition("/")[0]
-        if parent in self._known_folders:
-            return
-        path = self.path_of(parent)
-        # Of the part that exists: what does not exist yet cannot lead anywhere.
-        real = os.path.realpath(path)
-        if real != str(self.root) and not real.startswith(f"{self.root}/"):
-            raise FolderError(f"{parent} is a symlink, or below one, that leads out of the folder, to {real}")
-        try:
-            os.makedirs(path, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as exc:
-            raise FolderError(f"a file is in the way of the directory {parent}: rename or remove it") from exc
-        self._known_folders.add(parent)
+        if parent not in self._known_folders:
+            with self.directory_of(name, create=True):
+                self._known_folders.add(parent)
 
 
 def check_folder(path: Path, *, create: bool) -> None:

@@ -33,14 +33,18 @@ class PartFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = os.open(self.path, flags, 0o666)
         there = b""
-        if os.fstat(self._file).st_size == self._map_at + count:
-            found = os.pread(self._file, _BOOT_ID_BYTES + count, size)
-            there = found[_BOOT_ID_BYTES:] if found[:_BOOT_ID_BYTES] == boot_id else b""
-        if len(there) != count or not count:
-            os.ftruncate(self._file, 0)
-            os.ftruncate(self._file, self._map_at + count)
-            os.pwrite(self._file, boot_id, size)
-            there = bytes(count)
+        try:
+            if os.fstat(self._file).st_size == self._map_at + count:
+                found = os.pread(self._file, _BOOT_ID_BYTES + count, size)
+                there = found[_BOOT_ID_BYTES:] if found[:_BOOT_ID_BYTES] == boot_id else b""
+            if len(there) != count or not count:
+                os.ftruncate(self._file, 0)
+                os.ftruncate(self._file, self._map_at + count)
+                os.pwrite(self._file, boot_id, size)
+                there = bytes(count)
+        except OSError:
+            self.close()
+            raise
         self.missing = deque(number for number, mark in enumerate(there) if not mark)
         self.in_flight = 0
 

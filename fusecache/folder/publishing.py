@@ -264,7 +264,7 @@ class FolderPublisher:
             return file.target == node.target
         if node.object is None or node.object.size != file.stamp.size or len(node.object.etag) != 32:
             return False
-        with open(self._folder.path_of(file.name), "rb") as content:
+        with open(self._folder.open(file.name), "rb") as content:
             md5 = hashlib.file_digest(content, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
             return md5 == node.object.etag and Stamp.of(os.fstat(content.fileno())) == file.stamp
 
@@ -290,8 +290,7 @@ class FolderPublisher:
         self._taken[file.name] = _Taken(file.stamp, made, None)
 
     async def _take_content(self, file: LocalFile, node: Node | None) -> None:
-        file_io, path = self._filesystem.file_io, self._folder.path_of(file.name)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file_io, descriptor = self._filesystem.file_io, self._folder.open(file.name)
         try:
             if not _is_as_scanned(descriptor, file):
                 self._missing.add(file.name)  # the next scan finds what it is then

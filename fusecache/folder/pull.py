@@ -29,6 +29,7 @@ from fusecache.folder.state import Row, Stamp
 from fusecache.model.errors import FolderError, FusecacheError, ObjectChanged, ObjectMissing
 from fusecache.model.format_text import count_text, size_text
 from fusecache.model.metadata import symlink_target
+from fusecache.model.names import CONTROL_NAME
 from fusecache.model.objects import MIB, ObjectInfo
 from fusecache.policy.name_patterns import matches_any
 from fusecache.policy.symlink_targets import SymlinkRule, is_followed
@@ -154,7 +155,7 @@ class Pull:
             return True  # as a pull leaves it
         if len(info.etag) != 32:
             return False
-        with open(self._folder.path_of(name), "rb") as file:
+        with open(self._folder.open(name), "rb") as file:
             return (
                 hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
                 == info.etag
@@ -265,6 +266,8 @@ class Pull:
                 await self._start_again(pulled, part, exc)
             except (FusecacheError, OSError) as exc:
                 self._fail(pulled, part, exc)
+            if not part.in_flight and (pulled.part is not part or pulled.done.is_set()):
+                part.close()  # given up; else it is closed already
             show(self.report)
 
     def _next(self, *, only_awaited: bool) -> PulledObject | None:
@@ -297,8 +300,7 @@ class Pull:
 
     def _finish(self, pulled: PulledObject, part: PartFile) -> None:
         """Give a complete object its name (blocking). Raises FolderError, OSError, RemoteError."""
-        name, info, path = pulled.name, pulled.info, self._folder.path_of(pulled.name)
-        target = ""
+        name, info, target = pulled.name, pulled.info, ""
         if not info.size:  # a symlink is an object without bytes, whose metadata a LIST does not show
             target = symlink_target(self._patience.call(lambda: self._store.head(info.key)).metadata)
         stamp = Stamp(info.size, part.finish(_time_ns(info)))
@@ -306,13 +308,16 @@ class Pull:
         if (None if found is None else Stamp.of(found)) != pulled.before:
             raise FolderError("it was changed here during the pull: rename it, or replace it with --force")
         if target:
-            if not is_followed(SymlinkRule.INSIDE, target, depth=name.count("/")):
-                raise FolderError(f"it is a symlink to {target}, which may lead out of the folder")
+            is_own = CONTROL_NAME in target.lower().split("/")
+            if is_own or not is_followed(SymlinkRule.INSIDE, target, depth=name.count("/")):
+                place = f"into {CONTROL_NAME}" if is_own else "out of the folder"
+                raise FolderError(f"it is a symlink to {target}, which may lead {place}")
             part.path.unlink()
             os.symlink(target, part.path)
             stamp = Stamp.of(os.lstat(part.path))
-        self._folder.state.have(name, Row(stamp, info.etag))
-        os.replace(part.path, path)
+        with self._folder.directory_of(name) as (held, last):
+            self._folder.state.have(name, Row(stamp, info.etag))
+            os.replace(part.path, last, dst_dir_fd=held)
 
     async def _start_again(self, pulled: PulledObject, part: PartFile, cause: FusecacheError) -> None:
         """Another client changed the object during its fetch: go on with the new version."""
@@ -324,13 +329,13 @@ class Pull:
         head = partial(self._patience.call, partial(self._store.head, pulled.info.key))
         try:
             pulled.info = await trio.to_thread.run_sync(head)
-        except ObjectMissing:
+            part.path.unlink(missing_ok=True)
+            pulled.part = PartFile(self._parts, pulled.info.object_id, pulled.info.size)
+        except (FusecacheError, OSError) as exc:
             pulled.part = part
-            return self._fail(pulled, part, FolderError("another client removed it during the pull"))
-        except FusecacheError as exc:
-            return self._fail(pulled, part, exc)
-        part.path.unlink(missing_ok=True)
-        pulled.part = PartFile(self._parts, pulled.info.object_id, pulled.info.size)
+            is_gone = isinstance(exc, ObjectMissing)
+            gone = FolderError("another client removed it during the pull")
+            return self._fail(pulled, part, gone if is_gone else exc)
         self._active.appendleft(pulled)
         return None
 

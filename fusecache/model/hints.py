@@ -10,7 +10,6 @@ plan replaces the job's earlier plans of its window number and of higher ones.
 import json
 import re
 import sys
-import unicodedata
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -200,8 +199,6 @@ def _check_paths(paths: Sequence[str], text: str) -> None:
                 raise HintError(
                     f"a path leaves the mount or is invalid: …{fenced[max(0, place - 40) : place + 20]!r}"
                 )
-    if not text.isascii() and not unicodedata.is_normalized("NFC", text):
-        raise HintError("paths must be NFC-normalised")
     if sorted(paths) != list(paths):
         raise HintError("paths must be sorted")
 

@@ -1,11 +1,9 @@
 """Converts between keys and file names.
 
-A key is UTF-8, NFC-normalised, at most 1 024 bytes, its parts separated by `/`. A name is one part. Names that differ
-only in normalisation are one file. A key that cannot be a path on the mount is *hidden*: never shown, never a way out
-of the mount, and reported as unusable.
+A key is UTF-8, at most 1 024 bytes, its parts separated by `/`. A name is one part. Names are compared byte by byte:
+two spellings of one text in Unicode are two files. A key that cannot be a path on the mount is *hidden*: never shown,
+never a way out of the mount, and counted as unusable.
 """
-
-import unicodedata
 
 from fusecache.model.errors import InvalidName, NameTooLong
 
@@ -17,9 +15,9 @@ CONTROL_NAME = ".fusecache"
 
 
 def decode_name(raw: bytes) -> str:
-    """Return the name that the kernel sent, NFC-normalised. Raises InvalidName or NameTooLong."""
+    """Return the name that the kernel sent. Raises InvalidName or NameTooLong."""
     try:
-        name = unicodedata.normalize("NFC", raw.decode("utf-8"))
+        name = raw.decode("utf-8")
     except UnicodeDecodeError as exc:
         raise InvalidName(f"{raw!r}: a name in the bucket must be UTF-8") from exc
     if len(name.encode()) > NAME_BYTES_MAX:
@@ -44,11 +42,7 @@ def unusable_name(name: str) -> str | None:
         size = len(name.encode("utf-8"))
     except UnicodeEncodeError:
         return "not valid Unicode"
-    if size > NAME_BYTES_MAX:
-        return f"longer than {NAME_BYTES_MAX} bytes"
-    if unicodedata.normalize("NFC", name) != name:
-        return "not NFC-normalised, so no path can refer to it"
-    return None
+    return f"longer than {NAME_BYTES_MAX} bytes" if size > NAME_BYTES_MAX else None
 
 
 def marked_name(name: str, mark: str) -> str:

@@ -7,7 +7,6 @@ extent is a step of its own.
 import gzip
 import json
 import sys
-import unicodedata
 import zlib
 from array import array
 from itertools import islice
@@ -56,7 +55,6 @@ class Recorder:
 
     def add(self, path: str, start: int, nbytes: int) -> None:
         """Add a read. path: below the mountpoint."""
-        path = unicodedata.normalize("NFC", path)
         stop = start + nbytes
         while start < stop:
             end = min(stop, (start // PIECE_BYTES + 1) * PIECE_BYTES)

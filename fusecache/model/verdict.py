@@ -38,14 +38,17 @@ def judge(status: Mapping[str, Any], recent: Mapping[str, int]) -> dict[str, Any
 
 
 def verdict_line(status: Mapping[str, Any]) -> str:
-    """Return the verdict of a status in one line, with the reasons, or with what is being uploaded."""
-    if status["reasons"]:
-        return f"{status['verdict']}: {'; '.join(status['reasons'])}"
+    """Return the verdict of a status in one line: the reasons, or what is being uploaded, and what is not shown."""
+    line = str(status["verdict"])
     pending = status.get("pending_files", 0) - status.get("deferred_files", 0)
-    if not pending:
-        return str(status["verdict"])
-    changes = changes_text(pending, status.get("pending_contents"), status["pending_bytes"])
-    return f"{status['verdict']}, uploading {changes}"
+    if status["reasons"]:
+        line += f": {'; '.join(status['reasons'])}"
+    elif pending:
+        changes = changes_text(pending, status.get("pending_contents"), status["pending_bytes"])
+        line += f", uploading {changes}"
+    if hidden := status.get("hidden_keys"):  # no fault of the mount: it degrades nothing
+        line += f", {count_text(hidden, 'key')} not visible in the mount: see `fusecache check`"
+    return line
 
 
 def _of_bucket(

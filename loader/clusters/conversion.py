@@ -14,6 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from fusecache.disk.beneath import open_beneath, replace_text
 from loader.base.paths import is_url
 from loader.clusters.parts import PartTask, Run, local_folder, sync
 from loader.clusters.ray_data import ray_engine
@@ -96,7 +97,8 @@ def convert_on_cluster(
     for path in root.iterdir():  # attempts of lost workers
         if ATTEMPT.fullmatch(path.name) and path.name not in folders:
             shutil.rmtree(path, ignore_errors=True)
-    success.write_text(f"{samples} samples\n")
+    with open(f"{os.path.realpath(root)}/{SUCCESS_NAME}", "w", opener=open_beneath) as file:
+        file.write(f"{samples} samples\n")
     sync(success)
     return samples
 
@@ -159,9 +161,8 @@ def _begin(
                     raise WriterError(f"{root / folder}: its files changed: remove it to convert them again")
     elif any(root.iterdir()):
         raise NotEmptyError(f"{root} is not empty: choose another directory, or remove it")
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"settings": settings, "sizes": sizes, "counts": counts}))
-    os.replace(temporary, path)
+    record = {"settings": settings, "sizes": sizes, "counts": counts}
+    replace_text(f"{os.path.realpath(root)}/{RECORD_NAME}", json.dumps(record))
     return counts, _keys(settings, sizes, counts)
 
 

@@ -3,7 +3,6 @@
 import errno
 import os
 import posixpath
-import unicodedata
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -127,7 +126,7 @@ def refusal_text(problem: Exception) -> str:
 
 def path_on_mount(name: str) -> str | None:
     """Return a path below a mount's root as the daemon spells it; None if a plan cannot name it."""
-    path = unicodedata.normalize("NFC", posixpath.normpath(name))
+    path = posixpath.normpath(name)
     try:
         path.encode()
     except UnicodeEncodeError:  # a directory name that is not UTF-8

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fusecache.disk.beneath import replace_text
 from loader.clusters.conversion import described
 from loader.errors import WriterError
 from loader.mds.index import INDEX_NAME
@@ -89,9 +90,7 @@ def check_processes(root: Path, processes: int) -> None:
 def record_inputs(root: Path, conversion: Mapping[str, Any]) -> None:
     """Write the record of a conversion that begins or goes on."""
     root.mkdir(parents=True, exist_ok=True)
-    temporary = root / f"{RECORD_NAME}.tmp"
-    temporary.write_text(json.dumps(conversion))
-    os.replace(temporary, root / RECORD_NAME)
+    replace_text(f"{os.path.realpath(root)}/{RECORD_NAME}", json.dumps(conversion))
 
 
 def forget_inputs(root: Path) -> None:

@@ -60,7 +60,7 @@ def merge(root: str | Path, parts: Sequence[str | Path] | None = None, *, replac
     _check_files(top, shards)
     if parts is None:
         _check_unlisted(top, owners)
-    write_index(top, shards)
+    write_index(os.path.realpath(top), shards)
     return len(shards)
 
 

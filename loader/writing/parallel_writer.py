@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -130,6 +131,8 @@ def write_part(
         return int(read_index(directory).samples.sum())
     try:
         with MDSWriter(directory, columns, resume=resume, **options) as writer:
+            if writer.folder != f"{os.path.realpath(directory.parent)}/{directory.name}":
+                raise WriterError("it is a symlink, which is not followed: remove it")
             every = chain.from_iterable(numbered(source, f"{directory}: ") for source in sources)
             writer.skip_written(sample for _, sample in every)
             for where, sample in every:

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fusecache.disk.beneath import open_beneath
 from loader.base.paths import check_is_local
 from loader.errors import WriterError
 from loader.mds.index import INDEX_NAME, Index, read_index
@@ -48,7 +49,7 @@ def recompress(
         shards.append(entry)
         if progress is not None:
             progress(len(shards))
-    write_index(target, shards)
+    write_index(os.path.realpath(target), shards)
     return len(shards)
 
 
@@ -56,12 +57,13 @@ def _in_order(
     index: Index, packers: list[ShardPacker], target: Path, threads: int
 ) -> Iterator[dict[str, Any]]:
     """Write shards concurrently, and yield their entries in order."""
-    reader = ShardReader(index, ReadOptions(decompressed_cache_bytes=0))
+    reader, folder = ShardReader(index, ReadOptions(decompressed_cache_bytes=0)), os.path.realpath(target)
 
     def work(shard: int) -> dict[str, Any]:
         packer = packers[index.schema_number(shard)]
         entry, data = packer.pack(shard, reader.read_many(shard, list(range(int(index.samples[shard])))))
-        (target / packer.file_name(shard)).write_bytes(data)
+        with open(f"{folder}/{packer.file_name(shard)}", "wb", opener=open_beneath) as file:
+            file.write(data)
         return entry
 
     with ThreadPoolExecutor(threads) as pool:

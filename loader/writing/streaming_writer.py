@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fusecache.disk.beneath import open_beneath
 from loader.base.paths import is_url, mounted_path, mounts_below
 from loader.errors import ArgumentError, NotEmptyError
 from loader.writing.shard_packer import DEFAULT_SIZE_LIMIT
@@ -47,13 +48,13 @@ class StreamingMDSWriter(MDSWriter):
         if self.local is not None:
             _make_empty(Path(self.local), exist_ok=exist_ok)
         target = self.local if self.remote is None else _directory(self.remote)
-        self._copy = Path(self.local) if self.local and self.remote and keep_local else None
+        self._copy = os.path.realpath(self.local) if self.local and self.remote and keep_local else None
         # MosaicML's writer takes 0 for no limit.
         super().__init__(
             str(target), columns, compression=compression, hashes=hashes, size_limit=size_limit or None
         )
         if self._copy is not None:
-            self._copy.mkdir(parents=True, exist_ok=True)
+            os.makedirs(self._copy, exist_ok=True)
 
     def close(self) -> None:
         """Write the last shard, then the index. The dataset exists once this returns."""
@@ -65,7 +66,8 @@ class StreamingMDSWriter(MDSWriter):
     def _save(self, name: str, data: bytes) -> None:
         super()._save(name, data)
         if self._copy is not None:
-            (self._copy / name).write_bytes(data)
+            with open(f"{self._copy}/{name}", "wb", opener=open_beneath) as file:
+                file.write(data)
 
 
 def _places(out: object) -> tuple[str | None, str | None]:

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from fusecache.disk.beneath import open_beneath, replace_text
 from loader.base.paths import check_is_local
 from loader.errors import EncodingError, MissingValueError, NotEmptyError, ValueTypeError, WriterError
 from loader.mds.encodings import encoder
@@ -81,6 +82,8 @@ class MDSWriter:
         )
         self._directory = Path(out)
         make_directory(self._directory)
+        # Without symlinks: no file is written through one, also if another client puts one here later.
+        self.folder = os.path.realpath(out)
         if (self._directory / INDEX_NAME).exists():
             raise NotEmptyError(
                 f"{self._directory} holds a dataset already: choose another directory, or remove it"
@@ -175,7 +178,7 @@ class MDSWriter:
         if self._pending:
             self._write_shard()
         self._closed = True
-        write_index(self._directory, self._shards)
+        write_index(self.folder, self._shards)
 
     def finish(self) -> None:
         """Same as `close`, under the name that MosaicML's writer uses."""
@@ -235,7 +238,7 @@ class MDSWriter:
             self._on_shard(self._progress)
 
     def _save(self, name: str, data: bytes) -> None:
-        with open(self._directory / name, "wb") as file:
+        with open(f"{self.folder}/{name}", "wb", opener=open_beneath) as file:
             file.write(data)
 
     def _count(self, entry: Mapping[str, Any]) -> None:
@@ -248,8 +251,6 @@ class MDSWriter:
         )
 
 
-def write_index(directory: Path, shards: Sequence[Mapping[str, Any]]) -> None:
-    """Write index.json atomically: it appears complete or not at all."""
-    temporary = directory / f"{INDEX_NAME}.tmp"
-    temporary.write_text(index_text(shards))
-    os.replace(temporary, directory / INDEX_NAME)
+def write_index(folder: str, shards: Sequence[Mapping[str, Any]]) -> None:
+    """Write index.json atomically: it appears complete or not at all. folder: without symlinks."""
+    replace_text(f"{folder}/{INDEX_NAME}", index_text(shards))

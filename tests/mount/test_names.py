@@ -7,7 +7,6 @@ import shutil
 import struct
 import subprocess
 import time
-import unicodedata
 
 import pytest
 
@@ -117,19 +116,6 @@ def test_a_directory_with_hidden_keys_is_not_empty(place: Place):
     with pytest.raises(OSError) as caught:  # noqa: PT011  # its errno is checked below
         os.rmdir(place.path / "d")
     assert caught.value.errno == errno.ENOTEMPTY
-
-
-@pytest.mark.case(44)
-def test_names_that_differ_only_in_normalisation_are_one_file(place: Place):
-    composed, decomposed = (unicodedata.normalize(form, "Ångström é") for form in ("NFC", "NFD"))
-    assert composed != decomposed
-    (place.path / decomposed).write_bytes(b"1")
-    assert (place.path / composed).read_bytes() == b"1"
-    (place.path / composed).write_bytes(b"22")
-    assert (place.path / decomposed).read_bytes() == b"22"
-    place.sync()
-    assert os.listdir(place.path) == [composed]
-    assert place.bucket.names() == [composed]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,29 @@ def test_uploads_under_way_are_ok(mount):
     assert health(made.path) == (0, "OK, uploading 1 change, 5 B")
 
 
+def test_keys_that_no_path_can_name_are_counted_and_degrade_nothing(mount, bucket):
+    """Counted as `fusecache check` counts them, in the directories that were listed, until they are gone."""
+    hidden = ["sub//empty part", "sub/../up", "sub/./dot", f"sub/{'n' * 256}", f"sub/{'한' * 86}"]
+    for key in (*hidden, "sub/shown", f"sub/{'한' * 85}", "sub/e\u0301"):
+        bucket.put(key, b"1")
+    made: Mount = mount("--attribute-seconds", "0")
+    assert health(made.path) == (0, "OK")
+    assert len(os.listdir(made.path / "sub")) == 3
+    line = f"OK, {len(hidden)} keys not visible in the mount: see `fusecache check`"
+    assert (health(made.path), first_line(made.path)) == ((0, line), line)
+    assert made.status()["hidden_keys"] == len(hidden)
+    checked = run(*PROGRAM, "check", made.path, check=False).stdout
+    assert f"{len(hidden)} not visible in the mount" in checked
+    for key in hidden[1:]:
+        bucket.delete(key)
+    wait_until(
+        lambda: os.listdir(made.path / "sub") and "OK, 1 key not visible" in health(made.path)[1], "one key"
+    )
+    bucket.delete(hidden[0])
+    bucket.delete("sub/shown")
+    wait_until(lambda: os.listdir(made.path / "sub") and health(made.path) == (0, "OK"), "no key")
+
+
 def test_a_bucket_that_does_not_answer_degrades(mount, bucket):
     made: Mount = mount()
     bucket.put("file", b"here")

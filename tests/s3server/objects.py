@@ -12,6 +12,7 @@ import json
 import os
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -177,7 +178,14 @@ class Bucket:
     def find(self, key: str) -> ObjectRecord | None:
         """Return an object's record, or None."""
         with self.lock:
-            return self._by_key.get(key)
+            return self._by_key.get(self._spelling(key))
+
+    def _spelling(self, key: str) -> str:
+        """Return the key as the bucket lists the object that it names; as it is if there is none."""
+        if key in self._by_key or key.isascii() or not self.rules().normalise_keys:
+            return key
+        name = unicodedata.normalize("NFC", key)
+        return next((each for each in self._keys if unicodedata.normalize("NFC", each) == name), key)
 
     def get(self, key: str) -> ObjectRecord:
         """Return an object's record. S3Error NoSuchKey."""
@@ -206,7 +214,7 @@ class Bucket:
     def check_condition(self, key: str, condition: Condition) -> None:
         """Raise S3Error PreconditionFailed if the condition does not hold for the object at `key` now."""
         with self.lock:
-            present = self._by_key.get(key)
+            present = self.find(key)
             if not condition.holds(None if present is None else present.etag):
                 raise S3Error("PreconditionFailed", CONDITION_FAILED)
 
@@ -223,6 +231,8 @@ class Bucket:
         with self.lock:
             record = replace(record, last_modified=self.clock.now(), number=self.next_number())
             write_json(self._sidecar(record), _to_json(record))
+            if (other := self._spelling(record.key)) != record.key:
+                self.delete(other)
             old = self._by_key.get(record.key)
             if old is None:
                 bisect.insort(self._keys, record.key)
@@ -245,6 +255,7 @@ class Bucket:
     def delete(self, key: str) -> bool:
         """Delete an object; return whether there was one."""
         with self.lock:
+            key = self._spelling(key)
             record = self._by_key.pop(key, None)
             if record is None:
                 return False

@@ -11,7 +11,7 @@ DAY_SECONDS = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the bucket refuses. The defaults are Cloudflare R2's published limits.
+    """What the bucket refuses. The defaults are Cloudflare R2's published limits, but keys are bytes, as elsewhere.
 
     Source: developers.cloudflare.com/r2/platform/limits and /r2/api/s3/api.
     """
@@ -24,7 +24,8 @@ class Rules:
     max_copy_bytes: int = 5 * GIB
     max_key_bytes: int = 1024
     max_metadata_bytes: int = 8192
-    normalise_keys: bool = True
+    normalise_keys: bool = False
+    """R2: keys that are equal in NFC name one object, which is listed as it was last written."""
     write_interval_seconds: float = 1.0
     """Two writes of one key must be this far apart; 0 switches the rule off."""
     reupload_destroys_part: bool = True

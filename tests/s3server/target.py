@@ -1,6 +1,5 @@
 """What a request asks for: its operation, bucket and key, told from method, path, query and headers."""
 
-import unicodedata
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
@@ -68,9 +67,7 @@ def find_target(request: Request) -> Target:
 
 
 def arrived_key(key: str, rules: Rules) -> str:
-    """Return the key as the bucket stores it. S3Error KeyTooLongError."""
-    if rules.normalise_keys:
-        key = unicodedata.normalize("NFC", key)
+    """Return the key, if it is no longer than a key may be. S3Error KeyTooLongError."""
     if len(key.encode()) > rules.max_key_bytes:
         raise S3Error("KeyTooLongError", "Your key is too long")
     return key

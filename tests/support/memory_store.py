@@ -6,7 +6,6 @@ Not a server: no latency, no HTTP. `faulty_store.py` adds scripted failures to a
 import hashlib
 import threading
 import time
-import unicodedata
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,7 +47,7 @@ class _Upload:
 
 
 class MemoryStore:
-    """A `Store` in a dict. Safe for many threads. Keys are NFC-normalised, as R2 does.
+    """A `Store` in a dict. Safe for many threads.
 
     part_minimum_bytes: the smallest part that is not the last. now: seconds since 1970.
     """
@@ -96,7 +95,7 @@ class MemoryStore:
     def remove(self, key: str) -> None:
         """Delete an object as another client would: not counted."""
         with self._lock:
-            self._objects.pop(_normal(key), None)
+            self._objects.pop(key, None)
 
     def lose_uploads(self) -> None:
         """Forget every multipart upload, as a bucket does after a week."""
@@ -188,7 +187,7 @@ class MemoryStore:
         with self._request("creates"):
             _check_names(key, metadata)
             upload_id = uuid.uuid4().hex
-            self._uploads[upload_id] = _Upload(_normal(key), dict(metadata), self._now())
+            self._uploads[upload_id] = _Upload(key, dict(metadata), self._now())
             return upload_id
 
     def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> str:
@@ -231,7 +230,7 @@ class MemoryStore:
             found = [
                 UnfinishedUpload(upload.key, upload_id, upload.begun)
                 for upload_id, upload in self._uploads.items()
-                if upload.key.startswith(_normal(prefix))
+                if upload.key.startswith(prefix)
             ]
         return UploadPage(tuple(sorted(found, key=lambda each: (each.key, each.upload_id))), None)
 
@@ -255,7 +254,7 @@ class MemoryStore:
     def delete(self, key: str) -> None:
         """Delete an object. A missing one is success."""
         with self._request("deletes"):
-            self._objects.pop(_normal(key), None)
+            self._objects.pop(key, None)
 
     def probe_write(self, prefix: str) -> None:
         """Show that writing is allowed; here it always is."""
@@ -275,20 +274,20 @@ class MemoryStore:
 
     def _find(self, key: str) -> _Object:
         try:
-            return self._objects[_normal(key)]
+            return self._objects[key]
         except KeyError:
             raise ObjectMissing(f"there is no object {key}") from None
 
     def _find_upload(self, key: str, upload_id: str) -> _Upload:
         upload = self._uploads.get(upload_id)
-        if upload is None or upload.key != _normal(key):
+        if upload is None or upload.key != key:
             raise UploadLost(f"NoSuchUpload: there is no upload {upload_id} of {key}")
         return upload
 
     def _check(self, key: str, condition: Condition | None) -> None:
         if condition is None:
             return
-        found = self._objects.get(_normal(key))
+        found = self._objects.get(key)
         if (found.info.etag if found else None) != condition.etag:
             raise ObjectChanged(
                 f"{key} is now {found.info.etag if found else 'missing'}, not {condition.etag}"
@@ -306,13 +305,8 @@ class MemoryStore:
 
     def _store(self, key: str, data: bytes, etag: str, metadata: Mapping[str, str]) -> str:
         _check_names(key, metadata)
-        name = _normal(key)
-        self._objects[name] = _Object(data, ObjectInfo(name, etag, len(data), self._now(), dict(metadata)))
+        self._objects[key] = _Object(data, ObjectInfo(key, etag, len(data), self._now(), dict(metadata)))
         return etag
-
-
-def _normal(key: str) -> str:
-    return unicodedata.normalize("NFC", key)
 
 
 def _group(key: str, prefix: str, delimiter: str) -> str | None:
@@ -329,7 +323,7 @@ def _read(body: FileSlice) -> bytes:
 
 
 def _check_names(key: str, metadata: Mapping[str, str]) -> None:
-    if len(_normal(key).encode()) > KEY_BYTES:
+    if len(key.encode()) > KEY_BYTES:
         raise Refused(f"KeyTooLongError: {key[:80]}… is longer than {KEY_BYTES} bytes")
     size = sum(len(name) + len(value) for name, value in encode_metadata(metadata).items())
     if size > METADATA_BYTES:

@@ -142,6 +142,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "fusecache.daemon.bucket_link",
         "fusecache.daemon.connect",
         "fusecache.daemon.disk_check",
+        "fusecache.disk.beneath",
         "fusecache.disk.native",
         "fusecache.disk.state_directory",
         "fusecache.engine",
@@ -180,8 +181,15 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "loader.base": ("loader.errors", "fusecache.model.hints", "fusecache.model.mount_rows"),
     "loader.order": ("loader.base", "loader.errors", "loader.world"),
     "loader.mds": ("loader.order", "loader.base", "loader.errors"),
-    "loader.writing": ("loader.mds", "loader.base", "loader.errors"),
-    "loader.clusters": ("loader.writing", "loader.mds", "loader.base", "loader.errors", "loader.waiting"),
+    "loader.writing": ("loader.mds", "loader.base", "loader.errors", "fusecache.disk.beneath"),
+    "loader.clusters": (
+        "loader.writing",
+        "loader.mds",
+        "loader.base",
+        "loader.errors",
+        "loader.waiting",
+        "fusecache.disk.beneath",
+    ),
     "loader.sampling": ("loader.order", "loader.base", "loader.errors", "loader.world"),
     "loader.parquet": ("loader.hints", "loader.mds", "loader.base", "loader.errors"),
     "loader.hints": (
@@ -212,6 +220,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "loader.sampling",
         "loader.order",
         "loader.base",
+        "fusecache.disk.beneath",
         "fusecache.model.prices",
     ),
 }

@@ -96,6 +96,8 @@ class Lister:
     has_metadata: bool = field(kw_only=True)
 
     def __post_init__(self) -> None:
+        # Keys in listed directories that no path can name.
+        self.hidden_keys = 0
         self._runs: dict[int, ListingRun] = {}
         self._refreshes: dict[tuple[int, str], PageRefresh] = {}
         self._inode_ranges: dict[int, _InodeRange] = {}
@@ -281,7 +283,8 @@ class Lister:
         listing.has_directories |= any(row.is_directory for row in rows)
         listing.page_times.renew(start, end, refresh.asked)
         if not start and end == LAST_NAME:
-            listing.finished, listing.hidden = refresh.asked, page.hidden
+            listing.finished = refresh.asked
+            self._count_hidden(directory, page.hidden)
         if len(listing.inode_ranges) > _INODE_RANGES_USED + len(listing.page_times.ends):
             self.start(directory)
 
@@ -348,7 +351,12 @@ class Lister:
         now = trio.current_time()
         listing.epoch, listing.page_times, listing.inode_ranges = run.epoch, run.page_times, kept_ranges
         listing.finished, listing.seconds = now, now - run.started
-        listing.hidden, listing.has_directories = run.hidden, run.has_directories
+        listing.has_directories = run.has_directories
+        self._count_hidden(directory, run.hidden)
+
+    def _count_hidden(self, directory: Node, keys: int) -> None:
+        self.hidden_keys += keys - directory.listing.hidden
+        directory.listing.hidden = keys
 
     def _forget_rows(self, directory: Node, run: ListingRun) -> None:
         for inode_range in run.inode_ranges - directory.listing.inode_ranges:
@@ -359,6 +367,7 @@ class Lister:
         """The directory's node was dropped: discard its rows."""
         for inode_range in directory.listing.inode_ranges:
             self._inode_ranges.pop(inode_range, None)
+        self._count_hidden(directory, 0)
         self._discard(directory.number, directory.listing.epoch)
 
     def _on_rows_lost(self, number: int, epoch: int) -> None:

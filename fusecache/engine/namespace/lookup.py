@@ -237,6 +237,11 @@ class Lookup:
     def _client(self, directory: Node) -> MetadataClient:
         return self._clients.of(self._tree.top(directory))
 
+    @property
+    def hidden_keys(self) -> int:
+        """How many keys of the listed directories no path can name."""
+        return self._lister.hidden_keys
+
     def on_listing_lost(self, directory: Node) -> None:
         """The node of a listed directory was dropped: discard the rows of its listing."""
         self._lister.on_listing_lost(directory)

@@ -4,12 +4,16 @@ It decides neither when to send nor when to retry: `publisher.py` does.
 
 Every object that it writes carries a uuid of ours in its metadata. When a precondition fails, a HEAD decides: if the
 object there carries our uuid, an earlier attempt took effect.
+
+Cloudflare R2 takes two spellings of a name in Unicode for one object, and lists it as it was last written
+(developers.cloudflare.com/r2/reference/unicode-interoperability). So a HEAD or DELETE of `é` may find what was written
+under the other spelling of `é`. Only LIST tells. It is asked for names that are not ASCII, whatever the store.
 """
 
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusecache.disk.staging import model_error
 from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Refused, Throttled, UploadLost
@@ -71,7 +75,7 @@ class BucketWriter:
             case OperationKind.DELETE:
                 return self._delete(record)
             case OperationKind.RMDIR:
-                self._store.delete(record.key)
+                self._remove(record.key)
                 return PublishResult({record.key: None})
             case OperationKind.MKDIR:
                 return PublishResult({record.key: self._make_marker(record)})
@@ -100,6 +104,13 @@ class BucketWriter:
             if record.upload_id:
                 # Also succeeds if the upload is unknown because it was completed.
                 self._store.abort_multipart(record.key, record.upload_id)
+            if not is_ours and not record.key.isascii() and self._listed(record.key) is None:
+                # The same bytes under the other spelling: from now on the store lists ours.
+                metadata = content_metadata(record.uuid, record.attributes)
+                version = ObjectId(record.key, there.etag)
+                return self._store.copy(
+                    version, record.key, condition=Condition(there.etag), metadata=metadata
+                )
             return there.etag
 
     def _check_base(self, key: str, base_etag: str | None) -> None:
@@ -128,7 +139,7 @@ class BucketWriter:
 
     def _delete(self, record: OperationRecord) -> PublishResult:
         # DELETE takes no precondition: HEAD first, so that another client's newer object survives.
-        there = self._head(record.key)
+        there = self._head(record.key) if record.key.isascii() else self._listed(record.key)
         if there is not None:
             if there.etag != record.base_etag:
                 raise ObjectChanged(f"{record.key}: another client replaced it; it was not deleted")
@@ -171,18 +182,28 @@ class BucketWriter:
             if record.source_etag and source.etag != record.source_etag:
                 raise ObjectChanged(f"{record.key}: another client replaced it before it was renamed")
             metadata = {**(source.metadata or {}), GENERATION: record.uuid}
+            is_one_object = not record.key.isascii() and there == replace(source, key=record.target)
             etag = self._store.copy(
                 ObjectId(record.key, source.etag),
                 record.target,
-                condition=Condition(record.base_etag),
+                condition=Condition(source.etag if is_one_object else record.base_etag),
                 metadata=metadata,
             )
             there = ObjectInfo(record.target, etag, source.size, time.time(), metadata)
         if source is not None and record.source_etag in {"", source.etag}:
-            self._store.delete(record.key)
+            self._remove(record.key)
             source = None
         shown = source.etag if source is not None else None  # replaced by another client since: it stays
         return PublishResult({record.key: shown, record.target: there.etag}, there)
+
+    def _remove(self, key: str) -> None:
+        """Delete an object, unless only the other spelling of its name is there."""
+        if key.isascii() or self._listed(key) is not None:
+            self._store.delete(key)
+
+    def _listed(self, key: str) -> ObjectInfo | None:
+        """Return the object that LIST shows under a key, in this very spelling."""
+        return next((info for info in self._store.list_page(key, limit=1).objects if info.key == key), None)
 
     def _head(self, key: str) -> ObjectInfo | None:
         try:

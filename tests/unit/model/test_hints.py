@@ -26,9 +26,7 @@ paths = st.lists(st.lists(names, min_size=1, max_size=3).map("/".join), unique=T
 
 @st.composite
 def plans(draw: st.DrawFn) -> dict:
-    import unicodedata
-
-    files = sorted({unicodedata.normalize("NFC", path) for path in draw(paths)})
+    files = sorted(draw(paths))
     rows = draw(
         st.lists(
             st.tuples(
@@ -98,7 +96,7 @@ def test_a_damaged_message_is_refused_or_is_another_plan_and_never_an_accident(p
 
 
 @pytest.mark.parametrize(
-    "path", ["/a", "a/", "a//b", "..", "../a", "a/../../b", ".", "a/./b", "", ".fusecache/hints/x", "e\u0301"]
+    "path", ["/a", "a/", "a//b", "..", "../a", "a/../../b", ".", "a/./b", "", ".fusecache/hints/x"]
 )
 def test_a_path_that_leaves_the_mount_is_refused(path: str) -> None:
     with pytest.raises(HintError):

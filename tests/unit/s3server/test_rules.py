@@ -122,13 +122,24 @@ def test_a_body_that_is_not_the_one_signed_is_refused(server: ServerProcess) -> 
         assert raw.ask("PUT", "/bucket/k", length, b"body", payload_hash=signed).status == 200
 
 
-def test_keys_are_normalised_to_nfc(server: ServerProcess, client: "S3Client") -> None:
+def test_two_spellings_of_a_key_are_two_objects_or_by_r2s_rule_one_that_is_listed_as_last_written(
+    server: ServerProcess, client: "S3Client"
+) -> None:
     decomposed, composed = "e\u0301", "\u00e9"
     client.put_object(Bucket=BUCKET, Key=decomposed, Body=b"x")
+    assert refusal(client.get_object, Bucket=BUCKET, Key=composed) == (404, "NoSuchKey")
+    server.control.set_rules(normalise_keys=True)
+    assert client.get_object(Bucket=BUCKET, Key=composed)["ContentLength"] == 1
+    assert list(server.control.objects()) == [decomposed]
+    failed = (412, "PreconditionFailed")
+    assert refusal(client.put_object, Bucket=BUCKET, Key=composed, Body=b"yy", IfNoneMatch="*") == failed
+    client.put_object(Bucket=BUCKET, Key=composed, Body=b"yy")
     assert list(server.control.objects()) == [composed]
-    assert client.get_object(Bucket=BUCKET, Key=decomposed)["ContentLength"] == 1
-    server.control.set_rules(normalise_keys=False)
-    assert refusal(client.get_object, Bucket=BUCKET, Key=decomposed) == (404, "NoSuchKey")
+    assert client.get_object(Bucket=BUCKET, Key=decomposed)["ContentLength"] == 2
+    client.copy_object(Bucket=BUCKET, Key=decomposed, CopySource={"Bucket": BUCKET, "Key": composed})
+    assert list(server.control.objects()) == [decomposed]
+    client.delete_object(Bucket=BUCKET, Key=composed)
+    assert server.control.objects() == {}
 
 
 def test_a_key_has_at_most_1024_bytes(client: "S3Client") -> None:
