@@ -382,6 +382,10 @@ bench-passthrough: setup $(VENV)/.bench ## passthrough beside the native file an
 bench-scale: setup $(VENV)/.bench ## what a huge index and many directories cost a node, at a smaller size
 	@$(VENV)/bin/python -m benchmarks.scale $(BENCH_ARGS)
 
+.PHONY: bench-trees
+bench-trees: setup $(VENV)/.bench ## seconds and requests of cp -r, mv and rm -rf of a directory, 40 ms away; BENCH_ARGS=--files 500
+	@$(VENV)/bin/python -m benchmarks.trees $(BENCH_ARGS)
+
 # ---- releasing it
 
 RELEASE = $(AS_ROOT) env DAEMON_PACKAGES="$(DAEMON_PACKAGES)" \

@@ -192,7 +192,7 @@ class BucketWriter:
     def _copy(self, record: OperationRecord) -> ObjectInfo:
         """Copy a rename's object as it is. If its ETag would not tell the copy from others, the copy gets our uuid."""
         condition, source = Condition(record.base_etag), ObjectId(record.key, record.source_etag)
-        # Of a version that was replaced here meanwhile, the size may not be known: 0.
+        # The size of a version that a newer local one replaces may be unknown, which is 0, too.
         if _is_md5(source.etag) and (record.size > 0) == (source.etag != _MD5_OF_NOTHING):
             etag = self._store.copy(source, record.target, condition=condition, size=record.size)
             attributes = record.attributes or _DEFAULT
@@ -223,7 +223,7 @@ def _is_md5(etag: str) -> bool:
 
 
 def _is_copy(there: ObjectInfo, record: OperationRecord, source: ObjectInfo | None) -> bool:
-    """Return whether an object is what a rename was to bring, whoever brought it. source: what is to be copied."""
+    """Return whether an object is a rename's copy, or has the same content. source: the object under the old key."""
     if _uuid(there) == record.uuid or (
         source is not None and _uuid(source) and _uuid(there) == _uuid(source)
     ):
