@@ -382,6 +382,10 @@ bench-passthrough: setup $(VENV)/.bench ## passthrough beside the native file an
 bench-scale: setup $(VENV)/.bench ## what a huge index and many directories cost a node, at a smaller size
 	@$(VENV)/bin/python -m benchmarks.scale $(BENCH_ARGS)
 
+.PHONY: bench-trees
+bench-trees: setup $(VENV)/.bench ## seconds and requests of cp -r, mv and rm -rf of a directory, 40 ms away; BENCH_ARGS=--files 500
+	@$(VENV)/bin/python -m benchmarks.trees $(BENCH_ARGS)
+
 # ---- releasing it
 
 RELEASE = $(AS_ROOT) env DAEMON_PACKAGES="$(DAEMON_PACKAGES)" \
@@ -415,11 +419,12 @@ install: ## the daemon, its command and its unit; PREFIX, DESTDIR
 	@install -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(SBINDIR) $(DESTDIR)$(UNITDIR) $(DESTDIR)$(SYSCONFDIR)/fusecache
 	@ln -sfn $(DAEMON_VENV)/bin/fusecache $(DESTDIR)$(BINDIR)/fusecache
 	@ln -sfn $(DAEMON_VENV)/bin/mount.fusecache $(DESTDIR)$(SBINDIR)/mount.fusecache
-	@install -m 755 systemd/fusecache-mountpoint $(DESTDIR)$(DAEMON_VENV)/bin/
+	@install -m 755 systemd/fusecache-mountpoint systemd/fusecache-updatedb $(DESTDIR)$(DAEMON_VENV)/bin/
 	@sed -e 's|/opt/fusecache/|$(PREFIX)/|' \
 	    -e 's|/etc/fusecache/|$(SYSCONFDIR)/fusecache/|' \
 	    systemd/fusecache@.service > $(DESTDIR)$(UNITDIR)/fusecache@.service
 	@install -m 644 systemd/example.toml $(DESTDIR)$(SYSCONFDIR)/fusecache/example.toml.sample
+	@systemd/fusecache-updatedb add $(DESTDIR)$(SYSCONFDIR)/updatedb.conf
 	@$(RELOAD_SYSTEMD)
 
 .PHONY: uninstall
@@ -429,6 +434,7 @@ uninstall: ## what install made; never a config, a cache or a bucket
 	    echo "a daemon still runs; first: systemctl disable --now 'fusecache@*'" >&2; exit 1; fi
 	@rm -f $(DESTDIR)$(BINDIR)/fusecache $(DESTDIR)$(SBINDIR)/mount.fusecache $(DESTDIR)$(UNITDIR)/fusecache@.service
 	@rm -f $(DESTDIR)$(SYSCONFDIR)/fusecache/example.toml.sample
+	@systemd/fusecache-updatedb remove $(DESTDIR)$(SYSCONFDIR)/updatedb.conf
 	@rm -rf $(DESTDIR)$(DAEMON_VENV)
 	@for folder in $(DESTDIR)$(SYSCONFDIR)/fusecache $(DESTDIR)$(PREFIX); do \
 	    if [ -d "$$folder" ]; then rmdir --ignore-fail-on-non-empty "$$folder"; fi; done

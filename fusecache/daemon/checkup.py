@@ -6,6 +6,7 @@ They write one temporary file next to the cache, and leave nothing in the bucket
 import http.client
 import os
 import platform
+import re
 import resource
 import shutil
 import ssl
@@ -13,7 +14,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -46,6 +47,7 @@ DISK_BYTES, SYNCS = 64 * MIB, 10
 SLOW_DISK_BYTES_PER_SECOND, SLOW_SYNC_SECONDS = 150e6, 0.02
 READ_BYTES = 8 * MIB
 MEMORY = Path("/proc/meminfo")
+UPDATEDB = Path("/etc/updatedb.conf")
 ROUND_TRIPS = 5
 SLOW_ROUND_TRIP_SECONDS = 0.5
 _TIMEOUT_SECONDS = 10.0
@@ -74,6 +76,16 @@ def node_findings(*, allow_other: bool = False) -> Iterator[CheckResult]:
     few = hard != resource.RLIM_INFINITY and hard < FEW_OPEN_FILES
     remedy = f": jobs with many open files may fail; raise it to {FEW_OPEN_FILES} or more (ulimit -Hn, LimitNOFILE=)"
     yield CheckResult(WARNING if few else OK, "open files", f"{shown} (now {soft}){remedy * few}")
+    with suppress(OSError, UnicodeDecodeError):
+        is_pruned = re.search(
+            r'^\s*PRUNEFS\s*=.*[\s"]fuse\.fusecache[\s"]', UPDATEDB.read_text(), re.MULTILINE
+        )
+        remedy = "does not leave mounts out: each night, one LIST for each directory; add fuse.fusecache to its PRUNEFS"
+        yield CheckResult(
+            OK if is_pruned else WARNING,
+            "updatedb",
+            f"{UPDATEDB} {'leaves mounts out' if is_pruned else remedy}",
+        )
 
 
 def _fusermount() -> CheckResult:

@@ -115,8 +115,9 @@ class OperationRecord:
     """One change, numbered by its sequence. base_etag: what the bucket shows under the name that changes.
 
     For RENAME `target` is the new key and base_etag belongs to it. source_etag, size and modified (seconds since 1970)
-    describe the object under `key`; link is its target if it is a symlink. For SYMLINK `target` is the symlink's
-    target. For DELETE `target` is the key that newer, unpublished content of the name was moved to, or empty.
+    describe the object under `key`; link is its target if it is a symlink; with_directory: it is one of those of a
+    directory's rename. For SYMLINK `target` is the symlink's target. For DELETE `target` is the key that newer,
+    unpublished content of the name was moved to, or empty.
     """
 
     sequence: int
@@ -130,6 +131,7 @@ class OperationRecord:
     uuid: str = ""
     attributes: PosixAttributes | None = None
     link: str = ""
+    with_directory: bool = False
 
 
 def to_row(record: FileRecord | OperationRecord | ConflictRecord) -> dict[str, Any]:

@@ -10,10 +10,11 @@ class UnusableKeys:
         # Keys that may be prefixes of later ones. Each begins with the one before it.
         self._stems: list[str] = []
 
-    def see(self, key: str) -> list[tuple[str, str]]:
+    def see(self, key: str, size: int = 0) -> list[tuple[str, str]]:
         """Return (key, reason) of the keys that this key shows to be unusable: itself or earlier ones.
 
-        key: without the mount's prefix. Keys come in the order of their UTF-8 bytes, as LIST returns them.
+        key: without the mount's prefix. size: of its object. Keys come in the order of their UTF-8 bytes, as LIST
+        returns them.
         """
         if not key:
             return []  # the marker of the mount's own prefix
@@ -28,6 +29,8 @@ class UnusableKeys:
         why = next((reason for part in parts if (reason := unusable_name(part))), None)
         if why is None and parts[0] == CONTROL_NAME:
             why = "this name in the mount's root is reserved for the daemon's control files"
+        if why is None and size and key.endswith("/"):
+            why = "it is a directory, whose content no path shows"
         if why is not None:
             found.append((key, why))
         elif not key.endswith("/"):

@@ -133,6 +133,7 @@ class BucketRouter:
         *,
         condition: Condition | None = None,
         metadata: Mapping[str, str] | None = None,
+        size: int | None = None,
     ) -> str:
         """Copy inside one bucket. Raises ValueError for keys of two."""
         name, bucket, inner = self._route(key)
@@ -140,7 +141,7 @@ class BucketRouter:
         if name != source_name:
             raise ValueError(f"a copy from {source.key} to {key} crosses buckets")
         return bucket.store.copy(
-            ObjectId(source_key, source.etag), inner, condition=condition, metadata=metadata
+            ObjectId(source_key, source.etag), inner, condition=condition, metadata=metadata, size=size
         )
 
     def delete(self, key: str) -> None:

@@ -217,10 +217,13 @@ class ReadWriteSplit:
         *,
         condition: Condition | None = None,
         metadata: Mapping[str, str] | None = None,
+        size: int | None = None,
     ) -> str:
         """Copy inside the bucket through the writer."""
         etag = self._ask_writer(
-            "copy", key, lambda store: store.copy(source, key, condition=condition, metadata=metadata)
+            "copy",
+            key,
+            lambda store: store.copy(source, key, condition=condition, metadata=metadata, size=size),
         )
         return self._on_written(key, etag)
 

@@ -209,10 +209,12 @@ class Store(ReadStore, Protocol):
         *,
         condition: Condition | None = None,
         metadata: Mapping[str, str] | None = None,
+        size: int | None = None,
     ) -> str:
         """Copy inside the bucket if the source is still that version; return the new ETag.
 
-        `metadata` None keeps the source's. Objects over 5 GiB are copied in equal parts.
+        `metadata` None keeps the source's. Objects over 5 GiB are copied in equal parts. size: the source's, if known:
+        then a copy that keeps the metadata needs no request before it.
         Raises ObjectMissing, ObjectChanged (source or destination).
         """
         ...

@@ -20,6 +20,7 @@ TRANSPORT = Transport(attempts=1, connect_timeout_seconds=10, read_timeout_secon
 SILENCE = 5.0
 PART = 5 * MIB  # the least that R2 takes
 DATA = b"".join(bytes([number]) * PART for number in (1, 2, 3))[:-5]
+MOVED = {"d/multipart": DATA, "d/small": b"small", "d/empty": b""}
 
 
 @pytest.fixture(autouse=True)
@@ -111,3 +112,24 @@ async def test_a_file_replaced_while_the_answer_to_its_complete_is_lost_comes_in
     assert near.control.read("file") == DATA[::-1]
     assert sorted(near.control.objects()) == ["file", "other"]
     assert near.control.uploads() == []
+
+
+@pytest.mark.parametrize("lost", [FaultAction.SILENT_AFTER, FaultAction.DROP_AFTER, FaultAction.ANSWER_AFTER])
+@pytest.mark.parametrize("operation", ["CopyObject", "DeleteObject"])
+async def test_a_directory_moves_once_although_answers_are_lost_after_they_took_effect(
+    near: S3Server, tmp_path: Path, autojump_clock: MockClock, operation: str, lost: FaultAction
+) -> None:
+    async with node_of(near, tmp_path) as user:
+        await user.mkdir("d")
+        for path, data in MOVED.items():
+            await user.write(path, data)
+        await user.symlink("small", "d/link")
+        assert await user.drained() == "durable"
+        near.control.faults(Fault(lost, operation=operation, times=4, seconds=SILENCE))
+        await user.rename("d", "e")
+        assert await user.drained() == "durable"
+        assert user.fs.publisher.kept_as == {}
+        assert await user.read("e/multipart") == DATA
+        assert (await user.tree("e"))["e/link"] == b"-> small"
+    assert sorted(near.control.objects()) == ["e/", "e/empty", "e/link", "e/multipart", "e/small"]
+    assert near.control.read("e/small") == b"small"

@@ -2,9 +2,11 @@
 
 1. A name shows what the tree held under it, never something older than it showed before.
 2. Ordering points (an overwrite, a rename, a symlink, a removal, a name that is published last) come after everything
-   with a smaller sequence in their directory's subtree; a rename counts in both parents' subtrees.
+   with a smaller sequence in their directory's subtree; a rename counts in both parents' subtrees. What one
+   command makes many of goes side by side: removals, and the renames of one directory. Its files with content are like
+   new ones.
 3. A removed file's object goes after every earlier write of the whole mount.
-4. A rename never leaves neither name; what a directory's rename moves appears in its original order.
+4. A rename never leaves neither name; of what a directory's rename moves, what names others appears after these.
 5. A file under a temporary name stays away for 60 seconds after its close.
 6. A version that was written over need not show if an older file beside it or below was removed and never showed.
 7. A removal may come after younger ordering points if an older file was removed or renamed, after the removal and
@@ -82,11 +84,15 @@ class Rules:
         if value is None:
             return self._objection_to_removal(key, entry)
         if effect.method == "copy":
-            return self._before(entry.step, (folder, _folder(entry.other)), {key, entry.other})
+            if entry.cause is Cause.FOLDER_RENAME and _is_one_of_many(key, value):
+                return ""
+            is_one_of_many = entry.cause is Cause.FOLDER_RENAME and not _is_marker(key)
+            folders = (folder, _folder(entry.other))
+            return self._before(entry.step, folders, {key, entry.other}, side_by_side=is_one_of_many)
         if isinstance(value, bytes) and before is None and _is_temporary(key):
             age = self._now() - entry.closed_at
             return f"a temporary name, closed {age:.1f} s ago" if age < TEMPORARY_SECONDS - 0.001 else ""
-        if isinstance(value, Link) or matches_any(key.rpartition("/")[2], ORDER_LAST):
+        if isinstance(value, Link) or _is_marker(key):
             return self._before(entry.step, (folder,), {key}) or self._moved_after(key, entry)
         if before is not None:
             oldest = self._past.files[key][min(index, self._matched.get(key, 0) + 1)].step
@@ -97,10 +103,14 @@ class Rules:
         if entry.cause in RENAMES and entry.other:
             if missing := self._past.missing(entry.other, entry.step, self.shown):
                 return f"its content was moved to {missing}, which does not show it yet"
-            return self._before(entry.step, (_folder(key), _folder(entry.other)), {key, entry.other})
-        return self._before(entry.step, (_folder(key),), {key}) or self._before(
-            entry.step, ("",), {key}, writes_only=True
-        )
+            if entry.cause is Cause.FOLDER_RENAME and _is_one_of_many(key, self.shown.get(key)):
+                return ""
+            is_one_of_many = entry.cause is Cause.FOLDER_RENAME and not _is_marker(key)
+            folders = (_folder(key), _folder(entry.other))
+            return self._before(entry.step, folders, {key, entry.other}, side_by_side=is_one_of_many)
+        return self._before(
+            entry.step, (_folder(key),), {key}, side_by_side=not _is_marker(key)
+        ) or self._before(entry.step, ("",), {key}, writes_only=True)
 
     def _is_skipped(self, path: str, step: int) -> bool:
         """Say whether what a name held need never show: it was written again, and may speak of what was removed since.
@@ -120,7 +130,13 @@ class Rules:
         return False
 
     def _before(
-        self, step: int, folders: tuple[str, ...], exempt: set[str], *, writes_only: bool = False
+        self,
+        step: int,
+        folders: tuple[str, ...],
+        exempt: set[str],
+        *,
+        writes_only: bool = False,
+        side_by_side: bool = False,
     ) -> str:
         """Return which name below the folders is older than right before the promise; "": none."""
         for path in sorted(self._past.files):
@@ -128,6 +144,9 @@ class Rules:
                 continue
             held, since = self._past.at(path, step - 1), self._past.since(path, step - 1)
             if writes_only and None in held:
+                continue
+            cause = self._past.entry(path, step - 1).cause
+            if side_by_side and cause in {Cause.UNLINK, Cause.FOLDER_RENAME} and not _is_marker(path):
                 continue
             if None in since and since != NOTHING:
                 # Removed since: what it held is dropped, and its DELETE has a place of its own. Or made again since:
@@ -207,3 +226,12 @@ def _words(effect: Effect) -> str:
         else value
     )
     return f"{effect.method} {effect.key} = {shown}"
+
+
+def _is_marker(key: str) -> bool:
+    return matches_any(key.rpartition("/")[2], ORDER_LAST)
+
+
+def _is_one_of_many(key: str, value: Value) -> bool:
+    """Return whether what a directory's rename moves is like a new file: nothing says that it stands for others."""
+    return isinstance(value, bytes) and bool(value) and not _is_marker(key)

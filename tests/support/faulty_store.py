@@ -172,10 +172,13 @@ class FaultyStore:
         *,
         condition: Condition | None = None,
         metadata: Mapping[str, str] | None = None,
+        size: int | None = None,
     ) -> str:
         """See `Store`."""
         return self._pass(
-            "copy", key, lambda: self._inner.copy(source, key, condition=condition, metadata=metadata)
+            "copy",
+            key,
+            lambda: self._inner.copy(source, key, condition=condition, metadata=metadata, size=size),
         )
 
     def delete(self, key: str) -> None:

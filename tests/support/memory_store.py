@@ -241,6 +241,7 @@ class MemoryStore:
         *,
         condition: Condition | None = None,
         metadata: Mapping[str, str] | None = None,
+        size: int | None = None,
     ) -> str:
         """Copy inside the bucket if the source is still that version; return the new ETag."""
         with self._request("copies"):

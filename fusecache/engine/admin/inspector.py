@@ -147,7 +147,7 @@ class Inspector:
         async for listed in _objects(client, key):
             progress.keys += 1
             relative_key = self._tree.relative(listed.key)
-            for relative, why in unusable.see(relative_key):
+            for relative, why in unusable.see(relative_key, listed.size):
                 progress.unusable_keys += 1
                 if len(progress.unusable) < NAMED:
                     progress.unusable.append({"key": relative, "why": why})

@@ -22,7 +22,7 @@ _HEADS_AT_ONCE = 32
 class ListPageRows(NamedTuple):
     """One page of LIST as rows. token: of the next page; None on the last page.
 
-    asked: loop time of the request. hidden: how many keys are unusable as names. has_marker: the directory has a marker
+    asked: loop time of the request. hidden: how many objects no name shows. has_marker: the directory has a marker
     object. end: the page is complete up to this sort name: its last name, hidden ones included. On the last page it is
     LAST_NAME.
     """
@@ -108,6 +108,7 @@ def fetch_page(store: Store, prefix: str, token: str | None, asked: float, after
         name = info.key[start:]
         if not name:
             has_marker = True
+            hidden += info.size > 0  # nothing shows its content, and the directory is not removed with it
         elif unusable_name(name) is None:
             rows.append(file_row(name, info))
         else:

@@ -72,7 +72,7 @@ class ListingState:
     """What is known of a directory's names in the bucket; the rows themselves are in `index/listings.py`.
 
     epoch: of the newest complete listing (0: none). finished: loop time at which it ended (-inf: expired). seconds: its
-    duration. page_times: when its pages were requested. hidden: keys that are unusable as names, and so have no row.
+    duration. page_times: when its pages were requested. hidden: objects that no name shows, so that they have no row.
     has_directories: whether it may contain any. inode_ranges: of its rows. free_numbers: the unused rest of one range.
     probes: single names requested since the listing began; probed: the last one, as a name requested twice in a row
     counts once. reader: the process that last read the directory; last_read: the child that it read last. uses: access

@@ -355,6 +355,16 @@ class Lookup:
         """Return rows after a sort name from any listing, however old. Sends no request."""
         return self._lister.rows_after(directory, sort_name, limit)
 
+    async def behind_directory(self, parent: Node, name: str) -> ListedEntry | None:
+        """Return the object with the name of a directory, which shows instead; None if there is none."""
+        if parent.is_listed:
+            row, seen = self.cached_row(parent, name), parent.listing.page_times.of(name)
+        else:
+            rows, seen = await self._probed(parent, name, must_answer=True)
+            row = next((row for row in rows if not row.is_directory), None)
+        is_hidden = row is not None and self._tree.is_hidden(self._tree.child_key(parent, name), seen)
+        return None if is_hidden else row
+
     async def look_into(self, directory: Node) -> None:
         """Find out what a directory holds, and whether it has a marker, unless the bucket does not answer."""
         client = self._client(directory)

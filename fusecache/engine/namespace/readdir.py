@@ -7,6 +7,7 @@ Invariants:
    name have two places: `early_files` says whether the first was returned.
 """
 
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.index.listings import Listings
 from fusecache.index.rows import ListedEntry
-from fusecache.model.errors import ListingLost, NotFound
+from fusecache.model.errors import ListingLost, NotEmpty, NotFound
 from fusecache.model.predecessor import KeptReading, ReadPlace
+
+log = logging.getLogger(__name__)
 
 # For a process that reads one directory after the other: listings started ahead of it, and rows searched for them.
 _DIRECTORIES_AHEAD = 8
@@ -139,10 +142,15 @@ class DirectoryReader:
                     return self._reconciler.reconcile(directory, name, rows, page_times.of(name))
         return None
 
-    async def is_empty(self, directory: Node) -> bool:
-        """Return whether the directory has no entry, here or in the bucket. Keys unusable as names count as entries."""
-        handle = DirectoryHandle(directory)
-        return not await self.next_entries(handle, 1) and not directory.listing.hidden
+    async def check_empty(self, directory: Node) -> None:
+        """Raise NotEmpty if the directory has an entry, here or in the bucket. Objects without a name count."""
+        text = f"{self._tree.path(directory)}: is not empty"
+        if await self.next_entries(DirectoryHandle(directory), 1):
+            raise NotEmpty(text)
+        if hidden := directory.listing.hidden:
+            text += f": no name shows {hidden} of its objects; `fusecache check` lists them, delete them in the bucket"
+            log.warning("%s", text)
+            raise NotEmpty(text)
 
     def _known_entries(
         self, handle: DirectoryHandle, run: ListingRun | None, limit: int

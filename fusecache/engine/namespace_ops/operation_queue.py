@@ -29,7 +29,7 @@ class OperationQueue:
         self._queue = queue
         self._journal = journal
 
-    def add(
+    def add(  # noqa: PLR0913  # what a record has
         self,
         node: Node | None,
         kind: OperationKind,
@@ -40,6 +40,7 @@ class OperationQueue:
         base_etag: str | None = None,
         source: ObjectInfo | None = None,
         readers: Node | None = None,
+        with_directory: bool = False,
     ) -> None:
         """Queue an operation, and append its row to `changes`. It holds its node in the tree."""
         changed_key = target if kind is OperationKind.RENAME else key
@@ -55,6 +56,7 @@ class OperationQueue:
             uuid=str(uuid.uuid4()),
             attributes=attributes_of(node) if node is not None else None,
             link=node.target if kind is OperationKind.RENAME and node is not None else "",
+            with_directory=with_directory,
         )
         if kind is OperationKind.DELETE:
             readers = readers or self._tree.nameless_reader(*self._queue.objects_before(key, base_etag))

@@ -10,6 +10,7 @@ Invariants:
    empty?) and the rename of a directory (what is in it?).
 """
 
+import logging
 import posixpath
 import time
 
@@ -38,18 +39,20 @@ from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.engine.writeback.rotation import CheckpointRotation
 from fusecache.index.journal import Change, DropOperation
+from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import (
     AcrossDevices,
     AlreadyExists,
     IsADirectory,
     NotADirectory,
-    NotEmpty,
     NotFound,
 )
 from fusecache.model.names import parent_prefix
 from fusecache.model.records import OperationKind
 from fusecache.model.special_files import is_special
 from fusecache.model.states import FileState
+
+log = logging.getLogger(__name__)
 
 
 class NamespaceOps:
@@ -150,16 +153,22 @@ class NamespaceOps:
         await self._journal.commit(*changes)
 
     async def rmdir(self, parent: Node, name: str) -> None:
-        """Remove an empty directory and its directory marker. Raises NotFound, NotADirectory, NotEmpty."""
+        """Remove an empty directory and its directory marker, and the object that the directory hides, if there is one.
+
+        Raises NotFound, NotADirectory, NotEmpty.
+        """
         self._tree.check_change(parent)
         self._journal.check_writable()
         await self._lookup.look_into(parent)
         node = await self._lookup.lookup(parent, name)
         if node.kind is not Kind.DIRECTORY:
             raise NotADirectory(f"{self._tree.path(node)}: is not a directory")
-        if not await self._lookup.reader.is_empty(node):
-            raise NotEmpty(f"{self._tree.path(node)}: is not empty")
+        hidden = await self._lookup.behind_directory(parent, name)
+        await self._lookup.reader.check_empty(node)
         changes: list[Change] = []
+        if hidden is not None:
+            self._remove_hidden(self._tree.child_key(parent, name), hidden, changes)
+            self._lookup.on_gone(parent, name)
         self._markers.remove(node, self._tree.key(node), changes)
         self._tree.detach(node)
         _touch(parent)
@@ -232,6 +241,13 @@ class NamespaceOps:
         self._listener.on_removed(self._tree.key(node))
         self._remove_content(node, changes)
         self._tree.detach(node)
+
+    def _remove_hidden(self, key: str, hidden: ListedEntry, changes: list[Change]) -> None:
+        """Remove what a directory hid: else `rm -r` would find a file in its place, and fail."""
+        log.warning("removed, as the directory of its name is key=%s bytes=%d", key, hidden.size)
+        self._listener.on_removed(key)
+        self._operations.add(None, OperationKind.DELETE, key, changes, base_etag=hidden.etag)
+        self._tree.add_tombstone(key)
 
     def _remove_content(self, node: Node, changes: list[Change]) -> None:
         """Withdraw what is queued for the node's key, and queue a DELETE if the bucket shows, or will show, the key."""

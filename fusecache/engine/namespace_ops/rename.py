@@ -84,14 +84,17 @@ class Rename:
         changes: list[Change],
         *,
         newest_fixed: int,
+        with_directory: bool = False,
     ) -> None:
         """Follow the node to its new key: unpublished content changes its key, published content gets a RENAME.
 
-        newest_fixed: `newest_fixed_delete`, as it was before the rename.
+        newest_fixed: `newest_fixed_delete`, as it was before the rename. with_directory: its directory is renamed.
         """
         self._listener.on_moved(key_before, key_now)
         changes += self._placement.retarget(key_before, key_now)
-        self._move_queued(node, key_before, key_now, base, changes, newest_fixed)
+        self._move_queued(
+            node, key_before, key_now, base, changes, newest_fixed, with_directory=with_directory
+        )
         version = node.version
         if version is not None and version in self._local_only:
             changes += self._states.end_local_only(node, version)
@@ -104,6 +107,8 @@ class Rename:
         base: str | None,
         changes: list[Change],
         newest_fixed: int,
+        *,
+        with_directory: bool,
     ) -> None:
         queued = [item for item in self._queue.for_key(key_before) if item.node is node]
         version, published = node.version, node.published_etag(key_before)
@@ -113,7 +118,7 @@ class Rename:
         if dependents is None or (not queued and (version is None or stays)):
             # Also while the file is being written: what the writer adds is not closed yet, and until then what was
             # closed must be in the bucket under one of the two names.
-            self._add_rename(node, key_before, key_now, base, changes)
+            self._add_rename(node, key_before, key_now, base, changes, with_directory=with_directory)
             if version is not None and version not in self._queue:
                 changes += self._rekey(version, key_now, None)
             return
@@ -200,7 +205,14 @@ class Rename:
         return [*rows, PutFile(version.record)]
 
     def _add_rename(
-        self, node: Node, key_before: str, key_now: str, base: str | None, changes: list[Change]
+        self,
+        node: Node,
+        key_before: str,
+        key_now: str,
+        base: str | None,
+        changes: list[Change],
+        *,
+        with_directory: bool,
     ) -> None:
         collapsed = self._placement.collapse_delete(key_now, changes)
         self._operations.add(
@@ -211,6 +223,7 @@ class Rename:
             target=key_now,
             base_etag=base if collapsed is None else collapsed,
             source=self._moving_object(node, key_before),
+            with_directory=with_directory,
         )
         self._tree.add_tombstone(key_before)
 

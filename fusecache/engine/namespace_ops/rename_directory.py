@@ -7,6 +7,7 @@ Invariant: what changes tree and queue does not await. Whatever another client m
 checked again before.
 """
 
+import logging
 from dataclasses import dataclass, replace
 
 import trio
@@ -29,14 +30,17 @@ from fusecache.model.errors import (
     AlreadyExists,
     InvalidName,
     NotADirectory,
-    NotEmpty,
     NotFound,
+    NotPermitted,
     ObjectMissing,
     Refused,
 )
-from fusecache.model.names import check_key, unusable_name
+from fusecache.model.names import check_key
 from fusecache.model.objects import ObjectInfo
+from fusecache.policy.unusable_keys import UnusableKeys
 from fusecache.remote.store import primary_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, repr=False)
@@ -99,13 +103,15 @@ class DirectoryRename:
         """Move a directory with all below it, as known here and by `remote`, a LIST that began at loop time `began`."""
         old_key, old_parent, old_name = self._tree.key(node), node.parent, node.name
         new_key = self._tree.child_key(new_parent, new_name, directory=True)
-        files = (self._tree.key(member) for member in self._tree.walk(node) if member.kind is Kind.FILE)
-        for key in (*files, *(info.key for info in remote if not info.key.endswith("/"))):
-            self._local_only.check_stays_published(key, new_key + key[len(old_key) :])
-        for info in remote:
-            check_key(new_key + info.key[len(old_key) :])
-            self._create_nodes_for(node, info, old_key, began)
+        self._check_paths(remote)
         self._forget_gone(node, {info.key for info in remote}, began)
+        for info in remote:
+            self._create_nodes_for(node, info, old_key, began)
+        for member in self._tree.walk(node):
+            key = self._tree.key(member)
+            key_now = check_key(new_key + key[len(old_key) :])
+            if member.kind is Kind.FILE:
+                self._local_only.check_stays_published(key, key_now)
         changes: list[Change] = []
         if target is not None:
             self._markers.remove(target, new_key, changes)
@@ -127,7 +133,7 @@ class DirectoryRename:
                 self._markers.withdraw(member, key_before, changes)
             else:
                 self._rename.move_content(
-                    member, key_before, key_now, None, changes, newest_fixed=newest_fixed
+                    member, key_before, key_now, None, changes, newest_fixed=newest_fixed, with_directory=True
                 )
         # The old directory markers are deleted last, children first: this node hides the old name until its last object
         # is gone.
@@ -142,8 +148,8 @@ class DirectoryRename:
     def _move_order(self, member: Node, listed: dict[str, float]) -> tuple[int, bool, float, bool, str]:
         """Return a sort key for the content of a renamed directory: in the order in which the bucket got it.
 
-        So a file that names others is moved after these. listed: when the bucket got each object. Where the times are
-        equal, and for local-only content, name and size decide: symlinks, empty files and commit markers come last.
+        So a file that names others is moved after these. listed: when the bucket got each object. Symlinks, empty files
+        and commit markers come after the other objects, which are copied side by side; of local-only content likewise.
         """
         key = self._tree.key(member)
         if member.kind is Kind.DIRECTORY:
@@ -156,7 +162,7 @@ class DirectoryRename:
         if content is not None and content in self._local_only:
             return 3, names_others, content.flushed_at, names_others, key
         known = member.object.modified if member.object is not None else 0.0
-        return 1, False, listed.get(key, known), names_others, key
+        return 1, names_others, listed.get(key, known), False, key
 
     async def _check_directory_target(self, node: Node, target: Node | None, new_key: str) -> None:
         if new_key.startswith(self._tree.key(node)):
@@ -165,11 +171,16 @@ class DirectoryRename:
             return
         if target.kind is not Kind.DIRECTORY:
             raise NotADirectory(f"{self._tree.path(target)}: is not a directory")
-        if not await self._lookup.reader.is_empty(target):
-            raise NotEmpty(f"{self._tree.path(target)}: is not empty")
+        await self._lookup.reader.check_empty(target)
 
     async def _list_below(self, prefix: str, began: float) -> list[ObjectInfo]:
         """Return the objects that the bucket shows below a directory, with metadata where that needs a HEAD."""
+        # LIST returns the shortest key first: here that of an object with the directory's own name.
+        own = (await self._clients.of(prefix).call(self._store.list_page, prefix[:-1], limit=1)).objects
+        if own and own[0].key == prefix[:-1] and not self._tree.is_hidden(own[0].key, began):
+            raise _stays_behind(
+                self._tree.relative(own[0].key), "it is also a directory, which shows instead"
+            )
         found: list[ObjectInfo] = []
         token: str | None = None
         while True:
@@ -202,6 +213,13 @@ class DirectoryRename:
         is_same = found.etag == listed.etag
         shown[key] = replace(found, modified=listed.modified) if is_same else found
 
+    def _check_paths(self, remote: list[ObjectInfo]) -> None:
+        """Raise NotPermitted if no path names one of the objects: it would stay behind."""
+        unusable = UnusableKeys()
+        for info in remote:
+            for key, why in unusable.see(self._tree.relative(info.key), info.size):
+                raise _stays_behind(key, why)
+
     def _forget_gone(self, top: Node, listed: set[str], began: float) -> None:
         """Drop the nodes below `top` whose objects another client removed: there is nothing to rename."""
         for member in list(self._tree.walk(top)):
@@ -212,29 +230,19 @@ class DirectoryRename:
     def _create_nodes_for(self, top: Node, info: ObjectInfo, prefix: str, listed: float) -> None:
         """Make the nodes for one object below `top`, unless this node has local changes or newer knowledge of it."""
         *folders, name = info.key[len(prefix) :].split("/")
-        if any(unusable_name(part) for part in folders) or (name and unusable_name(name)):
-            raise InvalidName(
-                f"{info.key}: this key cannot be a path, so a mount cannot rename its directory; rename the object in "
-                "the bucket first"
-            )
         if self._tree.is_hidden(info.key, listed):
             return
         directory = top
         for part in folders:
-            child = directory.children.get(part)
-            if child is None:
-                child = self._tree.make(directory, part, Kind.DIRECTORY)
-            if child.kind is not Kind.DIRECTORY:
-                return
-            directory = child
+            child = self._child(directory, part, listed, is_directory=True)
+            directory = child or self._tree.make(directory, part, Kind.DIRECTORY)
         if not name:
             directory.has_marker = True
             return
-        child = directory.children.get(name)
+        child = self._child(directory, name, listed, is_directory=False)
         if (
             child is not None
-            and child.local_refs == 0
-            and child.verified < listed
+            and _is_outdated(child, listed)
             and child.object is not None
             and child.object.etag != info.etag
         ):
@@ -242,6 +250,30 @@ class DirectoryRename:
             child = None
         if child is None:
             self._lookup.make_file(directory, info)
+
+    def _child(self, directory: Node, name: str, listed: float, *, is_directory: bool) -> Node | None:
+        """Return the node of a name, None if another client replaced it. Raises NotPermitted if it has another type."""
+        child = directory.children.get(name)
+        if child is None or (child.kind is Kind.DIRECTORY) == is_directory:
+            return child
+        if not _is_outdated(child, listed):
+            raise _stays_behind(self._tree.path(child), "it is a file and a directory")
+        self._tree.detach(child)
+        return None
+
+
+def _is_outdated(node: Node, listed: float) -> bool:
+    """Return whether a LIST that began at loop time `listed` knows better than a node."""
+    return node.local_refs == 0 and node.verified < listed and not node.children
+
+
+def _stays_behind(path: str, why: str) -> NotPermitted:
+    text = (
+        f"{path}: {why}, so it cannot move with its directory; nothing was moved. Rename or delete this object in the "
+        "bucket with another program first"
+    )
+    log.warning("%s", text)
+    return NotPermitted(text)
 
 
 def check_replaceable(tree: Tree, target: Node | None, *, replace: bool) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from fusecache.disk.staging import model_error
 from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Refused, Throttled, UploadLost
-from fusecache.model.metadata import GENERATION, content_metadata, symlink_metadata
+from fusecache.model.metadata import GENERATION, content_metadata, symlink_metadata, symlink_target
 from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
 from fusecache.remote.store import Condition, FileSlice, Sent, Store
@@ -26,6 +26,7 @@ from fusecache.remote.store import Condition, FileSlice, Sent, Store
 REMOVES = frozenset({OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME})
 CREATES = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
 _DEFAULT = PosixAttributes(0o644, 0, 0, 0)
+_MD5_OF_NOTHING = "d41d8cd98f00b204e9800998ecf8427e"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +148,18 @@ class BucketWriter:
         return PublishResult({record.key: None})
 
     def _make_marker(self, record: OperationRecord) -> str:
-        """Put a directory marker; return its ETag.
+        """Put a directory marker, unless there is one, which may have content; return its ETag.
 
         Several nodes may make the same directory at once, and R2 takes one write a second of a key: what another node
         put there is as good.
         """
         try:
-            return self._store.put(record.key, self._empty_body(), metadata={GENERATION: record.uuid})
-        except Throttled:
+            return self._store.put(
+                record.key, self._empty_body(), metadata={GENERATION: record.uuid}, condition=Condition(None)
+            )
+        except (ObjectChanged, Throttled):
             there = self._head(record.key)
-            if there is None or there.size:
+            if there is None:
                 raise
             return there.etag
 
@@ -175,26 +178,55 @@ class BucketWriter:
 
     def _rename(self, record: OperationRecord) -> PublishResult:
         """Copy, then delete: at every moment at least one of the two keys has the object."""
-        source, there = self._head(record.key), self._head(record.target)
-        if there is None or _uuid(there) != record.uuid:
-            if source is None:
-                raise ObjectChanged(f"{record.key}: another client removed it before it was renamed")
-            if record.source_etag and source.etag != record.source_etag:
-                raise ObjectChanged(f"{record.key}: another client replaced it before it was renamed")
-            metadata = {**(source.metadata or {}), GENERATION: record.uuid}
-            is_one_object = not record.key.isascii() and there == replace(source, key=record.target)
-            etag = self._store.copy(
-                ObjectId(record.key, source.etag),
-                record.target,
-                condition=Condition(source.etag if is_one_object else record.base_etag),
-                metadata=metadata,
-            )
-            there = ObjectInfo(record.target, etag, source.size, time.time(), metadata)
-        if source is not None and record.source_etag in {"", source.etag}:
+        shown: str | None = None
+        try:
+            copy = self._copy(record)
+        except (ObjectChanged, ObjectMissing) as exc:
+            source, there = self._head(record.key), self._head(record.target)
+            if (
+                source is not None
+                and not record.key.isascii()
+                and there == replace(source, key=record.target)
+            ):
+                there = self._respell(record, source)
+            elif there is None or not _is_copy(there, record, source):
+                if source is None:
+                    raise ObjectChanged(
+                        f"{record.key}: another client removed it before it was renamed"
+                    ) from exc
+                if record.source_etag and source.etag != record.source_etag:
+                    raise ObjectChanged(
+                        f"{record.key}: another client replaced it before it was renamed"
+                    ) from exc
+                raise
+            copy = there
+            if source is not None and record.source_etag not in {"", source.etag}:
+                shown = source.etag  # replaced by another client since: it stays
+        if shown is None:
             self._remove(record.key)
-            source = None
-        shown = source.etag if source is not None else None  # replaced by another client since: it stays
-        return PublishResult({record.key: shown, record.target: there.etag}, there)
+        return PublishResult({record.key: shown, record.target: copy.etag}, copy)
+
+    def _copy(self, record: OperationRecord) -> ObjectInfo:
+        """Copy a rename's object as it is. If its ETag would not tell the copy from others, the copy gets our uuid."""
+        condition, source = Condition(record.base_etag), ObjectId(record.key, record.source_etag)
+        # The size of a version that a newer local one replaces may be unknown, which is 0, too.
+        if _is_md5(source.etag) and (record.size > 0) == (source.etag != _MD5_OF_NOTHING):
+            etag = self._store.copy(source, record.target, condition=condition, size=record.size)
+            attributes = record.attributes or _DEFAULT
+            metadata = symlink_metadata(record.uuid, record.link, attributes) if record.link else None
+            return ObjectInfo(record.target, etag, record.size, time.time(), metadata)
+        found = self._store.head(record.key)
+        metadata = {**(found.metadata or {}), GENERATION: record.uuid}
+        source = ObjectId(record.key, record.source_etag or found.etag)
+        etag = self._store.copy(source, record.target, condition=condition, metadata=metadata)
+        return ObjectInfo(record.target, etag, found.size, time.time(), metadata)
+
+    def _respell(self, record: OperationRecord, source: ObjectInfo) -> ObjectInfo:
+        """Have a store that takes both names of a rename for one object list the new one."""
+        metadata = {**(source.metadata or {}), GENERATION: record.uuid}
+        version = ObjectId(record.key, source.etag)
+        etag = self._store.copy(version, record.target, condition=Condition(source.etag), metadata=metadata)
+        return ObjectInfo(record.target, etag, source.size, time.time(), metadata)
 
     def _remove(self, key: str) -> None:
         """Delete an object, unless only the other spelling of its name is there."""
@@ -221,6 +253,16 @@ def _md5() -> "hashlib._Hash":
 
 def _is_md5(etag: str) -> bool:
     return len(etag) == 32 and all(letter in "0123456789abcdef" for letter in etag)
+
+
+def _is_copy(there: ObjectInfo, record: OperationRecord, source: ObjectInfo | None) -> bool:
+    """Return whether an object is a rename's copy, or has the same content. source: the object under the old key."""
+    if _uuid(there) == record.uuid or (
+        source is not None and _uuid(source) and _uuid(there) == _uuid(source)
+    ):
+        return True
+    is_same = _is_md5(there.etag) and there.etag == record.source_etag
+    return is_same and symlink_target(there.metadata) == record.link
 
 
 def _uuid(info: ObjectInfo) -> str:

@@ -6,6 +6,8 @@ Invariant: tree and queue change together, without a checkpoint in between. The 
 bytes freed.
 """
 
+from dataclasses import replace
+
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import FileVersion, Operation, attributes_of
 from fusecache.engine.namespace.tree import Tree
@@ -112,18 +114,21 @@ class PublishResults:
         record, node = item.record, item.node
         version = result.version
         if node is not None and version is not None and record.kind is OperationKind.RENAME:
+            before = node.object
+            if version.metadata is None and before is not None and before.etag == record.source_etag:
+                version = replace(version, metadata=before.metadata)
             changes.append(PutAttributes(version.key, version.etag, attributes_of(node)))
         if record.kind in REMOVES:
             self._tree.clear_tombstone(record.key, gone=True)
             self._listener.on_gone(record.key, record.source_etag or record.base_etag)
             changes += _dropped_attributes(record.key, record.source_etag or record.base_etag)
         if node is not None:
-            if result.version is not None:
-                self._tree.set_object(node, result.version)
+            if version is not None:
+                self._tree.set_object(node, version)
             if self._tree.is_linked(node):
                 self._lookup.on_published(node)
-            elif result.version is not None:
-                self._lookup.on_removed(result.version)
+            elif version is not None:
+                self._lookup.on_removed(version)
             self._tree.release_local(node)
         await self._journal.submit_batched(*changes).committed()
 

@@ -292,8 +292,15 @@ class WritebackQueue:
         keys = item.changed_keys()
         is_marker = self.is_commit_marker(keys[-1])
         if isinstance(item, Operation):
-            role, moved_to = _ROLES[item.record.kind], _moved_to(item)
-            return OrderedChange(item.sequence, keys, role, is_commit_marker=is_marker, moved_to=moved_to)
+            record, role = item.record, _ROLES[item.record.kind]
+            is_one_of_many = not is_marker and (role is Role.REMOVAL or record.with_directory)
+            replaces = record.base_etag is not None or keys[-1] in self._by_key
+            if record.with_directory and is_one_of_many and record.size and not replaces:
+                # A new file under its new name. Symlinks and empty files, which may stand for others, come after these.
+                return OrderedChange(item.sequence, keys, Role.NEW, record.size)
+            return OrderedChange(
+                item.sequence, keys, role, 0, is_marker, _moved_to(item), side_by_side=is_one_of_many
+            )
         replaces = item.record.base_etag is not None or keys[0] in self._by_key
         role = Role.ORDERED if replaces or is_marker else Role.NEW
         return OrderedChange(item.sequence, keys, role, item.size, is_marker)

@@ -12,7 +12,7 @@ sequence number. The rules:
 
 1. Changes of one name are published in order; `d` and `d/` are one name.
 2. An ORDERED change waits for everything older in the subtrees of its directories. Everything younger there waits for
-   it.
+   it. Changes that are `side_by_side` do not wait for each other.
 3. A REMOVAL is ordered like that, and also waits for every older write of the whole mount.
 4. A MARKER_DELETE (of a directory marker) waits like an ORDERED change. It also waits for older REMOVALs and
    MARKER_DELETEs below its own directory, as that would still show with them unpublished. This includes REMOVALs that
@@ -64,7 +64,8 @@ class OrderedChange:
     """One queued change. keys: the keys that it changes. size: bytes of a file's content, else 0.
 
     is_commit_marker: whether its name is one of `order_last`. moved_to: of a REMOVAL, the key to which newer content
-    of its name was renamed before that was published; "" if there is none.
+    of its name was renamed before that was published; "" if there is none. side_by_side: it is one of many that are
+    made together, such as the removals of `rm -r`.
     """
 
     sequence: int
@@ -73,6 +74,7 @@ class OrderedChange:
     size: int = 0
     is_commit_marker: bool = False
     moved_to: str = ""
+    side_by_side: bool = False
 
 
 class SequenceBarrier:
@@ -133,6 +135,13 @@ class SequenceBarrier:
         return found
 
 
+def _with(barrier: SequenceBarrier | None, sequence: int) -> SequenceBarrier:
+    """Return a barrier, made now if there is none, with one more member."""
+    barrier = barrier or SequenceBarrier()
+    barrier.add(sequence)
+    return barrier
+
+
 class _Folder:
     """What is queued at and below one directory.
 
@@ -142,6 +151,7 @@ class _Folder:
     Each barrier holds back younger changes:
     holders: what lies at and below; for all that lies right here and is not NEW. MARKER_DELETEs are not in it.
     ordered: ORDERED changes and REMOVALs right here; for everything at and below.
+    holders_together, ordered_together: the same of changes that are `side_by_side`; for all others.
     large: files above SMALL_BYTES at and below; for small new files (rule 5).
     deferred: deferred writes right here; for REMOVALs (rule 6).
     deferred_markers: deferred REMOVALs of commit markers right here; for files right here (rule 6).
@@ -155,8 +165,10 @@ class _Folder:
         "deletes",
         "entries",
         "holders",
+        "holders_together",
         "large",
         "ordered",
+        "ordered_together",
         "parent",
         "path",
         "unpublished_bytes",
@@ -169,7 +181,9 @@ class _Folder:
         self.entries = 0
         self.unpublished_bytes = 0
         self.holders = SequenceBarrier()
+        self.holders_together: SequenceBarrier | None = None
         self.ordered: SequenceBarrier | None = None
+        self.ordered_together: SequenceBarrier | None = None
         self.large: SequenceBarrier | None = None
         self.deferred: SequenceBarrier | None = None
         self.deferred_markers: SequenceBarrier | None = None
@@ -236,8 +250,7 @@ class PublishOrder:
                 heappush(self._candidates, queued[0])
         if change.role in _DELETES:
             for above in self._ancestors(entry):
-                above.deletes = above.deletes or SequenceBarrier()
-                above.deletes.add(change.sequence)
+                above.deletes = _with(above.deletes, change.sequence)
         if deferred:
             self._defer(entry)
         else:
@@ -336,12 +349,16 @@ class PublishOrder:
     def _barrier_before(self, entry: _Entry) -> SequenceBarrier | None:
         """Return the barrier that holds an entry back, or None. Other changes of its names are not looked at."""
         sequence, role = entry.change.sequence, entry.change.role
+        alone = not entry.change.side_by_side
         for folder in entry.folders:
-            if role is not Role.NEW and folder.holders.holds(sequence):
-                return folder.holders
+            barriers: list[SequenceBarrier | None] = []
+            if role is not Role.NEW:
+                barriers = [folder.holders, folder.holders_together if alone else None]
             for above in folder.ancestors:
-                if above.ordered is not None and above.ordered.holds(sequence):
-                    return above.ordered
+                barriers += [above.ordered, above.ordered_together if alone else None]
+            for barrier in barriers:
+                if barrier is not None and barrier.holds(sequence):
+                    return barrier
         here = entry.folders[-1].deferred_markers
         if here is not None and here.holds(sequence) and role in _WRITES and not entry.names_directory:
             return here
@@ -385,16 +402,20 @@ class PublishOrder:
         if change.role is Role.MARKER_DELETE:
             return
         for above in self._ancestors(entry):
-            above.holders.add(sequence)
+            if change.side_by_side:
+                above.holders_together = _with(above.holders_together, sequence)
+            else:
+                above.holders.add(sequence)
             above.unpublished_bytes += change.size
             if change.size > SMALL_BYTES:
-                above.large = above.large or SequenceBarrier()
-                above.large.add(sequence)
+                above.large = _with(above.large, sequence)
         self._find_behind(entry)
         if change.role is not Role.NEW:
             for folder in entry.folders:
-                folder.ordered = folder.ordered or SequenceBarrier()
-                folder.ordered.add(sequence)
+                if change.side_by_side:
+                    folder.ordered_together = _with(folder.ordered_together, sequence)
+                else:
+                    folder.ordered = _with(folder.ordered, sequence)
 
     def _leave(self, entry: _Entry) -> None:
         """Undo `_join`, and have what the change held back checked again."""
@@ -406,14 +427,13 @@ class PublishOrder:
         if change.role is Role.MARKER_DELETE:
             return
         for above in self._ancestors(entry):
-            self._release(above.holders, sequence)
+            self._release_held(above, change)
             if not entry.is_deferred:
                 above.unpublished_bytes -= change.size
             if above.large is not None and change.size > SMALL_BYTES:
                 self._release(above.large, sequence)
         for folder in entry.folders:
-            if folder.ordered is not None:
-                self._release(folder.ordered, sequence)
+            self._release_ordered(folder, change)
 
     def _find_behind(self, entry: _Entry) -> None:
         """Find the directory for whose large files a small new file waits: it may name what is unpublished there."""
@@ -429,14 +449,13 @@ class PublishOrder:
     def _delay(self, entry: _Entry) -> None:
         """Release what a REMOVAL holds back (rule 7), as it waits only for a failing write elsewhere."""
         entry.is_delayed = True
-        sequence = entry.change.sequence
         own = set(entry.folders) if entry.change.is_commit_marker else set()
         for above in self._ancestors(entry):
             if above not in own:
-                self._release(above.holders, sequence)
+                self._release_held(above, entry.change)
         for folder in entry.folders:
-            if folder not in own and folder.ordered is not None:
-                self._release(folder.ordered, sequence)
+            if folder not in own:
+                self._release_ordered(folder, entry.change)
 
     def _recheck_if_oldest_fails(self) -> None:
         """If the oldest write is failing, have the REMOVALs that wait for it checked again: they are delayed then."""
@@ -446,6 +465,16 @@ class PublishOrder:
             self._holding.clear()
 
     # ---- inside
+
+    def _release_held(self, folder: _Folder, change: OrderedChange) -> None:
+        barrier = folder.holders_together if change.side_by_side else folder.holders
+        if barrier is not None:
+            self._release(barrier, change.sequence)
+
+    def _release_ordered(self, folder: _Folder, change: OrderedChange) -> None:
+        barrier = folder.ordered_together if change.side_by_side else folder.ordered
+        if barrier is not None:
+            self._release(barrier, change.sequence)
 
     def _release(self, barrier: SequenceBarrier, sequence: int) -> None:
         barrier.discard(sequence)
@@ -460,11 +489,9 @@ class PublishOrder:
     def _defer(self, entry: _Entry) -> None:
         change, folder = entry.change, entry.folders[0]
         if change.role in _WRITES:
-            folder.deferred = folder.deferred or SequenceBarrier()
-            folder.deferred.add(change.sequence)
+            folder.deferred = _with(folder.deferred, change.sequence)
         elif change.role is Role.REMOVAL and change.is_commit_marker:
-            folder.deferred_markers = folder.deferred_markers or SequenceBarrier()
-            folder.deferred_markers.add(change.sequence)
+            folder.deferred_markers = _with(folder.deferred_markers, change.sequence)
 
     def _undefer(self, entry: _Entry) -> None:
         for barrier in (entry.folders[0].deferred, entry.folders[0].deferred_markers):

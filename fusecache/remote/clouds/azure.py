@@ -120,6 +120,7 @@ class AzureStore(CloudStore):
         *,
         condition: Condition | None = None,
         metadata: Mapping[str, str] | None = None,
+        size: int | None = None,
     ) -> str:
         """Copy inside the account if the source is still that version; return the new ETag."""
         headers = {

@@ -120,6 +120,7 @@ class GcsStore(CloudStore):
         *,
         condition: Condition | None = None,
         metadata: Mapping[str, str] | None = None,
+        size: int | None = None,
     ) -> str:
         """Copy inside the bucket if the source is still that version; return the new ETag."""
         found = self._head(source.key)

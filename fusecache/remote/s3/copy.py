@@ -42,16 +42,23 @@ class CopyRequests:
     is_r2: bool
 
     def copy(
-        self, source: ObjectId, key: str, condition: Condition | None, metadata: Mapping[str, str] | None
+        self,
+        source: ObjectId,
+        key: str,
+        condition: Condition | None,
+        metadata: Mapping[str, str] | None,
+        size: int | None,
     ) -> str:
         """Copy, as `Store.copy` specifies."""
-        facts = self.head(source.key)
-        self._require_version(facts, source)
-        kept: dict[str, Any] = {name: facts[name] for name in KEPT_HEADERS if facts.get(name)}  # type: ignore[literal-required]
-        # The raw values, not decoded and encoded again: metadata of other clients must not change.
-        kept["Metadata"] = dict(facts["Metadata"]) if metadata is None else encode_metadata(metadata)
-        if facts["ContentLength"] > self.transport.single_copy_bytes:
-            return self._copy_in_parts(source, key, facts["ContentLength"], condition, kept)
+        kept: dict[str, Any] = {}
+        if metadata is not None or size is None or size > self.transport.single_copy_bytes:
+            facts = self.head(source.key)
+            self._require_version(facts, source)
+            kept = {name: facts[name] for name in KEPT_HEADERS if facts.get(name)}  # type: ignore[literal-required]
+            # The raw values, not decoded and encoded again: metadata of other clients must not change.
+            kept["Metadata"] = dict(facts["Metadata"]) if metadata is None else encode_metadata(metadata)
+            if facts["ContentLength"] > self.transport.single_copy_bytes:
+                return self._copy_in_parts(source, key, facts["ContentLength"], condition, kept)
         arguments: dict[str, Any] = {
             "Bucket": self.bucket,
             "Key": key,

@@ -293,10 +293,12 @@ class S3Store:
         *,
         condition: Condition | None = None,
         metadata: Mapping[str, str] | None = None,
+        size: int | None = None,
     ) -> str:
         """Copy inside the bucket if the source is still that version; return the new ETag.
 
-        Sends a HEAD of the source first: its size decides between one request and parts.
+        Sends a HEAD of the source first, unless nothing of the answer is needed: its size decides between one request
+        and parts, and headers are lost if the metadata change.
         """
         copies = CopyRequests(
             store=self,
@@ -307,7 +309,7 @@ class S3Store:
             transport=self._transport,
             is_r2=self._endpoint.is_r2,
         )
-        return copies.copy(source, key, condition, metadata)
+        return copies.copy(source, key, condition, metadata, size)
 
     def delete(self, key: str) -> None:
         """Delete an object. A missing one is success."""

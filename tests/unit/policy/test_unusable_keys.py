@@ -71,3 +71,10 @@ def test_one_pass_finds_what_looking_at_all_keys_finds(keys: set[str]) -> None:
         if not is_bad(key) and not key.endswith("/") and any(each.startswith(key + "/") for each in keys)
     }
     assert set(unusable(list(keys))) == {key for key in keys if is_bad(key)} | hidden
+
+
+def test_the_content_of_a_directory_marker_is_found() -> None:
+    finder = UnusableKeys()
+    assert finder.see("empty/", 0) == []
+    assert finder.see("full/", 7) == [("full/", "it is a directory, whose content no path shows")]
+    assert finder.see("full/file", 7) == []

@@ -1,6 +1,6 @@
 """Whatever is queued, replaced, failing or deferred: nothing overtakes what it must not, and all is published."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -55,9 +55,10 @@ class Reference:
                 return True
         if older.deferred or first.role is Role.MARKER_DELETE:
             return older.deferred and self._must_go_before(first, second)
-        if second.role is not Role.NEW and self._lies_in(first, _folders(second)):
+        are_together = first.side_by_side and second.side_by_side
+        if second.role is not Role.NEW and not are_together and self._lies_in(first, _folders(second)):
             return True
-        if first.role is not Role.NEW and self._lies_in(second, _folders(first)):
+        if first.role is not Role.NEW and not are_together and self._lies_in(second, _folders(first)):
             return True
         beside = _Folders([] if younger.behind is None else [younger.behind])
         return first.size > SMALL_BYTES and self._lies_in(first, beside)
@@ -126,12 +127,15 @@ def changes(draw: st.DrawFn, sequence: int) -> OrderedChange:
             sequence, (draw(st.sampled_from([key for key in KEYS if key.endswith("/")])),), role
         )
     if role is Role.REMOVAL:
+        is_marker = draw(st.booleans())
         return OrderedChange(
-            sequence, (draw(st.sampled_from(files)),), role, is_commit_marker=draw(st.booleans())
+            sequence, (draw(st.sampled_from(files)),), role, 0, is_marker, side_by_side=not is_marker
         )
-    if role is Role.ORDERED and draw(st.booleans()):
+    if role in {Role.NEW, Role.ORDERED} and draw(st.booleans()):
         old, new = draw(st.lists(st.sampled_from(files), min_size=2, max_size=2, unique=True))
-        return OrderedChange(sequence, (old, new), role)
+        if role is Role.NEW:
+            return OrderedChange(sequence, (old, new), role, draw(st.sampled_from(SIZES[1:])))
+        return OrderedChange(sequence, (old, new), role, side_by_side=draw(st.booleans()))
     key = draw(st.sampled_from(KEYS if role is Role.NEW else files))
     size = 0 if key.endswith("/") else draw(st.sampled_from(SIZES))
     return OrderedChange(sequence, (key,), role, size)
@@ -173,10 +177,7 @@ class Queue(RuleBasedStateMachine):
         self.reference.queued[change.sequence] = queued
         if not deferred:
             self._find_behind(queued)
-        self.order.add(
-            OrderedChange(change.sequence, keys, change.role, change.size, change.is_commit_marker),
-            deferred=deferred,
-        )
+        self.order.add(replace(change, keys=keys), deferred=deferred)
 
     def _find_behind(self, queued: Queued) -> None:
         change = queued.change
