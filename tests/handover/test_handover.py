@@ -74,6 +74,15 @@ FOUND: dict[str, tuple[Step, ...]] = {
         ("wait", 5.0),
         ("write", 3),
     ),
+    "a replaced file is readable although a successor uploaded it": (
+        ("look_away",),
+        ("save", "a"),
+        ("open", 2, "a", "r"),
+        ("wait", 3.0),
+        ("save", "b"),
+        ("rename", "b", "a"),
+        ("wait", 3.0),
+    ),
     "a directory is renamed under an open file": (
         ("mkdir", "x"),
         ("save", "x/a"),

@@ -111,6 +111,8 @@ class Retirement:
             rows.append(DropFile(version.record.generation))
             released.append((version.node, version.record.generation))
             size, checksums = version.size, version.granule_checksums
+            if size and not checksums:  # it was synced, and prepared, by the daemon before
+                checksums = await self._offload.disk(version.file.checksums)
             is_cacheable = bool(size and checksums)
             self._cache.release_staging(version.reserved - (size if is_cacheable else 0), version.record.key)
             version.reserved = 0

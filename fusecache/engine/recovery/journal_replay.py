@@ -221,8 +221,6 @@ class JournalReplay:
         """Keep the bytes of published content for the cache: the bucket may lose them while programs read them."""
         generation = record.generation
         version = FileVersion(record, self._staging.known(generation), None, self._sizes.get(generation, 0))
-        if version.size:
-            version.granule_checksums = version.file.checksums()
         found.stored[generation] = version
         return []
 

@@ -723,3 +723,20 @@ async def test_a_thousand_files_wait_for_the_bucket_with_few_descriptors(
 
 def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+async def test_a_file_that_the_next_daemon_uploads_is_warm(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    bucket.takes_nothing = True
+    async with running_node(bucket, cache) as user:
+        handle = await user.open("checkpoint")
+        await user.fs.file_io.write(handle, 0, b"weights" * 100_000)
+        await user.fs.close_protocol.fsync(handle)
+        await user.close(handle)
+    bucket.come_back()
+    async with running_node(bucket, cache) as user:
+        assert await user.drained() == "durable"
+        await user.fs.publisher.wait_retired()
+        assert await user.read("checkpoint") == b"weights" * 100_000
+    assert bucket.gets == []
