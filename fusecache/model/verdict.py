@@ -1,10 +1,12 @@
 """The verdict on a mount, from its status: OK, DEGRADED (it works, but something is wrong), ACTION (you must act)."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fusecache.model.error_text import renewal_text
-from fusecache.model.format_text import changes_text, count_text, seconds_text
+from fusecache.model.format_text import changes_text, count_text, seconds_text, size_text
+from fusecache.model.objects import STAGING_SHARE_PERCENT
 
 OK, DEGRADED, ACTION = "OK", "DEGRADED", "ACTION"
 # A request that fails once and is retried is no news. Uploads that wait for longer than this are.
@@ -13,6 +15,9 @@ _WAITING_SECONDS = 10.0
 RECENT_COUNTS = {"disk_errors": "I/O error", "uncached": "fetch", "failed_tasks": "failure"}
 # How long that is: long enough for a probe that runs every few minutes.
 RECENT_SECONDS = 600.0
+# Quarantined files that take more than 1/4 of the space for written files degrade a mount: sized as documented, that
+# has space for two checkpoints and a little more.
+QUARANTINE_SHARE = 4
 _RECENT_TEXTS = {
     "disk_errors": "of the cache's disk: reads go on, uncached",
     "uncached": "not cached, because the cache was full or its disk too slow",
@@ -48,6 +53,28 @@ def verdict_line(status: Mapping[str, Any]) -> str:
     return f"{status['verdict']}, uploading {changes}"
 
 
+def recover_command(status: Mapping[str, Any]) -> str:
+    """Return the command that lists what did not reach the bucket of a mount."""
+    place = shlex.quote(status["mountpoint"]) if "mountpoint" in status else "MOUNTPOINT"
+    return f"`fusecache recover {place}`"
+
+
+def space_remedy(status: Mapping[str, Any]) -> str:
+    """Return what gives writes space again."""
+    if _hold_space(status):
+        return f"raise --cache-size, or restore or delete unfinished files: see {recover_command(status)}"
+    return "raise --cache-size, or wait for uploads"
+
+
+def _hold_space(status: Mapping[str, Any]) -> bool:
+    """Return whether quarantined files may soon leave writers without space."""
+    return bool(status.get("aside_bytes", 0) * QUARANTINE_SHARE > _staging_bytes(status))
+
+
+def _staging_bytes(status: Mapping[str, Any]) -> int:
+    return int(status.get("cache", {}).get("limit_bytes", 0)) * STAGING_SHARE_PERCENT // 100
+
+
 def _of_bucket(
     bucket: Mapping[str, Any], judge_it: Callable[[Mapping[str, Any]], Iterator[str]]
 ) -> Iterator[str]:
@@ -66,14 +93,15 @@ def _actions(status: Mapping[str, Any]) -> Iterator[str]:
     elif status.get("waiting_code") in ("bucket-missing", "refused"):
         yield f"uploads stopped: {status['waiting_for']}"
     shortages = status.get("shortages", {})
+    see = f"see {recover_command(status)}"
     if shortages.get("files") and shortages["seconds"] < RECENT_SECONDS:
-        yield f"no space for {count_text(shortages['files'], 'write')}: raise --cache-size, or wait for uploads"
+        yield f"no space for {count_text(shortages['files'], 'write')}: {space_remedy(status)}"
     if status.get("rejected_files"):
-        yield f"the bucket rejected {count_text(status['rejected_files'], 'change')}: see `fusecache recover`"
+        yield f"the bucket rejected {count_text(status['rejected_files'], 'change')}: {see}"
     if status.get("conflict_files"):
-        yield f"{count_text(status['conflict_files'], 'conflict')} with another client: see `fusecache recover`"
+        yield f"{count_text(status['conflict_files'], 'conflict')} with another client: {see}"
     if status.get("suspects"):
-        yield f"{count_text(status['suspects'], 'file')} damaged by a crash: see `fusecache recover`"
+        yield f"{count_text(status['suspects'], 'file')} damaged by a crash: {see}"
 
 
 def _faults(status: Mapping[str, Any]) -> Iterator[str]:
@@ -90,6 +118,13 @@ def _faults(status: Mapping[str, Any]) -> Iterator[str]:
         pass  # an action says it
     elif status.get("waiting_for") and status.get("oldest_pending_seconds", 0) > _WAITING_SECONDS:
         yield f"uploads wait: {status['waiting_for']}"
+    if _hold_space(status):
+        files = count_text(status["orphans"] + status["suspects"], "unfinished file")
+        verb = "holds" if status["orphans"] + status["suspects"] == 1 else "hold"
+        yield (
+            f"{files} {verb} {size_text(status['aside_bytes'])} of the {size_text(_staging_bytes(status))} for files "
+            f"that wait for upload: see {recover_command(status)}"
+        )
     if status.get("config_not_applied"):
         yield str(status["config_not_applied"])
     if status.get("keys_error"):

@@ -6,11 +6,13 @@ There are three kinds, and each entry has a number:
 - In a conflict, our version is an object of its own.
 
 Invariants:
-1. An entry is deleted only by its number, on request, and a restore never takes a name that is taken.
+1. An entry is deleted only by its number, on request, and a restore never takes a name that is taken. One exception:
+   content whose writer was killed gives its space to writers if newer content of its name stands for it.
 2. Row, file and reserved space go together. A crash in between leaves a row that the next start finishes.
 """
 
 import logging
+import sys
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -71,6 +73,8 @@ class Quarantine:
         self._local_only = self._write.local_only
         # The rows of quarantined files, and the bytes that the ledger counts for each.
         self._quarantined: dict[int, tuple[FileRecord, int]] = {}
+        self._making_space = trio.Lock()
+        self._times_made = 0
 
     def restore_rows(self, found: ReplayResult) -> None:
         """Load the quarantined files that the start found."""
@@ -295,14 +299,52 @@ class Quarantine:
             return await self._delete_copy(conflict)
         if number not in self._quarantined:
             raise NotFound(f"{number}: no such entry to delete; list them with `fusecache recover`")
+        return await self._delete(number)
+
+    async def _delete(self, number: int) -> int:
         record, held = self._quarantined.pop(number)
         # Three steps (row, file, row), so that the next start finishes what a crash interrupts.
         await self._journal.commit(PutFile(replace(record, state=FileState.DROPPED)))
         await self._offload.disk(self._staging.delete_quarantined, number)
-        self._cache.release_staging(held, record.key)
+        await self._cache.free_staging(held, record.key)
         await self._journal.commit(DropFile(number))
         log.info("deleted number=%d key=%s bytes=%d reason=%s", number, record.key, held, record.reason.value)
         return held
+
+    async def make_space(self, key: str) -> bool:
+        """Free the space of the oldest attempt at a file that newer content stands for; return whether there was one.
+
+        A local file system has one file for all attempts at a name. key: of the file that is to be written now.
+        """
+        times = self._times_made
+        async with self._making_space:
+            if times != self._times_made:
+                return True  # another writer made space while this one waited
+            records = [record for record, _ in self._quarantined.values() if record.reason in _ATTEMPTS]
+            newest = {record.key: record.generation for record in sorted(records, key=_generation)}
+            newest[key] = sys.maxsize
+            replaced = (each for each in records if self._is_replaced(each, newest[each.key]))
+            oldest = min(replaced, key=_generation, default=None)
+            if oldest is None:
+                return False
+            log.warning(
+                "deleted an older attempt, as space is short path=%s bytes=%d reason=%s",
+                self._tree.relative(oldest.key), oldest.size, oldest.reason.value,
+            )  # fmt: skip
+            with trio.CancelScope(shield=True):
+                await self._delete(oldest.generation)
+            self._times_made += 1
+            return True
+
+    def _is_replaced(self, record: FileRecord, newest: int) -> bool:
+        """Return whether newer content of the name is here or in the bucket. newest: generation of the last attempt."""
+        node = self._tree.find(record.key)
+        if newest > record.generation or node is None:
+            return newest > record.generation
+        version, published = node.version, node.object
+        return (version is not None and version.record.generation > record.generation) or (
+            published is not None and published.modified > record.moment
+        )
 
     async def _delete_rejected(self, version: FileVersion) -> int:
         node = self._node_of(version)
@@ -332,6 +374,14 @@ class Quarantine:
             self._conflict_log.drop(record.number)
         await self._journal.wait_committed()
         return 0
+
+
+# Never closed, so a newer attempt at the name stands for it.
+_ATTEMPTS = frozenset({Reason.KILLED, Reason.UNCLOSED})
+
+
+def _generation(record: FileRecord) -> int:
+    return record.generation
 
 
 # Fields of a restored row that start empty: what the old row knew of an upload and of synced bytes is of no use.
