@@ -117,6 +117,7 @@ class OperationRecord:
     For RENAME `target` is the new key and base_etag belongs to it. source_etag, size and modified (seconds since 1970)
     describe the object under `key`; link is its target if it is a symlink. For SYMLINK `target` is the symlink's
     target. For DELETE `target` is the key that newer, unpublished content of the name was moved to, or empty.
+    error: why the bucket rejected it, at `moment` (seconds since 1970); "": it is queued.
     """
 
     sequence: int
@@ -130,6 +131,8 @@ class OperationRecord:
     uuid: str = ""
     attributes: PosixAttributes | None = None
     link: str = ""
+    error: str = ""
+    moment: float = 0.0
 
 
 def to_row(record: FileRecord | OperationRecord | ConflictRecord) -> dict[str, Any]:

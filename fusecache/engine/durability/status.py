@@ -123,7 +123,7 @@ class QueueStatus:
         dirty = self._dirty("")
         dirty_bytes = sum(version.size for version in dirty)
         rejected = self._publisher.rejected
-        rejected_bytes = sum(item.size for item in rejected if isinstance(item, FileVersion))
+        rejected_sizes = [item.size for item in rejected if isinstance(item, FileVersion)]
         rate = self._rate_of()
         left = None if self._publisher.failure is not None else seconds_left(pending.left_bytes, rate)
         conflicts = list(self._conflict_log.open())
@@ -134,7 +134,7 @@ class QueueStatus:
             "dirty_files": len(dirty),
             "dirty_bytes": dirty_bytes,
             # Bytes that only this node holds, for whatever reason; quarantined bytes are counted apart.
-            "exposed_bytes": pending.bytes + dirty_bytes + rejected_bytes + local_bytes,
+            "exposed_bytes": pending.bytes + dirty_bytes + sum(rejected_sizes) + local_bytes,
             "upload_bytes_per_second": round(rate),
             "seconds_left": None if left is None else round(left, 1),
             "local_only_files": len(local),
@@ -144,6 +144,7 @@ class QueueStatus:
             "waiting_code": code_of(self._publisher.failure) if self._publisher.failure else "",
             "rejected": [self._tree.relative(item.changed_keys()[-1]) for item in rejected[-NAMED:]],
             "rejected_files": len(rejected),
+            "rejected_contents": len(rejected_sizes),
             "conflicts": [self._conflict_details(each) for each in conflicts[-NAMED:]],
             "conflict_files": len(conflicts),
             "shortages": self._enospc_log.facts(),
@@ -198,7 +199,7 @@ class QueueStatus:
             try:
                 node = await self._resolve(path)
             except NotFound:
-                if shortages.get("path") != path:
+                if shortages.get("path") != path and not self.rejected_at(key):
                     raise
         if node is not None and node.version is not None and self._local_only.covers(node):
             return {"path": path, "state": "local-only", **self._details(Pending()), "shortages": shortages}

@@ -2,7 +2,7 @@
 
 There are three kinds, and each entry has a number:
 - Orphans (never closed) and suspects (perhaps damaged) are quarantined in folders of the cache directory.
-- Rejected files show on the mount.
+- Rejected files show on the mount. Rejected changes of names have no bytes here; they are repeated or dropped.
 - In a conflict, our version is an object of its own.
 
 Invariants:
@@ -24,7 +24,7 @@ import trio
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import CloseState, FileVersion, Kind, Node, in_use
+from fusecache.engine.namespace.nodes import CloseState, FileVersion, Kind, Node, Operation, in_use
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.operations import NamespaceOps
 from fusecache.engine.publish.publishers import Publishers
@@ -38,7 +38,15 @@ from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropFile, PutFile
 from fusecache.model.errors import AlreadyExists, FusecacheError, NotADirectory, NotFound, NotPermitted
 from fusecache.model.names import CONTROL_NAME, decode_name, marked_name
-from fusecache.model.records import DOUBTFUL, ConflictRecord, FileRecord, PosixAttributes, Reason
+from fusecache.model.records import (
+    DOUBTFUL,
+    ConflictRecord,
+    FileRecord,
+    OperationKind,
+    OperationRecord,
+    PosixAttributes,
+    Reason,
+)
 from fusecache.model.states import FileState
 
 log = logging.getLogger(__name__)
@@ -103,12 +111,16 @@ class Quarantine:
             for record, _ in self._quarantined.values()
         ]
         rows += [self._rejected_row(version) for version in self._rejected().values()]
+        rows += [operation_row(each.record, self._tree.relative) for each in self._operations().values()]
         rows += [self._conflict_row(record) for record in self._conflict_log.all()]
         return listing_of(rows)
 
     def _rejected(self) -> dict[int, FileVersion]:
         items = (item for item in self._publisher.rejected if isinstance(item, FileVersion))
         return {item.record.generation: item for item in items}
+
+    def _operations(self) -> dict[int, Operation]:
+        return {item.sequence: item for item in self._publisher.rejected if isinstance(item, Operation)}
 
     def _rejected_row(self, version: FileVersion) -> dict[str, Any]:
         record = version.record
@@ -128,13 +140,16 @@ class Quarantine:
         """Make an entry a file of the mount, at the path `to` ("": beside its old name); return the path.
 
         A rejected file keeps its name unless `to` is given, and is queued again. Our version of a conflict is renamed.
+        A rejected change of names is sent again as it was.
         Raises NotFound, AlreadyExists if the path is taken, LocalDiskError if the bytes are gone.
         """
         self._journal.check_writable()
-        rejected = self._rejected().get(number)
+        rejected, operation = self._rejected().get(number), self._operations().get(number)
         conflict = self._conflict_log.get(number)
         if rejected is not None:
             return await self._requeue(rejected, to)
+        if operation is not None:
+            return await self._repeat(operation, to)
         if conflict is not None:
             return await self._rename_copy(conflict, to)
         if number not in self._quarantined:
@@ -224,6 +239,15 @@ class Quarantine:
         await self._journal.commit(*changes)
         return path
 
+    async def _repeat(self, item: Operation, to: str) -> str:
+        path = self._tree.relative(item.changed_keys()[-1])
+        if to:
+            raise NotPermitted(
+                f"{item.sequence}: only the change of {path} itself can be repeated; try again without --to"
+            )
+        await self._publisher.of(item.record.key).repeat(item)
+        return path
+
     async def _rename_copy(self, record: ConflictRecord, to: str) -> str:
         copy = self._tree.relative(record.kept_as)
         if not copy:
@@ -291,10 +315,13 @@ class Quarantine:
     async def delete(self, number: int) -> int:
         """Delete an entry for good; return the bytes freed here. Raises NotFound, NotPermitted if it is in use."""
         self._journal.check_writable()
-        rejected = self._rejected().get(number)
+        rejected, operation = self._rejected().get(number), self._operations().get(number)
         conflict = self._conflict_log.get(number)
         if rejected is not None:
             return await self._delete_rejected(rejected)
+        if operation is not None:
+            await self._publisher.of(operation.record.key).drop_rejected(operation)
+            return 0
         if conflict is not None:
             return await self._delete_copy(conflict)
         if number not in self._quarantined:
@@ -414,6 +441,31 @@ def quarantine_row(record: FileRecord, path: str, local_path: Path | None) -> di
         "reason": record.reason.value,
         "message": record.error,
         "local_path": "" if local_path is None else str(local_path),
+    }
+
+
+_CHANGES = {
+    OperationKind.DELETE: "its removal",
+    OperationKind.MKDIR: "the new directory",
+    OperationKind.RMDIR: "the removal of the directory",
+    OperationKind.SYMLINK: "the symlink",
+}
+
+
+def operation_row(record: OperationRecord, path_of: Callable[[str], str]) -> dict[str, Any]:
+    """Return an entry of the listing for a rejected change of names. path_of: returns the path of a key."""
+    is_rename = record.kind is OperationKind.RENAME
+    what = f"the rename from {path_of(record.key)}" if is_rename else _CHANGES[record.kind]
+    return {
+        "id": record.sequence,
+        "kind": "refused",
+        "path": path_of(record.target if is_rename else record.key).rstrip("/"),
+        "bytes": 0,
+        "time": record.moment,
+        "reason": "",
+        "message": f"the bucket rejected {what}: {record.error}",
+        "local_path": "",
+        "change": record.kind.value,
     }
 
 
