@@ -42,7 +42,8 @@ _CAUSES: tuple[tuple[type[FusecacheError], str, str], ...] = (
     (
         ObjectArchived,
         "archived",
-        "restore the object from its archive; then the change is repeated within a minute, or at once with `fusecache recover --restore ID`",
+        "restore the object from its archive: the change is repeated by itself, or at once with "
+        "`fusecache recover --restore ID`",
     ),
     (TooLarge, "too-large", "split the file"),
     (

@@ -1,6 +1,5 @@
 """The verdict on a mount, from its status: OK, DEGRADED (it works, but something is wrong), ACTION (you must act)."""
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -53,16 +52,10 @@ def verdict_line(status: Mapping[str, Any]) -> str:
     return f"{status['verdict']}, uploading {changes}"
 
 
-def recover_command(status: Mapping[str, Any]) -> str:
-    """Return the command that lists what did not reach the bucket of a mount."""
-    place = shlex.quote(status["mountpoint"]) if "mountpoint" in status else "MOUNTPOINT"
-    return f"`fusecache recover {place}`"
-
-
 def space_remedy(status: Mapping[str, Any]) -> str:
     """Return what gives writes space again."""
     if _hold_space(status):
-        return f"raise --cache-size, or restore or delete unfinished files: see {recover_command(status)}"
+        return "raise --cache-size, or restore or delete unfinished files: see `fusecache recover`"
     return "raise --cache-size, or wait for uploads"
 
 
@@ -93,15 +86,14 @@ def _actions(status: Mapping[str, Any]) -> Iterator[str]:
     elif status.get("waiting_code") in ("bucket-missing", "refused"):
         yield f"uploads stopped: {status['waiting_for']}"
     shortages = status.get("shortages", {})
-    see = f"see {recover_command(status)}"
     if shortages.get("files") and shortages["seconds"] < RECENT_SECONDS:
         yield f"no space for {count_text(shortages['files'], 'write')}: {space_remedy(status)}"
     if status.get("rejected_files"):
-        yield f"the bucket rejected {count_text(status['rejected_files'], 'change')}: {see}"
+        yield f"the bucket rejected {count_text(status['rejected_files'], 'change')}: see `fusecache recover`"
     if status.get("conflict_files"):
-        yield f"{count_text(status['conflict_files'], 'conflict')} with another client: {see}"
+        yield f"{count_text(status['conflict_files'], 'conflict')} with another client: see `fusecache recover`"
     if status.get("suspects"):
-        yield f"{count_text(status['suspects'], 'file')} damaged by a crash: {see}"
+        yield f"{count_text(status['suspects'], 'file')} damaged by a crash: see `fusecache recover`"
 
 
 def _faults(status: Mapping[str, Any]) -> Iterator[str]:
@@ -123,7 +115,7 @@ def _faults(status: Mapping[str, Any]) -> Iterator[str]:
         verb = "holds" if status["orphans"] + status["suspects"] == 1 else "hold"
         yield (
             f"{files} {verb} {size_text(status['aside_bytes'])} of the {size_text(_staging_bytes(status))} for files "
-            f"that wait for upload: see {recover_command(status)}"
+            "that wait for upload: see `fusecache recover`"
         )
     if status.get("config_not_applied"):
         yield str(status["config_not_applied"])

@@ -285,6 +285,8 @@ class QueueStatus:
             # An upload can take minutes until it learns that the keys are refused after an outage.
             error = self._clients.of(key).refusal_of_writes or error
         text = "" if error is None else remedy(error, self._keys_from.of(key))
+        number = item.record.generation if isinstance(item, FileVersion) else item.sequence
+        text = text.replace("--restore ID", f"--restore {number}")
         code = "" if error is None else code_of(error)
         return {"path": self._name_of(item), "cause": str(error or ""), "code": code, "remedy": text}
 

@@ -37,7 +37,7 @@ async def sizes(user: User) -> list[tuple[str, int]]:
 
 
 def verdict_of(user: User) -> tuple[str, list[str]]:
-    judged = judge({**user.fs.statistics(), "mountpoint": "/data"}, {})
+    judged = judge(user.fs.statistics(), {})
     return judged["verdict"], judged["reasons"]
 
 
@@ -136,7 +136,7 @@ async def test_the_only_attempt_at_a_name_is_kept_and_the_verdict_says_what_hold
             "DEGRADED",
             [
                 "2 unfinished files hold 20.0 MiB of the 42.0 MiB for files that wait for upload: "
-                "see `fusecache recover /data`"
+                "see `fusecache recover`"
             ],
         )
         with pytest.raises(NoSpace):
@@ -146,7 +146,7 @@ async def test_the_only_attempt_at_a_name_is_kept_and_the_verdict_says_what_hold
         assert verdict == "ACTION"
         assert reasons[0] == (
             "no space for 1 write: raise --cache-size, or restore or delete unfinished files: "
-            "see `fusecache recover /data`"
+            "see `fusecache recover`"
         )
 
 
@@ -167,7 +167,7 @@ async def test_writers_that_find_no_space_at_once_share_what_one_attempt_frees(
 
 
 async def test_closed_content_never_gives_way(bucket: Bucket, cache: Path, autojump_clock: MockClock) -> None:
-    """Attempts are deleted; a suspect, a file whose write failed and a rejected file are not."""
+    """A file whose write failed may have been closed before: it stays."""
     async with running_node(bucket, cache, cache_bytes=CACHE_BYTES) as user:
         for _ in range(2):
             handle = await user.open("failed")
