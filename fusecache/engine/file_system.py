@@ -160,6 +160,7 @@ class FileSystem:
         self._tasks.clients.keep(
             {
                 "snapshots": write_back.snapshots.run,
+                "journal-watch": self.journal.watch,
                 "upload-rate": services.status.run,
                 "costs": services.costs.run,
                 "rates": services.rates.run,

@@ -88,8 +88,13 @@ def _actions(status: Mapping[str, Any]) -> Iterator[str]:
     shortages = status.get("shortages", {})
     if shortages.get("files") and shortages["seconds"] < RECENT_SECONDS:
         yield f"no space for {count_text(shortages['files'], 'write')}: {space_remedy(status)}"
-    if status.get("rejected_files"):
-        yield f"the bucket rejected {count_text(status['rejected_files'], 'change')}: see `fusecache recover`"
+    unreadable = status.get("unreadable_files", 0)
+    if status.get("rejected_files", 0) > unreadable:
+        count = count_text(status["rejected_files"] - unreadable, "change")
+        yield f"the bucket rejected {count}: see `fusecache recover`"
+    if unreadable:
+        files = count_text(unreadable, "file")
+        yield f"{files} cannot be read from the cache directory for upload: see `fusecache recover`"
     if status.get("conflict_files"):
         yield f"{count_text(status['conflict_files'], 'conflict')} with another client: see `fusecache recover`"
     if status.get("suspects"):

@@ -158,7 +158,9 @@ def test_a_rejected_file(mount, bucket: Bucket, expect_log):
     assert verdict == f"ACTION: the bucket rejected 1 change: see `fusecache recover {one.path}`"
     assert list(groups) == ["only here", "last N", "to do", *SET_UP, "since start"]
     assert groups["only here"] == ["7 B would be lost with this node", "1 file rejected by the bucket"]
-    assert groups["to do"] == [f"model: the bucket rejected it: see `fusecache recover {one.path}`"]
+    assert groups["to do"] == [
+        f"model was not uploaded, and is not tried again: see `fusecache recover {one.path}`"
+    ]
     bucket.control.clear_faults()
     run(FUSECACHE, "recover", one.path, "--restore", "all")
     wait_until(lambda: capture(one.path)[0] == "OK", "the end of it")

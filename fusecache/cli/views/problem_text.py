@@ -26,7 +26,7 @@ def action_lines(status: Mapping[str, Any]) -> Iterator[str]:
     yield from _shortage_texts(status.get("shortages", {}), status)
     yield from _closes_waiting(status.get("closes_waiting", {}), cache)
     for path in status.get("rejected", ())[:MAX_LINES]:
-        yield f"{path}: the bucket rejected it: see `fusecache recover`"
+        yield f"{path} was not uploaded, and is not tried again: see `fusecache recover`"
     yield from _conflict_lines(status)
     for name, noun in (("orphans", "unfinished file"), ("suspects", "suspect file")):
         if status.get(name):

@@ -22,7 +22,7 @@ from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.conflict_log import ConflictLog
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.error_text import PERSONS, code_of, remedy
-from fusecache.model.errors import NotFound, Throttled, Unavailable
+from fusecache.model.errors import Damaged, LocalDiskError, NotFound, Throttled, Unavailable
 from fusecache.model.format_text import changes_text, count_text, left_text, seconds_text, size_text
 from fusecache.model.records import ConflictRecord
 from fusecache.model.states import FileState
@@ -124,6 +124,7 @@ class QueueStatus:
         dirty_bytes = sum(version.size for version in dirty)
         rejected = self._publisher.rejected
         rejected_sizes = [item.size for item in rejected if isinstance(item, FileVersion)]
+        unreadable = [item for item in rejected if isinstance(item.error, (LocalDiskError, Damaged))]
         rate = self._rate_of()
         left = None if self._publisher.failure is not None else seconds_left(pending.left_bytes, rate)
         conflicts = list(self._conflict_log.open())
@@ -144,7 +145,8 @@ class QueueStatus:
             "waiting_code": code_of(self._publisher.failure) if self._publisher.failure else "",
             "rejected": [self._tree.relative(item.changed_keys()[-1]) for item in rejected[-NAMED:]],
             "rejected_files": len(rejected),
-            "rejected_contents": len(rejected_sizes),
+            "rejected_contents": len(rejected_sizes) - len(unreadable),
+            "unreadable_files": len(unreadable),
             "conflicts": [self._conflict_details(each) for each in conflicts[-NAMED:]],
             "conflict_files": len(conflicts),
             "shortages": self._enospc_log.facts(),
