@@ -244,7 +244,7 @@ def _loss_of(row: Row) -> str:
 def _row_of(found: Row, number: int) -> Row:
     row = next((row for row in found["entries"] if row["id"] == number), None)
     if row is None:
-        raise NotFound(f"{number}: no such entry; `fusecache recover` lists the entries")
+        raise NotFound(f"{number}: no such entry; without --restore and --delete, this command lists them")
     return dict(row)
 
 

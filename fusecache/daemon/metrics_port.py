@@ -45,7 +45,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        # When each connection began, and the same of those that have not asked yet.
+        # When each connection began; and the same, of connections without a whole request.
         self._began: dict[socket, float] = {}
         self.waiting: dict[socket, float] = {}
 

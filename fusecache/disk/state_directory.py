@@ -1,7 +1,7 @@
 """The cache directory as a whole: which bucket it belongs to, and a lock so that one daemon uses it.
 
-Layout in docs/on-disk.md. `fusecache.json` records the bucket and the format version; `lock` is held by flock. The path is
-held as well, as an abstract socket: the directory may be emptied, or removed and made again, while a daemon uses it.
+Layout in docs/on-disk.md. `fusecache.json` records the bucket and the format version; `lock` is held by flock. The
+path is held as well, as an abstract socket: a directory may be emptied, or removed and made again, while it is used.
 """
 
 import errno

@@ -4,6 +4,7 @@ The log goes with the directory, so no line of it is expected.
 """
 
 import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -58,13 +59,11 @@ def test_an_idle_mount_says_what_happened_and_how_to_go_on(
 
 def test_no_close_is_acknowledged_from_the_moment_on(mount: Callable[..., Mount], bucket: Bucket) -> None:
     one = mount("--settle-seconds", "600")
-    with (
-        pytest.raises(OSError, match=r"Read-only|Input/output|No such file"),
-        open(one.path / "new", "wb") as file,
-    ):
-        file.write(b"1")
-        file.flush()
-        wipe(one.cache, "removed")
+    file = os.open(one.path / "new", os.O_CREAT | os.O_WRONLY)
+    os.write(file, b"1")
+    wipe(one.cache, "removed")
+    with pytest.raises(OSError, match=r"Read-only|Input/output|No such file"):
+        os.close(file)
     assert bucket.names() == []
     run(FUSECACHE, "unmount", one.path, "--force", check=False)
 

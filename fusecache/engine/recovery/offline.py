@@ -72,7 +72,7 @@ class OfflineCache:
         """Remove a file for good; return the bytes freed. Raises NotFound, NotPermitted."""
         row = next((row for row in self.listing()["entries"] if row["id"] == number), None)
         if row is None:
-            raise NotFound(f"{number}: no such entry to delete; list them with `fusecache recover`")
+            raise NotFound(f"{number}: no such entry to delete")
         if row["kind"] in {"waiting", "conflict", "local-only"}:
             raise NotPermitted(f"{number}: {row['path']} can only be removed on the mount: mount it first")
         if "change" in row:
