@@ -139,6 +139,8 @@ def to_row(record: FileRecord | OperationRecord | ConflictRecord) -> dict[str, A
     """Return a record as plain values for the journal."""
     # Not `asdict`, which copies deeply: rows are encoded several times for each file.
     row: dict[str, Any] = {name: getattr(record, name) for name in record.__slots__}
+    if isinstance(record, OperationRecord) and not record.error:
+        del row["error"], row["moment"]  # an earlier version reads the rows of queued changes
     for name, value in row.items():
         if isinstance(value, Enum):
             row[name] = value.value
