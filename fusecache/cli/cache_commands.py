@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ def warm(arguments: argparse.Namespace, _: Sequence[str]) -> int:
                 request,
                 on_report=lambda row: show_warm_up(view, row["warm"]) if arguments.wait else None,
             )
+        status_command = f"`fusecache status {shlex.quote(str(mount.root))}`"
         job = row.get("warm")
         if job is None:
             raise MountError(f"{mount.root}: {row.get('message')}")
@@ -42,11 +44,9 @@ def warm(arguments: argparse.Namespace, _: Sequence[str]) -> int:
                 f"{count_text(job['files_total'], 'file')}, {size_text(job['bytes_total'])}: all cached"
             )
         elif job["state"] == "counting":
-            print_line(
-                "still counting files; the warm-up continues in the background, see `fusecache status`"
-            )
+            print_line(f"still counting files; the warm-up continues in the background, see {status_command}")
         else:
-            print_line(f"{warm_text(job)}; the warm-up continues in the background, see `fusecache status`")
+            print_line(f"{warm_text(job)}; the warm-up continues in the background, see {status_command}")
     return int(failed)
 
 

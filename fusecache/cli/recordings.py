@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -158,7 +159,7 @@ def _replay(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             raise MountError(f"{file}: the daemon of {mount.root} refused it: {answer.get('message')}")
     print_line(
         f"{mount.root} fetches {_summary(recording.files, recording.extents, recording.nbytes)}, as job {job}: "
-        "see `fusecache status`"
+        f"see `fusecache status {shlex.quote(str(mount.root))}`"
     )
     return 0
 

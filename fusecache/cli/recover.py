@@ -224,9 +224,9 @@ def _open_private(path: str, flags: int) -> int:
 def _delete(source: EntrySource, row: Row) -> str:
     number = int(row["id"])
     freed = source.delete(number)
-    if row["kind"] != "conflict":
+    if row["kind"] != "conflict" and "change" not in row:
         return f"{number}: deleted, {size_text(freed)} freed"
-    if row["kept_as"]:
+    if row.get("kept_as"):
         return (
             f"{number}: our version {row['kept_as']}, {size_text(row['bytes'])}, is deleted; "
             "the other client's version stays"
@@ -236,7 +236,7 @@ def _delete(source: EntrySource, row: Row) -> str:
 
 def _loss_of(row: Row) -> str:
     """Return what deleting an entry would do."""
-    if row["kind"] == "conflict" and not row["kept_as"]:
+    if "change" in row or (row["kind"] == "conflict" and not row["kept_as"]):
         return f"remove {_name_of(row)} from the list"
     return f"delete {row.get('kept_as') or _name_of(row)}, {size_text(row['bytes'])}, permanently"
 
@@ -244,7 +244,7 @@ def _loss_of(row: Row) -> str:
 def _row_of(found: Row, number: int) -> Row:
     row = next((row for row in found["entries"] if row["id"] == number), None)
     if row is None:
-        raise NotFound(f"{number}: no such entry; `fusecache recover` lists the entries")
+        raise NotFound(f"{number}: no such entry; without --restore and --delete, this command lists them")
     return dict(row)
 
 
@@ -282,7 +282,10 @@ def _remedies(entries: Sequence[Row], *, is_mounted: bool) -> Iterator[str]:
             f"{count_text(waiting, 'file')} {wait} for upload: mount the bucket again with this cache directory to "
             f"upload {them}; to get a copy: --restore ID… --to PATH"
         )
-    if any(row["kind"] not in {*_NOT_DELETED, "conflict"} for row in entries):
+    if any("change" in row for row in entries):
+        again = "repeat it: --restore ID…" if is_mounted else "mount the bucket to repeat it"
+        yield f"rejected change: {again}; give it up: --delete ID… --yes"
+    if any(row["kind"] not in {*_NOT_DELETED, "conflict"} and "change" not in row for row in entries):
         what = " (not files that wait for upload)" if waiting else ""
         to = "[--to PATH]" if is_mounted else "--to PATH"
         yield f"restore: --restore ID… {to}; delete and free disk space{what}: --delete ID… --yes"
@@ -309,4 +312,6 @@ def _message_of(row: Row) -> str:
         ours = f"our version is {row['kept_as']}" if row["kept_as"] else "our change was dropped"
         settled = ", and this node wrote it again since" if row["settled"] else ""
         return f"another client changed it first{settled}; {ours}"
+    if "change" in row:
+        return str(row["message"])
     return "; ".join(filter(None, (row["message"], row["local_path"] or "its content is gone")))

@@ -53,7 +53,7 @@ from fusecache.fuse.library import FuseSession, open_session
 from fusecache.fuse.values import MountPlan, MountRefused
 from fusecache.keeper import STATUS_HAND_OVER
 from fusecache.model.errors import FusecacheError, MountError, NoSpace, NotPermitted, ReadOnly
-from fusecache.model.format_text import printable
+from fusecache.model.format_text import at_mount, printable
 from fusecache.model.verdict import verdict_line
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.leftover_text import found_text
@@ -371,7 +371,8 @@ class _Daemon:
             if not self._is_announced:
                 self._is_announced = notify(READY=1, MAINPID=self._main_process())
             status = server.status()
-            verdict = f"{verdict_line(status)}; " if status["reasons"] else ""
+            reasons = at_mount(verdict_line(status), self._options.mountpoint)
+            verdict = f"{reasons}; " if status["reasons"] else ""
             notify(STATUS=verdict + filesystem.status.line(filesystem.pending()))
 
     def _main_process(self) -> int:

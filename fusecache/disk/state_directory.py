@@ -1,15 +1,19 @@
 """The cache directory as a whole: which bucket it belongs to, and a lock so that one daemon uses it.
 
-Layout in docs/on-disk.md. `fusecache.json` records the bucket and the format version; `lock` is held by flock.
+Layout in docs/on-disk.md. `fusecache.json` records the bucket and the format version; `lock` is held by flock. The
+path is held as well, as an abstract socket: a directory may be emptied, or removed and made again, while it is used.
 """
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import shlex
 import shutil
+import socket
 import stat
+import struct
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +29,8 @@ FORMAT_VERSION = 1
 _FOLDERS = frozenset({"journal", "staging", "orphans", "suspect", "cache", "names"})
 _OWN_NAMES = _FOLDERS | {"fusecache.json", "fusecache.new", "fusecache.log", "lock", "empty", "lost+found"}
 _MOUNT_TABLE = Path("/proc/self/mountinfo")
+# Whose word counts that a directory is in use.
+_TRUSTED = frozenset({0, os.geteuid()})
 _LONGEST_LOCK_BYTES = 8192  # a pid, and a path of at most 4096 bytes
 
 
@@ -55,11 +61,12 @@ class StateDirectory:
             raise LocalDiskError(
                 f"the cache directory {directory} cannot be used: {exc.strerror}; choose another with --cache-dir"
             ) from exc
+        self._name: socket.socket | None = None
         try:
             self._acquire(mountpoint, only_looks=identity is None)
             self._check_identity(identity)
         except BaseException:
-            os.close(self._lock)
+            self.__exit__(None, None, None)
             raise
 
     def __enter__(self) -> Self:
@@ -69,6 +76,8 @@ class StateDirectory:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         os.close(self._lock)
+        if self._name is not None:
+            self._name.close()
 
     def _acquire(self, mountpoint: Path | None, *, only_looks: bool) -> None:
         try:
@@ -77,8 +86,28 @@ class StateDirectory:
             if exc.errno != errno.EWOULDBLOCK:
                 raise LocalDiskError(f"{self.directory}/lock cannot be locked: {exc.strerror}") from exc
             raise StateError(self._in_use_text(only_looks=only_looks)) from exc
+        self._hold_name()
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode() + os.fsencode(mountpoint or ""), 0)
+
+    def _hold_name(self) -> None:
+        """Raise StateError if a daemon whose `lock` is gone uses the path."""
+        path = os.fsencode(self.directory.resolve())
+        address = b"\0fusecache-cache-" + hashlib.sha256(path).hexdigest().encode()
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(address)
+            name.listen()
+        except OSError:
+            name.close()
+            holder = _holder(address)
+            if holder is not None:
+                raise StateError(
+                    f"the cache directory {self.directory} was emptied or removed while a daemon (pid {holder}) uses "
+                    "it; unmount that one, or choose another with --cache-dir"
+                ) from None
+        else:
+            self._name = name
 
     def _in_use_text(self, *, only_looks: bool) -> str:
         number, _, place = os.fsdecode(os.pread(self._lock, _LONGEST_LOCK_BYTES, 0)).partition("\n")
@@ -143,6 +172,19 @@ class StateDirectory:
                 f"the cache directory {self.directory} belongs to {_one_line(self.identity)}, not to "
                 f"{_one_line(identity)}; choose another with --cache-dir{_pending_text(self.directory)}"
             )
+
+
+def _holder(address: bytes) -> int | None:
+    """Return the process that listens at an abstract socket; None if it is another user's: any user can take a name."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        try:
+            asking.connect(address)
+        except OSError:
+            return None  # it has ended
+        pid, user, _ = struct.unpack(
+            "3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        )
+    return pid if user in _TRUSTED else None
 
 
 def _one_line(identity: str) -> str:

@@ -219,6 +219,10 @@ class WriteEvents(_Events, WriteListener):
         """`recover` lists the content."""
         self._targets.quarantine.on_quarantined(record)
 
+    async def on_space_short(self, key: str) -> bool:
+        """Unfinished content gives way to newer content of its name."""
+        return await self._targets.quarantine.make_space(key)
+
     def on_name_lost(self, parent: Node, name: str) -> None:
         """The kernel forgets the name."""
         self._targets.kernel.on_name_lost(parent, name)

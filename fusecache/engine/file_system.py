@@ -18,7 +18,7 @@ from fusecache.engine.assembly import Tasks, build_names, build_services, build_
 from fusecache.engine.durability.pending import Pending
 from fusecache.engine.durability.sync import Durability
 from fusecache.engine.events import EventTargets, KernelListener
-from fusecache.engine.namespace.nodes import FileHandle, Node
+from fusecache.engine.namespace.nodes import FileHandle, Node, Operation, QueuedChange
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.recovery.journal_replay import ReplayResult, rebuild_tree
 from fusecache.engine.recovery.node_adoption import NodeAdoption
@@ -27,7 +27,7 @@ from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.error_text import code_of
-from fusecache.model.errors import RemoteError, StateError
+from fusecache.model.errors import Refused, RemoteError, StateError
 from fusecache.model.format_text import count_text, size_text
 from fusecache.model.latency import LatencyHistogram
 from fusecache.model.states import FileState
@@ -102,7 +102,7 @@ class FileSystem:
             self._write_back.conflict_log.restore(self._storage.journal_rows.conflicts())
             self._check_publishable()
             highest = None if self.options.read_only else self.journal.highest
-            self.publisher.on_start(self.replayed.rejected, highest)
+            self.publisher.on_start(self._rejected(), highest)
             # Tasks that look names up end before the lookup itself: else their last requests would get no answer.
             async with trio.open_nursery() as services:
                 journal = self._tasks.supervisor.run_service
@@ -142,6 +142,12 @@ class FileSystem:
                     if each.was_killed and node.version and node.version.state is FileState.OPEN:
                         node.version.close_state.killed_writer = handle
 
+    def _rejected(self) -> list[QueuedChange]:
+        """Return what the bucket rejected before this start. A read-only mount repeats no change of names."""
+        operations = [] if self.options.read_only else self.replayed.rejected_operations
+        names = [Operation(each, None, error=Refused(each.error)) for each in operations]
+        return [*self.replayed.rejected, *names]
+
     def _start_clients(self) -> None:
         write_back, services = self._write_back, self._services
         self.hints.start()
@@ -154,6 +160,7 @@ class FileSystem:
         self._tasks.clients.keep(
             {
                 "snapshots": write_back.snapshots.run,
+                "journal-watch": self.journal.watch,
                 "upload-rate": services.status.run,
                 "costs": services.costs.run,
                 "rates": services.rates.run,

@@ -24,7 +24,7 @@ from typing import Any, Self
 import lmdb
 
 from fusecache.index.lmdb_format import DiskReserve, open_environment
-from fusecache.model.errors import JournalMapFull, NoSpace, StateError
+from fusecache.model.errors import JournalMapFull, NoSpace, StateError, StateLost
 from fusecache.model.records import (
     ConflictRecord,
     FileRecord,
@@ -174,6 +174,7 @@ class Journal:
         self._attributes = self._tables["attributes"]
         self._meta = self._tables["meta"]
         self._reserve = DiskReserve(self._env, self._directory, RESERVE_BYTES)
+        self._opened = self._inode()
         self.is_open = True
 
     def reopen(self) -> None:
@@ -212,6 +213,7 @@ class Journal:
         JournalMapFull asks for `grow`. After an error of the disk itself the journal is closed: LMDB would not go on,
         and a page fault on such a disk is a SIGBUS. It needs `reopen`.
         """
+        self.check_there()
         try:
             with self._env.begin(write=True) as txn:
                 highest = 0
@@ -241,6 +243,21 @@ class Journal:
                 f"{self._directory}: the journal cannot be written ({exc}); repair or replace that disk"
             ) from exc
         self._reserve.top_up()
+
+    def _inode(self) -> int:
+        """Return the inode number of the journal's file; 0: it is gone."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return (self._directory / "data.mdb").stat().st_ino
+        return 0
+
+    def check_there(self) -> None:
+        """Raise StateLost if the journal is no longer in its directory: rows would be lost with this process."""
+        if self.is_open and self._inode() != self._opened:
+            raise StateLost(
+                f"the cache directory {self._directory.parent} was emptied, removed or replaced while the mount uses "
+                "it. What was not uploaded is lost, unless you put the directory back. To go on: "
+                "`fusecache unmount --force`, then mount again"
+            )
 
     def _is_full(self, error: lmdb.Error) -> bool:
         """Whether the disk is full. LMDB reports a write that fitted only in part as an I/O error."""

@@ -39,7 +39,12 @@ _CAUSES: tuple[tuple[type[FusecacheError], str, str], ...] = (
         "no action needed if the bucket comes back: requests are retried until it answers",
     ),
     (ObjectChanged, "conflict", "compare both versions; `fusecache recover` lists the local one"),
-    (ObjectArchived, "archived", "restore the object from its archive, then try again"),
+    (
+        ObjectArchived,
+        "archived",
+        "restore the object from its archive: the change is repeated by itself, or at once with "
+        "`fusecache recover --restore ID`",
+    ),
     (TooLarge, "too-large", "split the file"),
     (
         Refused,

@@ -112,6 +112,10 @@ class LocalDiskError(FusecacheError):
     """The node's own disk failed."""
 
 
+class StateLost(StateError):
+    """The cache directory was removed, or emptied, below the mount that uses it."""
+
+
 class JournalMapFull(StateError):
     """The journal needs more address space; it can be given more."""
 

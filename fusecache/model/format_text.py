@@ -1,7 +1,12 @@
 """Formats numbers and lines for people."""
 
 import difflib
+import json
+import re
+import shlex
 from collections.abc import Iterable
+
+_COMMAND_OF_A_MOUNT = re.compile(r"`fusecache (?:recover|status|sync|unmount)(?=`| --)")
 
 
 def printable(text: str) -> str:
@@ -14,6 +19,13 @@ def printable(text: str) -> str:
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text
     )
+
+
+def at_mount(text: str, mountpoint: object, *, in_json: bool = False) -> str:
+    """Return a text with the mountpoint in each command that it names, so that it runs anywhere on the node."""
+    place = shlex.quote(str(mountpoint))
+    place = json.dumps(place)[1:-1] if in_json else place
+    return _COMMAND_OF_A_MOUNT.sub(lambda found: f"{found[0]} {place}", text)
 
 
 def size_text(count: float) -> str:

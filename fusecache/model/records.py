@@ -118,6 +118,7 @@ class OperationRecord:
     describe the object under `key`; link is its target if it is a symlink; with_directory: it is one of those of a
     directory's rename. For SYMLINK `target` is the symlink's target. For DELETE `target` is the key that newer,
     unpublished content of the name was moved to, or empty.
+    error: why the bucket rejected it, at `moment` (seconds since 1970); "": it is queued.
     """
 
     sequence: int
@@ -132,12 +133,16 @@ class OperationRecord:
     attributes: PosixAttributes | None = None
     link: str = ""
     with_directory: bool = False
+    error: str = ""
+    moment: float = 0.0
 
 
 def to_row(record: FileRecord | OperationRecord | ConflictRecord) -> dict[str, Any]:
     """Return a record as plain values for the journal."""
     # Not `asdict`, which copies deeply: rows are encoded several times for each file.
     row: dict[str, Any] = {name: getattr(record, name) for name in record.__slots__}
+    if isinstance(record, OperationRecord) and not record.error:
+        del row["error"], row["moment"]  # an earlier version reads the rows of queued changes
     for name, value in row.items():
         if isinstance(value, Enum):
             row[name] = value.value

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fusecache.model.error_text import renewal_text
-from fusecache.model.format_text import changes_text, count_text, seconds_text
+from fusecache.model.format_text import changes_text, count_text, seconds_text, size_text
+from fusecache.model.objects import STAGING_SHARE_PERCENT
 
 OK, DEGRADED, ACTION = "OK", "DEGRADED", "ACTION"
 # A request that fails once and is retried is no news. Uploads that wait for longer than this are.
@@ -13,6 +14,9 @@ _WAITING_SECONDS = 10.0
 RECENT_COUNTS = {"disk_errors": "I/O error", "uncached": "fetch", "failed_tasks": "failure"}
 # How long that is: long enough for a probe that runs every few minutes.
 RECENT_SECONDS = 600.0
+# Quarantined files that take more than 1/4 of the space for written files degrade a mount: sized as documented, that
+# has space for two checkpoints and a little more.
+QUARANTINE_SHARE = 4
 _RECENT_TEXTS = {
     "disk_errors": "of the cache's disk: reads go on, uncached",
     "uncached": "not cached, because the cache was full or its disk too slow",
@@ -51,6 +55,22 @@ def verdict_line(status: Mapping[str, Any]) -> str:
     return line
 
 
+def space_remedy(status: Mapping[str, Any]) -> str:
+    """Return what gives writes space again."""
+    if _hold_space(status):
+        return "raise --cache-size, or restore or delete unfinished files: see `fusecache recover`"
+    return "raise --cache-size, or wait for uploads"
+
+
+def _hold_space(status: Mapping[str, Any]) -> bool:
+    """Return whether quarantined files may soon leave writers without space."""
+    return bool(status.get("aside_bytes", 0) * QUARANTINE_SHARE > _staging_bytes(status))
+
+
+def _staging_bytes(status: Mapping[str, Any]) -> int:
+    return int(status.get("cache", {}).get("limit_bytes", 0)) * STAGING_SHARE_PERCENT // 100
+
+
 def _of_bucket(
     bucket: Mapping[str, Any], judge_it: Callable[[Mapping[str, Any]], Iterator[str]]
 ) -> Iterator[str]:
@@ -70,9 +90,14 @@ def _actions(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"uploads stopped: {status['waiting_for']}"
     shortages = status.get("shortages", {})
     if shortages.get("files") and shortages["seconds"] < RECENT_SECONDS:
-        yield f"no space for {count_text(shortages['files'], 'write')}: raise --cache-size, or wait for uploads"
-    if status.get("rejected_files"):
-        yield f"the bucket rejected {count_text(status['rejected_files'], 'change')}: see `fusecache recover`"
+        yield f"no space for {count_text(shortages['files'], 'write')}: {space_remedy(status)}"
+    unreadable = status.get("unreadable_files", 0)
+    if status.get("rejected_files", 0) > unreadable:
+        count = count_text(status["rejected_files"] - unreadable, "change")
+        yield f"the bucket rejected {count}: see `fusecache recover`"
+    if unreadable:
+        files = count_text(unreadable, "file")
+        yield f"{files} cannot be read from the cache directory for upload: see `fusecache recover`"
     if status.get("conflict_files"):
         yield f"{count_text(status['conflict_files'], 'conflict')} with another client: see `fusecache recover`"
     if status.get("suspects"):
@@ -93,6 +118,13 @@ def _faults(status: Mapping[str, Any]) -> Iterator[str]:
         pass  # an action says it
     elif status.get("waiting_for") and status.get("oldest_pending_seconds", 0) > _WAITING_SECONDS:
         yield f"uploads wait: {status['waiting_for']}"
+    if _hold_space(status):
+        files = count_text(status["orphans"] + status["suspects"], "unfinished file")
+        verb = "holds" if status["orphans"] + status["suspects"] == 1 else "hold"
+        yield (
+            f"{files} {verb} {size_text(status['aside_bytes'])} of the {size_text(_staging_bytes(status))} for files "
+            "that wait for upload: see `fusecache recover`"
+        )
     if status.get("config_not_applied"):
         yield str(status["config_not_applied"])
     if status.get("keys_error"):

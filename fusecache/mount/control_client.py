@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fusecache.model.errors import MountError
-from fusecache.model.format_text import size_text
+from fusecache.model.format_text import at_mount, size_text
 from fusecache.mount.mount_table import TableEntry, our_entries, real_name, real_path, root_of, wait_statfs
 from fusecache.mount.runtime_folder import check_socket_folder, peer_of
 
@@ -336,7 +336,8 @@ def _exchange(
 
 def _row(mount: Mount, line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        # Commands in messages: the daemon does not know where this process sees the mount.
+        row = json.loads(at_mount(line.decode(), mount.root, in_json=True))
     except ValueError as exc:
         raise MountError(f"{mount.root}: the daemon's answer is not JSON: {line[:80]!r}") from exc
     if not isinstance(row, dict):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
-from fusecache.daemon.metrics_port import MOST_CONNECTIONS
+from fusecache.daemon.metrics_port import LONGEST_SECONDS, MOST_CONNECTIONS
 from fusecache.model.latency import BOUNDS_SECONDS
 from tests.support.mounts import FUSECACHE, Mount, run, wait_until
 from tests.support.s3_buckets import Bucket
@@ -134,6 +135,41 @@ def test_silent_connections_are_bounded(mount: Callable[..., Mount], free_port: 
         ]
         assert held[-1].recv(1) == b""
     wait_until(lambda: _scraped(port), "a free connection")
+
+
+def test_slow_connections_of_another_user_do_not_shut_the_port(
+    mount: Callable[..., Mount], free_port: Callable[[], int]
+) -> None:
+    """Some say nothing; some send a request letter by letter, which no time limit on silence ends."""
+    port = free_port()
+    mount("--metrics-port", str(port))
+    with contextlib.ExitStack() as stack:
+        for number in range(2 * MOST_CONNECTIONS):
+            held = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            held.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: " if number % 2 else b"")
+        for _ in range(20):
+            assert _scraped(port)
+
+
+def test_a_connection_ends_in_time_however_slowly_it_sends_or_reads(
+    mount: Callable[..., Mount], free_port: Callable[[], int]
+) -> None:
+    port = free_port()
+    mount("--metrics-port", str(port))
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", port), timeout=1) as slow:
+        slow.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
+        wait_until(lambda: not _sends(slow), "the end of the connection", seconds=3 * LONGEST_SECONDS)
+    assert LONGEST_SECONDS - 1 < time.monotonic() - began < 2 * LONGEST_SECONDS
+
+
+def _sends(connection: socket.socket) -> bool:
+    """Send one more letter of a request; return whether the connection is still open."""
+    try:
+        connection.sendall(b"x")
+    except OSError:
+        return False
+    return True
 
 
 def _scraped(port: int) -> bytes:

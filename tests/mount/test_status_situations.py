@@ -155,11 +155,11 @@ def test_a_rejected_file(mount, bucket: Bucket, expect_log):
     (one.path / "model").write_bytes(b"refused")
     wait_until(lambda: one.status()["rejected_files"], "the rejection")
     verdict, groups = capture(one.path)
-    assert verdict == "ACTION: the bucket rejected 1 change: see `fusecache recover`"
+    assert verdict == f"ACTION: the bucket rejected 1 change: see `fusecache recover {one.path}`"
     assert list(groups) == ["only here", "last N", "to do", *SET_UP, "since start"]
     assert groups["only here"] == ["7 B would be lost with this node", "1 file rejected by the bucket"]
     assert groups["to do"] == [
-        "model: the bucket rejected it; run `fusecache status` on the file for the reason"
+        f"model was not uploaded, and is not tried again: see `fusecache recover {one.path}`"
     ]
     bucket.control.clear_faults()
     run(FUSECACHE, "recover", one.path, "--restore", "all")

@@ -3,6 +3,7 @@
 import argparse
 import os
 import select
+import shlex
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +44,8 @@ def _answer(place: str | None) -> str:
     os.kill(child, signal.SIGKILL)
     return (
         f"{ACTION}: {place or 'the mount'}: no answer from the daemon within {_ANSWER_SECONDS:g} s: it hangs or is "
-        "stopped; see `fusecache status`"
+        f"stopped; see `fusecache status {shlex.quote(place or '')}".rstrip()
+        + "`"
     )
 
 

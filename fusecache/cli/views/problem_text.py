@@ -6,6 +6,7 @@ from typing import Any
 from fusecache.model.error_text import PERSONS, renewal_text
 from fusecache.model.format_text import count_text, seconds_text, size_text
 from fusecache.model.objects import STAGING_SHARE_PERCENT
+from fusecache.model.verdict import space_remedy
 
 # Most files or conflicts that a group lists; --json has more.
 MAX_LINES = 5
@@ -22,10 +23,10 @@ def action_lines(status: Mapping[str, Any]) -> Iterator[str]:
         yield status["config_not_applied"]
     yield from _refused_lines(status)
     yield from _waiting_lines(status, status, is_for_persons=True)
-    yield from _shortage_texts(status.get("shortages", {}), cache)
+    yield from _shortage_texts(status.get("shortages", {}), status)
     yield from _closes_waiting(status.get("closes_waiting", {}), cache)
     for path in status.get("rejected", ())[:MAX_LINES]:
-        yield f"{path}: the bucket rejected it; run `fusecache status` on the file for the reason"
+        yield f"{path} was not uploaded, and is not tried again: see `fusecache recover`"
     yield from _conflict_lines(status)
     for name, noun in (("orphans", "unfinished file"), ("suspects", "suspect file")):
         if status.get(name):
@@ -63,7 +64,7 @@ def path_problem_lines(status: Mapping[str, Any], there: Mapping[str, Any]) -> I
         yield status["journal_error"]
     yield from _refused_lines(status)
     yield from _silent_lines(status)
-    yield from _shortage_texts(there.get("shortages", {}), status.get("cache", {}))
+    yield from _shortage_texts(there.get("shortages", {}), status)
     for is_for_persons in (True, False):
         yield from _waiting_lines(status, there, is_for_persons=is_for_persons)
     for each in there.get("failed", ())[:MAX_LINES]:
@@ -130,12 +131,12 @@ def _refused_text(status: Mapping[str, Any]) -> str:
     )
 
 
-def _shortage_texts(shortages: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[str]:
+def _shortage_texts(shortages: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
     if not shortages.get("files"):
         return
-    size, limit = shortages["bytes"], cache.get("limit_bytes")
+    size, limit = shortages["bytes"], status.get("cache", {}).get("limit_bytes")
     long_ago = f"{seconds_text(shortages['seconds'])} ago"
-    remedy = "raise --cache-size, or wait for uploads"
+    remedy = space_remedy(status)
     if limit and size * 100 > limit * STAGING_SHARE_PERCENT:
         remedy = (
             f"raise --cache-size: of its {size_text(limit)}, files that wait for upload may use "

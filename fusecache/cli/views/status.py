@@ -10,6 +10,7 @@ from typing import Any
 
 from fusecache.cli.views.status_text import status_view
 from fusecache.model.errors import MountError
+from fusecache.model.format_text import at_mount
 from fusecache.mount.control_client import Mount, ask
 from fusecache.mount.launch import mount_of_this_node, resolve_in_mount
 
@@ -17,7 +18,8 @@ from fusecache.mount.launch import mount_of_this_node, resolve_in_mount
 def status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Print the status of a path, or of the only mount; return the exit status."""
     found = status_of(arguments.path or mount_of_this_node(Path.cwd()))
-    sys.stdout.write(json.dumps(found, indent=2) + "\n" if arguments.json else status_view(found))
+    text = at_mount(status_view(found), found["mountpoint"])
+    sys.stdout.write(json.dumps(found, indent=2) + "\n" if arguments.json else text)
     return 0
 
 

@@ -132,7 +132,7 @@ def _exposed_texts(status: Mapping[str, Any]) -> Iterator[str]:
     """Yield what only this node has, besides what waits for upload."""
     counts = (
         ("dirty_files", "dirty_bytes", "being written"),
-        ("rejected_files", "", "rejected by the bucket"),
+        ("rejected_contents", "", "rejected by the bucket"),
         ("local_only_files", "local_only_bytes", "local only, by option"),
     )
     for files, nbytes, words in counts:

@@ -324,6 +324,11 @@ class BlockCache:
         """Account for staging files found at start, which exist whether or not they fit."""
         self._disk_space.ledger.restore_staging(nbytes, bucket_of(key))
 
+    async def free_staging(self, nbytes: int, key: str) -> None:
+        """A staging file was deleted: its space is free, in the account and on the disk."""
+        await self._disk_space.measure_free_space()
+        self.release_staging(nbytes, key)
+
     def release_staging(self, nbytes: int, key: str = "") -> None:
         """Release reserved staging space."""
         self._disk_space.ledger.release_staging(nbytes, bucket_of(key))

@@ -22,7 +22,7 @@ from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.conflict_log import ConflictLog
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.error_text import PERSONS, code_of, remedy
-from fusecache.model.errors import NotFound, Throttled, Unavailable
+from fusecache.model.errors import Damaged, LocalDiskError, NotFound, Throttled, Unavailable
 from fusecache.model.format_text import changes_text, count_text, left_text, seconds_text, size_text
 from fusecache.model.records import ConflictRecord
 from fusecache.model.states import FileState
@@ -123,7 +123,8 @@ class QueueStatus:
         dirty = self._dirty("")
         dirty_bytes = sum(version.size for version in dirty)
         rejected = self._publisher.rejected
-        rejected_bytes = sum(item.size for item in rejected if isinstance(item, FileVersion))
+        rejected_sizes = [item.size for item in rejected if isinstance(item, FileVersion)]
+        unreadable = [item for item in rejected if isinstance(item.error, (LocalDiskError, Damaged))]
         rate = self._rate_of()
         left = None if self._publisher.failure is not None else seconds_left(pending.left_bytes, rate)
         conflicts = list(self._conflict_log.open())
@@ -134,7 +135,7 @@ class QueueStatus:
             "dirty_files": len(dirty),
             "dirty_bytes": dirty_bytes,
             # Bytes that only this node holds, for whatever reason; quarantined bytes are counted apart.
-            "exposed_bytes": pending.bytes + dirty_bytes + rejected_bytes + local_bytes,
+            "exposed_bytes": pending.bytes + dirty_bytes + sum(rejected_sizes) + local_bytes,
             "upload_bytes_per_second": round(rate),
             "seconds_left": None if left is None else round(left, 1),
             "local_only_files": len(local),
@@ -144,6 +145,8 @@ class QueueStatus:
             "waiting_code": code_of(self._publisher.failure) if self._publisher.failure else "",
             "rejected": [self._tree.relative(item.changed_keys()[-1]) for item in rejected[-NAMED:]],
             "rejected_files": len(rejected),
+            "rejected_contents": len(rejected_sizes) - len(unreadable),
+            "unreadable_files": len(unreadable),
             "conflicts": [self._conflict_details(each) for each in conflicts[-NAMED:]],
             "conflict_files": len(conflicts),
             "shortages": self._enospc_log.facts(),
@@ -198,7 +201,7 @@ class QueueStatus:
             try:
                 node = await self._resolve(path)
             except NotFound:
-                if shortages.get("path") != path:
+                if shortages.get("path") != path and not self.rejected_at(key):
                     raise
         if node is not None and node.version is not None and self._local_only.covers(node):
             return {"path": path, "state": "local-only", **self._details(Pending()), "shortages": shortages}
@@ -284,6 +287,8 @@ class QueueStatus:
             # An upload can take minutes until it learns that the keys are refused after an outage.
             error = self._clients.of(key).refusal_of_writes or error
         text = "" if error is None else remedy(error, self._keys_from.of(key))
+        number = item.record.generation if isinstance(item, FileVersion) else item.sequence
+        text = text.replace("--restore ID", f"--restore {number}")
         code = "" if error is None else code_of(error)
         return {"path": self._name_of(item), "cause": str(error or ""), "code": code, "remedy": text}
 

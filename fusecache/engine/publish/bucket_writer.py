@@ -25,6 +25,7 @@ from fusecache.remote.store import Condition, FileSlice, Sent, Store
 # Operations after which the bucket shows nothing under `key`, and operations that bring an object to their last key.
 REMOVES = frozenset({OperationKind.DELETE, OperationKind.RMDIR, OperationKind.RENAME})
 CREATES = frozenset({OperationKind.RENAME, OperationKind.SYMLINK})
+MAKES = CREATES | {OperationKind.MKDIR}
 _DEFAULT = PosixAttributes(0o644, 0, 0, 0)
 _MD5_OF_NOTHING = "d41d8cd98f00b204e9800998ecf8427e"
 

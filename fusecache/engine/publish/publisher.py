@@ -6,7 +6,8 @@ It decides neither the order (`policy/writeback/publish_order.py`) nor the times
 Invariants:
 1. The journal says PUBLISHING before the request is sent, and STORED after the answer. Only then are local bytes freed.
 2. The publisher retries a failing request without end. A change that the bucket rejects permanently is kept and
-   reported. It holds back nothing but commit markers, and deletes behind them (`commit_markers.py`).
+   reported. It holds back nothing but commit markers, and deletes behind them (`commit_markers.py`). Outside the queue,
+   rejected changes that bring a name are repeated now and then: an object is restored from its archive, say.
 3. After a lost answer the bucket decides: a request took effect if the object there carries our uuid in its metadata.
 4. A change in state PUBLISHING cannot be revoked: later changes of the same name are queued behind it.
 5. After an unexpected exception, a bug, a change keeps its place in the order and is retried a few times. If that does
@@ -26,7 +27,7 @@ from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.publish.bucket_writer import BucketWriter
+from fusecache.engine.publish.bucket_writer import MAKES, BucketWriter
 from fusecache.engine.publish.commit_markers import CommitMarkers
 from fusecache.engine.publish.failing import FailingChanges
 from fusecache.engine.publish.in_flight import ChangesInFlight
@@ -263,7 +264,9 @@ class Publisher:
     def start(self) -> None:
         """Start to publish. What is queued by now is the journal's."""
         self._schedule.on_resumed(trio.current_time())
-        self._tasks.keep({"retire": self._retirement.run, "publish": self._run})
+        self._tasks.keep(
+            {"retire": self._retirement.run, "publish": self._run, "repeat-rejected": self._repeat_rejected}
+        )
 
     async def _run(self) -> None:
         try:
@@ -463,6 +466,52 @@ class Publisher:
         await self._journal.wait_all_committed()  # the row must be on disk before the bucket can change
         result = await self._send(item, self._bucket_writer.publish_operation, item.record)
         await self._results.done(item, result)
+
+    async def _repeat_rejected(self) -> None:
+        """Repeat rejected changes that bring a name, one after the other, with growing pauses while they fail.
+
+        A removal is repeated only on request: by then you may want to keep what is there.
+        """
+        failures = 1
+        while True:
+            items = [each for each in self._rejections.operations() if each.record.kind in MAKES]
+            pause = backoff_seconds(failures, random.random()) if failures else 0.0
+            with trio.move_on_after(pause if items else float("inf")):
+                await self._rejections.wait_rejected()
+                failures = 1
+                continue
+            # What this node changes under the same names comes first.
+            free = (each for each in items if not any(map(self._queue.for_key, each.changed_keys())))
+            item = next(free, None)
+            try:
+                failures = 0 if item is not None and await self.repeat(item) else failures + 1
+            except FusecacheError as exc:
+                log.info("change not repeated error=%s", exc)
+                failures += 1
+
+    async def repeat(self, item: Operation) -> bool:
+        """Send a rejected change of names again; return whether it was still rejected. Raises what the bucket says."""
+        if not self._rejections.has(item):
+            return False
+        try:
+            result = await self._send(item, self._bucket_writer.publish_operation, item.record)
+        except _RETRIED:
+            raise  # not an answer to this change
+        except ObjectChanged:
+            log.warning("rejected change dropped, as its names have changed key=%s", item.changed_keys()[-1])
+            await self.drop_rejected(item)
+            raise
+        except FusecacheError as exc:
+            if self._rejections.has(item):
+                await self._journal.commit(self._rejections.keep(item, exc))
+            raise
+        self._rejections.on_repeated(item)
+        await self._results.done(item, result)
+        return True
+
+    async def drop_rejected(self, item: Operation) -> None:
+        """Give a rejected change of names up."""
+        await self._journal.commit(*self._rejections.drop(item))
 
     async def _send(self, item: QueuedChange, call: Callable[..., T], *args: object) -> T:
         """Send a publishing request once back-off and limits allow; pass throttling on to the shared limit."""

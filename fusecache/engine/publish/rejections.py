@@ -8,15 +8,18 @@ that is held for it, and the delete of the object that it was renamed from.
 
 import logging
 import socket
+import time
 from dataclasses import replace
 from itertools import islice
 from typing import TypeGuard
+
+import trio
 
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import FileVersion, Node, Operation, QueuedChange, dropped_row
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.base_etags import BaseEtags, row_of
-from fusecache.engine.publish.bucket_writer import REMOVES
+from fusecache.engine.publish.bucket_writer import CREATES, REMOVES
 from fusecache.engine.publish.commit_markers import CommitMarkers
 from fusecache.engine.publish.preparer import Preparer
 from fusecache.engine.runtime.journal_writer import JournalWriter
@@ -80,6 +83,7 @@ class Rejections:
         self._listener = listener
         # A dict as an ordered set: items are removed one by one.
         self._rejected: dict[QueuedChange, None] = {}
+        self._news = trio.Event()
         # The newest conflicts: where the local version of a key is kept, "" if the change was dropped.
         self.conflicts: dict[str, str] = {}
         self.base_etags = BaseEtags(tree, queue, journal)
@@ -115,11 +119,52 @@ class Rejections:
     def forget(self, keys: tuple[str, ...]) -> list[Change]:
         """The bucket accepted a change of these keys: forget operations of them that it rejected before."""
         changes: list[Change] = []
-        for item in [each for each in self._rejected if isinstance(each, Operation)]:
+        for item in self.operations():
             if item.changed_keys()[-1] in keys:
-                del self._rejected[item]
-                changes += self.commit_markers.on_resolved(item)
+                changes += self.drop(item)
         return changes
+
+    def operations(self) -> list[Operation]:
+        """Return the rejected changes of names, in the order in which they are to be repeated."""
+        return [each for each in self._rejected if isinstance(each, Operation)]
+
+    def drop(self, item: Operation) -> list[Change]:
+        """Forget a rejected change of names; return the rows."""
+        self._rejected.pop(item, None)
+        return [DropOperation(item.sequence), *self.commit_markers.on_resolved(item)]
+
+    def has(self, item: QueuedChange) -> bool:
+        """Return whether a change is rejected."""
+        return item in self._rejected
+
+    async def wait_rejected(self) -> None:
+        """Return when one more change of names is rejected."""
+        await self._news.wait()
+
+    def keep(self, item: Operation, error: FusecacheError) -> Change:
+        """A change of names was rejected, perhaps again: it is repeated after all others. Returns its row."""
+        item.error = error
+        item.record = replace(item.record, error=str(error), moment=item.record.moment or time.time())
+        self._rejected.pop(item, None)
+        self._rejected[item] = None
+        return PutOperation(item.record)
+
+    def on_repeated(self, item: Operation) -> None:
+        """The bucket carried out a rejected change after all: its names are looked up again."""
+        for key in item.changed_keys():
+            node = self._tree.find(key)
+            if node is not None:
+                node.verified = float("-inf")
+            if node is not None and item.record.kind is OperationKind.RENAME:
+                self._let_go(node)
+            self._reveal(key)
+
+    def _let_go(self, node: Node) -> None:
+        """Take the name from a node that is not being changed: another object has it, or none."""
+        parent, name = node.parent, node.name
+        if parent is not None and node.version is None and not node.local_refs:
+            self._tree.detach(node)
+            self._listener.on_name_lost(parent, name)
 
     async def handle_error(self, item: QueuedChange, error: FusecacheError) -> None:
         """Handle an error that no retry fixes: restart a lost upload, resolve a conflict, or reject the change."""
@@ -168,10 +213,7 @@ class Rejections:
             await self._journal.submit(PutFile(record), *rows).committed()
             return
         self._record_conflict(item.changed_keys()[-1], "", 0, error)
-        await self._abandon(item)
-        if node is not None and parent is not None and node.parent is parent and node.version is None:
-            self._tree.detach(node)
-            self._listener.on_name_lost(parent, name)
+        await self._abandon(item, node, DropOperation(item.sequence))
 
     def _free_conflict_key(self, key: str, sequence: int) -> str:
         """Return the key for the local version. A mount with the same host name may have used the first choice."""
@@ -198,12 +240,16 @@ class Rejections:
 
     async def _reject(self, item: QueuedChange, error: FusecacheError) -> None:
         """The bucket rejects the change permanently, or its bytes cannot be read: keep it, and unblock the others."""
-        log.error("change rejected, not retried key=%s error=%s", item.changed_keys()[-1], error)
-        item.error = error
+        log.error("change rejected key=%s error=%s", item.changed_keys()[-1], error)
         if isinstance(item, Operation):
-            self._rejected[item] = None
-            await self._abandon(item)
+            same = [each for each in self.operations() if _does_the_same(each, item)]
+            rows = [row for each in same for row in self.drop(each)]
+            node, item.node = item.node, None
+            await self._abandon(item, node, *rows, self.keep(item, error))
+            self._news.set()
+            self._news = trio.Event()
             return
+        item.error = error
         item.record = replace(item.record, refused_at=item.sequence)
         self._queue.remove(item)
         self._preparer.restart(item)  # abort the upload: its parts are useless now
@@ -263,22 +309,25 @@ class Rejections:
             changes += self._placement.defer_deletes(key, key_now)
         return [*changes, PutFile(item.record)]
 
-    async def _abandon(self, item: Operation) -> None:
+    async def _abandon(self, item: Operation, node: Node | None, *rows: Change) -> None:
+        """Take a change of names of a node out of the queue. rows: what the journal has of it from now on."""
         self._queue.remove(item)
-        changes: list[Change] = [DropOperation(item.sequence), *self._disarm_rename(item)]
+        changes = [*rows, *self._disarm_rename(item, node)]
         if item.record.kind in REMOVES:
             self._tree.clear_tombstone(item.record.key, gone=False)
             self._reveal(item.record.key)
-        if item.node is not None:
-            self._tree.release_local(item.node)
-            item.node.verified = float("-inf")
+        if node is not None:
+            self._tree.release_local(node)
+            node.verified = float("-inf")
+            if item.record.kind in CREATES:
+                self._let_go(node)  # the name shows what the bucket has there, and the object its old name
         await self._journal.submit(*changes).committed()
 
-    def _disarm_rename(self, item: Operation) -> list[Change]:
+    def _disarm_rename(self, item: Operation, node: Node | None) -> list[Change]:
         """A dropped operation brought nothing to its key: a rename queued behind it must not move what is there."""
         key = item.changed_keys()[-1]
         follower = next(iter(self._queue.for_key(key)), None)
-        if item.node is None or not isinstance(follower, Operation) or not _renames(follower, item.node, key):
+        if node is None or not isinstance(follower, Operation) or not _renames(follower, node, key):
             return []
         follower.record = replace(follower.record, source_etag=ANOTHERS)
         return [PutOperation(follower.record)]
@@ -288,6 +337,10 @@ class Rejections:
         folder, name = self._lookup.on_unknown(key)
         if folder is not None:
             self._listener.on_name_lost(folder, name)
+
+
+def _does_the_same(one: Operation, other: Operation) -> bool:
+    return one.record.kind is other.record.kind and one.changed_keys() == other.changed_keys()
 
 
 def _renames(item: Operation, node: Node, key: str) -> bool:

@@ -103,7 +103,8 @@ class PublishResults:
     async def done(self, item: Operation, result: PublishResult) -> None:
         """The bucket carried out an operation: a delete, a rename, a directory marker or a symlink."""
         await self._follow_copy(item.record, result.version)
-        self._queue.remove(item, published=True)
+        if item in self._queue:  # else it was rejected before
+            self._queue.remove(item, published=True)
         forgotten = self._rejections.forget(item.changed_keys())
         changes: list[Change] = [DropOperation(item.sequence), *forgotten]
         for key, etag in result.shows.items():

@@ -74,6 +74,7 @@ class ReplayResult:
     # The handles of files that programs have open, by number.
     handles: dict[int, FileHandle] = field(default_factory=dict)
     operations: list[OperationRecord] = field(default_factory=list)
+    rejected_operations: list[OperationRecord] = field(default_factory=list)
     # Deletes that wait until something is published under the name that rejected newer content has.
     deferred: list[OperationRecord] = field(default_factory=list)
     quarantined: list[tuple[FileRecord, int]] = field(default_factory=list)
@@ -119,7 +120,12 @@ class JournalReplay:
         """
         self._left = left
         self._still_open = {each.generation: each for each in left.files} if left is not None else {}
-        found = ReplayResult(operations=self._journal.operations(), uploads=self._journal.aborts())
+        operations = self._journal.operations()
+        found = ReplayResult(
+            operations=[each for each in operations if not each.error],
+            rejected_operations=[each for each in operations if each.error],
+            uploads=self._journal.aborts(),
+        )
         ended = {upload_id for _, upload_id in found.uploads}
         records = [
             without_upload(record) if record.upload_id in ended else record

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from fusecache.disk.staging import StagingDirectory
 from fusecache.disk.state_directory import StateDirectory
-from fusecache.engine.recovery.quarantine import conflict_row, listing_of, quarantine_row
-from fusecache.index.journal import DropFile, Journal, PutAbort, PutFile
+from fusecache.engine.recovery.quarantine import conflict_row, listing_of, operation_row, quarantine_row
+from fusecache.index.journal import DropFile, DropOperation, Journal, PutAbort, PutFile
 from fusecache.model.errors import NotFound, NotPermitted
 from fusecache.model.records import FileRecord
 from fusecache.model.states import OWED, FileState
@@ -63,6 +63,7 @@ class OfflineCache:
         known = {record.generation for record in records}
         for number in local_paths.keys() - known:
             rows.append(_unknown_row(number, local_paths[number]))
+        rows += [operation_row(each, self._path) for each in self._journal.operations() if each.error]
         for conflict in self._journal.conflicts():
             rows.append(conflict_row(conflict, self._path(conflict.key), self._path(conflict.kept_as)))
         return listing_of(rows)
@@ -71,9 +72,12 @@ class OfflineCache:
         """Remove a file for good; return the bytes freed. Raises NotFound, NotPermitted."""
         row = next((row for row in self.listing()["entries"] if row["id"] == number), None)
         if row is None:
-            raise NotFound(f"{number}: no such entry to delete; list them with `fusecache recover`")
+            raise NotFound(f"{number}: no such entry to delete")
         if row["kind"] in {"waiting", "conflict", "local-only"}:
             raise NotPermitted(f"{number}: {row['path']} can only be removed on the mount: mount it first")
+        if "change" in row:
+            self._journal.apply([DropOperation(number)])
+            return 0
         record = next((each for each in self._journal.files() if each.generation == number), None)
         if record is not None:
             dropped = FileRecord(

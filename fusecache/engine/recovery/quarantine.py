@@ -2,15 +2,17 @@
 
 There are three kinds, and each entry has a number:
 - Orphans (never closed) and suspects (perhaps damaged) are quarantined in folders of the cache directory.
-- Rejected files show on the mount.
+- Rejected files show on the mount. Rejected changes of names have no bytes here; they are repeated or dropped.
 - In a conflict, our version is an object of its own.
 
 Invariants:
-1. An entry is deleted only by its number, on request, and a restore never takes a name that is taken.
+1. An entry is deleted only by its number, on request, and a restore never takes a name that is taken. One exception:
+   content whose writer was killed gives its space to writers if newer content of its name stands for it.
 2. Row, file and reserved space go together. A crash in between leaves a row that the next start finishes.
 """
 
 import logging
+import sys
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ import trio
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import CloseState, FileVersion, Kind, Node, in_use
+from fusecache.engine.namespace.nodes import CloseState, FileVersion, Kind, Node, Operation, in_use
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.operations import NamespaceOps
 from fusecache.engine.publish.publishers import Publishers
@@ -36,7 +38,15 @@ from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropFile, PutFile
 from fusecache.model.errors import AlreadyExists, FusecacheError, NotADirectory, NotFound, NotPermitted
 from fusecache.model.names import CONTROL_NAME, decode_name, marked_name
-from fusecache.model.records import DOUBTFUL, ConflictRecord, FileRecord, PosixAttributes, Reason
+from fusecache.model.records import (
+    DOUBTFUL,
+    ConflictRecord,
+    FileRecord,
+    OperationKind,
+    OperationRecord,
+    PosixAttributes,
+    Reason,
+)
 from fusecache.model.states import FileState
 
 log = logging.getLogger(__name__)
@@ -71,6 +81,8 @@ class Quarantine:
         self._local_only = self._write.local_only
         # The rows of quarantined files, and the bytes that the ledger counts for each.
         self._quarantined: dict[int, tuple[FileRecord, int]] = {}
+        self._making_space = trio.Lock()
+        self._times_made = 0
 
     def restore_rows(self, found: ReplayResult) -> None:
         """Load the quarantined files that the start found."""
@@ -99,12 +111,16 @@ class Quarantine:
             for record, _ in self._quarantined.values()
         ]
         rows += [self._rejected_row(version) for version in self._rejected().values()]
+        rows += [operation_row(each.record, self._tree.relative) for each in self._operations().values()]
         rows += [self._conflict_row(record) for record in self._conflict_log.all()]
         return listing_of(rows)
 
     def _rejected(self) -> dict[int, FileVersion]:
         items = (item for item in self._publisher.rejected if isinstance(item, FileVersion))
         return {item.record.generation: item for item in items}
+
+    def _operations(self) -> dict[int, Operation]:
+        return {item.sequence: item for item in self._publisher.rejected if isinstance(item, Operation)}
 
     def _rejected_row(self, version: FileVersion) -> dict[str, Any]:
         record = version.record
@@ -124,13 +140,16 @@ class Quarantine:
         """Make an entry a file of the mount, at the path `to` ("": beside its old name); return the path.
 
         A rejected file keeps its name unless `to` is given, and is queued again. Our version of a conflict is renamed.
+        A rejected change of names is sent again as it was.
         Raises NotFound, AlreadyExists if the path is taken, LocalDiskError if the bytes are gone.
         """
         self._journal.check_writable()
-        rejected = self._rejected().get(number)
+        rejected, operation = self._rejected().get(number), self._operations().get(number)
         conflict = self._conflict_log.get(number)
         if rejected is not None:
             return await self._requeue(rejected, to)
+        if operation is not None:
+            return await self._repeat(operation, to)
         if conflict is not None:
             return await self._rename_copy(conflict, to)
         if number not in self._quarantined:
@@ -220,6 +239,15 @@ class Quarantine:
         await self._journal.commit(*changes)
         return path
 
+    async def _repeat(self, item: Operation, to: str) -> str:
+        path = self._tree.relative(item.changed_keys()[-1])
+        if to:
+            raise NotPermitted(
+                f"{item.sequence}: only the change of {path} itself can be repeated; try again without --to"
+            )
+        await self._publisher.of(item.record.key).repeat(item)
+        return path
+
     async def _rename_copy(self, record: ConflictRecord, to: str) -> str:
         copy = self._tree.relative(record.kept_as)
         if not copy:
@@ -287,22 +315,63 @@ class Quarantine:
     async def delete(self, number: int) -> int:
         """Delete an entry for good; return the bytes freed here. Raises NotFound, NotPermitted if it is in use."""
         self._journal.check_writable()
-        rejected = self._rejected().get(number)
+        rejected, operation = self._rejected().get(number), self._operations().get(number)
         conflict = self._conflict_log.get(number)
         if rejected is not None:
             return await self._delete_rejected(rejected)
+        if operation is not None:
+            await self._publisher.of(operation.record.key).drop_rejected(operation)
+            return 0
         if conflict is not None:
             return await self._delete_copy(conflict)
         if number not in self._quarantined:
             raise NotFound(f"{number}: no such entry to delete; list them with `fusecache recover`")
+        return await self._delete(number)
+
+    async def _delete(self, number: int) -> int:
         record, held = self._quarantined.pop(number)
         # Three steps (row, file, row), so that the next start finishes what a crash interrupts.
         await self._journal.commit(PutFile(replace(record, state=FileState.DROPPED)))
         await self._offload.disk(self._staging.delete_quarantined, number)
-        self._cache.release_staging(held, record.key)
+        await self._cache.free_staging(held, record.key)
         await self._journal.commit(DropFile(number))
         log.info("deleted number=%d key=%s bytes=%d reason=%s", number, record.key, held, record.reason.value)
         return held
+
+    async def make_space(self, key: str) -> bool:
+        """Free the space of the oldest attempt at a file that newer content stands for; return whether there was one.
+
+        A local file system has one file for all attempts at a name. key: of the file that is to be written now.
+        """
+        times = self._times_made
+        async with self._making_space:
+            if times != self._times_made:
+                return True  # another writer made space while this one waited
+            records = [record for record, _ in self._quarantined.values() if record.reason in _ATTEMPTS]
+            newest = {record.key: record.generation for record in sorted(records, key=_generation)}
+            newest[key] = sys.maxsize
+            replaced = (each for each in records if self._is_replaced(each, newest[each.key]))
+            oldest = min(replaced, key=_generation, default=None)
+            if oldest is None:
+                return False
+            log.warning(
+                "deleted an older attempt, as space is short path=%s bytes=%d reason=%s",
+                self._tree.relative(oldest.key), oldest.size, oldest.reason.value,
+            )  # fmt: skip
+            with trio.CancelScope(shield=True):
+                await self._delete(oldest.generation)
+            self._times_made += 1
+            return True
+
+    def _is_replaced(self, record: FileRecord, newest: int) -> bool:
+        """Return whether newer content of the name is here or in the bucket. newest: generation of the last attempt."""
+        node = self._tree.find(record.key)
+        if newest > record.generation or node is None:
+            return newest > record.generation
+        version, published = node.version, node.object
+        return (version is not None and version.record.generation > record.generation) or (
+            published is not None and published.modified > record.moment
+        )
 
     async def _delete_rejected(self, version: FileVersion) -> int:
         node = self._node_of(version)
@@ -332,6 +401,14 @@ class Quarantine:
             self._conflict_log.drop(record.number)
         await self._journal.wait_committed()
         return 0
+
+
+# Never closed, so a newer attempt at the name stands for it.
+_ATTEMPTS = frozenset({Reason.KILLED, Reason.UNCLOSED})
+
+
+def _generation(record: FileRecord) -> int:
+    return record.generation
 
 
 # Fields of a restored row that start empty: what the old row knew of an upload and of synced bytes is of no use.
@@ -364,6 +441,31 @@ def quarantine_row(record: FileRecord, path: str, local_path: Path | None) -> di
         "reason": record.reason.value,
         "message": record.error,
         "local_path": "" if local_path is None else str(local_path),
+    }
+
+
+_CHANGES = {
+    OperationKind.DELETE: "its removal",
+    OperationKind.MKDIR: "the new directory",
+    OperationKind.RMDIR: "the removal of the directory",
+    OperationKind.SYMLINK: "the symlink",
+}
+
+
+def operation_row(record: OperationRecord, path_of: Callable[[str], str]) -> dict[str, Any]:
+    """Return an entry of the listing for a rejected change of names. path_of: returns the path of a key."""
+    is_rename = record.kind is OperationKind.RENAME
+    what = f"the rename from {path_of(record.key)}" if is_rename else _CHANGES[record.kind]
+    return {
+        "id": record.sequence,
+        "kind": "refused",
+        "path": path_of(record.target if is_rename else record.key).rstrip("/"),
+        "bytes": 0,
+        "time": record.moment,
+        "reason": "",
+        "message": f"the bucket rejected {what}: {record.error}",
+        "local_path": "",
+        "change": record.kind.value,
     }
 
 

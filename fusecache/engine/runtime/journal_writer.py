@@ -28,7 +28,7 @@ import trio
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.index.journal import Change, Journal, encoded
-from fusecache.model.errors import FusecacheError, InternalError, JournalMapFull, NoSpace, ReadOnly
+from fusecache.model.errors import FusecacheError, InternalError, JournalMapFull, NoSpace, ReadOnly, StateLost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +42,8 @@ LAZY_SECONDS = 0.5
 GATHER_SECONDS = 0.02
 # Calls that wait for a failing commit get an answer after this time. A disk that is full for a moment stays unseen.
 ANSWER_SECONDS = 5.0
+# How soon a journal that was removed is noticed while nothing is written.
+WATCH_SECONDS = 5.0
 # Pauses between attempts of a failing commit: the first one, doubled up to the longest.
 _RETRY_SECONDS_MIN = 0.1
 _RETRY_SECONDS_MAX = 2.0
@@ -140,6 +142,17 @@ class JournalWriter:
         """Submit changes, and wait for their ticket. Raises NoSpace, ReadOnly or InternalError."""
         await self.submit(*changes).wait()
 
+    async def watch(self) -> None:
+        """Until cancelled, find out whether the journal is still there, also while nothing is written."""
+        while True:
+            await trio.sleep(WATCH_SECONDS)
+            try:
+                await self._offload.rows(self.journal.check_there)
+            except StateLost as exc:
+                if self.failure is None:
+                    self._on_failed(exc)
+                    self._wake.set()
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Commit batches until cancelled, then commit the rest."""
         task_status.started()
@@ -226,10 +239,13 @@ class JournalWriter:
             self._healthy = trio.Event()
             log.error("the journal cannot be written, retrying error=%s", error)
         self.failure = error
-        if now < self._failing_since + ANSWER_SECONDS:
+        if isinstance(error, StateLost):
+            self.refusal = ReadOnly(str(error))
+        elif now < self._failing_since + ANSWER_SECONDS:
             return
-        kind = NoSpace if isinstance(error, NoSpace) else ReadOnly
-        self.refusal = kind(f"writes are refused until the journal can be written: {error}")
+        else:
+            kind = NoSpace if isinstance(error, NoSpace) else ReadOnly
+            self.refusal = kind(f"writes are refused until the journal can be written: {error}")
         for _, ticket in self._waiting:
             ticket.refuse(self.refusal)
 

@@ -5,6 +5,7 @@ Not the close, which is in `close.py`, and not the upload, which the publisher d
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
@@ -201,8 +202,9 @@ class FileIO:
         """Cut the file, or extend it with zeros. Raises NoSpace before anything is changed, TooLarge."""
         self._space.check_size(node, size)
         if size > node.size:
-            with self._space.recording_enospc(lambda: self._tree.path(node), size):
-                self._space.check_admitted(size - node.size, node)
+            path_of = partial(self._tree.path, node)
+            with self._space.recording_enospc(path_of, size):
+                await self._space.check_admitted(size - node.size, node, path_of)
         version = node.version
         is_new_start = size == 0 and version is not None and version.state is FileState.FAILED
         if version is None or not version.is_mutable or is_new_start:

@@ -8,7 +8,7 @@ from fusecache.model.records import FileRecord
 class WriteListener:
     """Hears what happens to local file content. Each method does nothing unless overridden.
 
-    No method awaits. Each is called in the middle of a change, before the caller's next checkpoint.
+    All but `on_space_short` are called in the middle of a change, before the caller's next checkpoint.
     """
 
     # ---- reads and writes of programs
@@ -35,6 +35,10 @@ class WriteListener:
 
     def on_quarantined(self, record: FileRecord) -> None:
         """Content was quarantined; its bytes still count as staging space."""
+
+    async def on_space_short(self, key: str) -> bool:
+        """A write to a key finds no space: return whether some was freed, so that it may try again."""
+        return False
 
     def on_name_lost(self, parent: Node, name: str) -> None:
         """The name no longer means the inode that the kernel knows."""

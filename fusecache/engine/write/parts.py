@@ -60,7 +60,7 @@ def build_write_parts(  # noqa: PLR0913  # the one place where each part is give
 ) -> WriteParts:
     """Build the parts. boot_id: of the running kernel; a row of another boot may lack bytes that were not synced."""
     local_only = LocalOnly(tree, options.local_only)
-    space = StagingSpace(tree, cache)
+    space = StagingSpace(tree, cache, listener)
     disposal = VersionDisposal(tree, cache, staging, journal, queue, local_only, listener)
     placement = QueuePlacement(tree, queue, journal, disposal.drop, disposal.dequeue)
     states = VersionStates(tree, journal, queue, placement, space, local_only, disposal, listener, boot_id)

@@ -1,4 +1,7 @@
-"""The staging space of files that are being written: admits, reserves and releases it, and records every ENOSPC."""
+"""The staging space of files that are being written: admits, reserves and releases it, and records every ENOSPC.
+
+Invariant: before a write gets ENOSPC, the space of unfinished content that newer content of its name replaced is free.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,6 +10,7 @@ from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.nodes import FileVersion, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.write.enospc_log import EnospcLog
+from fusecache.engine.write.listener import WriteListener
 from fusecache.model.errors import NoSpace, TooLarge
 from fusecache.model.objects import MIB
 from fusecache.policy.writeback.multipart import OBJECT_BYTES_MAX
@@ -25,9 +29,10 @@ _FULL = (
 class StagingSpace:
     """Reserves space in the cache directory for file versions."""
 
-    def __init__(self, tree: Tree, cache: BlockCache) -> None:
+    def __init__(self, tree: Tree, cache: BlockCache, listener: WriteListener) -> None:
         self._tree = tree
         self._cache = cache
+        self._listener = listener
         self.enospc_log = EnospcLog()
 
     async def check_headroom(self, node: Node, path_of: Callable[[], str]) -> None:
@@ -37,10 +42,10 @@ class StagingSpace:
         """
         key = self._key(node)
         with self.recording_enospc(path_of, 0):
-            self.check_admitted(_HEADROOM_BYTES, node)
+            await self.check_admitted(_HEADROOM_BYTES, node, path_of)
             if not self._cache.reserve_staging_nowait(_HEADROOM_BYTES, key):
                 try:
-                    await self._cache.reserve_staging(_HEADROOM_BYTES, key)
+                    await self._reserve(_HEADROOM_BYTES, key)
                 except NoSpace as exc:
                     raise NoSpace(_FULL) from exc
         self._cache.release_staging(_HEADROOM_BYTES, key)
@@ -55,10 +60,22 @@ class StagingSpace:
                 self.enospc_log.record(path, size, exc)
             raise
 
-    def check_admitted(self, nbytes: int, node: Node) -> None:
-        """Raise NoSpace if `nbytes` may not be begun: the rest is for writes that the kernel has accepted already."""
-        if nbytes > self._cache.writable_bytes(self._key(node)):
-            raise NoSpace(_FULL)
+    async def check_admitted(self, nbytes: int, node: Node, path_of: Callable[[], str]) -> None:
+        """Raise NoSpace if `nbytes` may not be begun: the rest is for writes that the kernel has accepted already.
+
+        path_of: returns the path of the file, which may not exist yet.
+        """
+        while nbytes > self._cache.writable_bytes(self._key(node)):
+            if not await self._listener.on_space_short(self._tree.key_of_path(path_of())):
+                raise NoSpace(_FULL)
+
+    async def _reserve(self, nbytes: int, key: str) -> None:
+        while True:
+            try:
+                return await self._cache.reserve_staging(nbytes, key)
+            except NoSpace:
+                if not await self._listener.on_space_short(key):
+                    raise
 
     def check_size(self, node: Node, size: int) -> None:
         """Raise TooLarge if no object may be of that size."""
@@ -81,7 +98,7 @@ class StagingSpace:
             need = size - version.reserved
             if need <= 0:
                 return
-            await self._cache.reserve_staging(need, key)
+            await self._reserve(need, key)
             if version.is_mutable:
                 version.reserved += need
             else:

@@ -59,7 +59,7 @@ async def test_a_rename_behind_one_that_another_client_was_quicker_with_leaves_t
 async def test_a_rename_behind_one_that_is_refused_does_not_move_what_that_was_to_replace(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
-    store = FaultyStore(bucket, Fault(Refused("locked"), "copy", "b", times=1))
+    store = FaultyStore(bucket, Fault(Refused("locked"), "copy", "b", times=None))
     async with running_node(store, cache) as user:
         await user.write("a", b"ours")
         await user.write("b", b"old")

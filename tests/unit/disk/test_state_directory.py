@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -111,4 +112,34 @@ def test_a_directory_in_a_fusecache_mount_whose_name_has_a_blank_is_refused(
     with pytest.raises(StateError, match="lies in a fusecache mount; choose a local disk"):
         StateDirectory(point / "cache", "id")
     with StateDirectory(tmp_path / "cache", "id"):
+        pass
+
+
+@pytest.mark.parametrize("wiped", ["lock", "content", "directory"])
+def test_a_directory_whose_lock_is_gone_is_still_in_use(tmp_path: Path, wiped: str) -> None:
+    directory = tmp_path / "cache"
+    with StateDirectory(directory, "id"):
+        if wiped == "lock":
+            (directory / "lock").unlink()
+        else:
+            shutil.rmtree(directory)
+        if wiped == "content":
+            directory.mkdir()
+        with pytest.raises(
+            StateError, match=rf"emptied or removed while a daemon \(pid {os.getpid()}\) uses it"
+        ):
+            StateDirectory(directory, "id")
+        with StateDirectory(tmp_path / "other", "id"):
+            pass
+    with StateDirectory(directory, "id"):
+        pass
+
+
+def test_a_name_that_another_user_took_refuses_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = StateDirectory(tmp_path, "id")
+    (tmp_path / "lock").unlink()
+    monkeypatch.setattr(state_directory, "_TRUSTED", frozenset())
+    with held, StateDirectory(tmp_path, "id"):
         pass
