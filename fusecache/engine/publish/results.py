@@ -115,9 +115,7 @@ class PublishResults:
         record, node = item.record, item.node
         version = result.version
         if node is not None and version is not None and record.kind is OperationKind.RENAME:
-            before = node.object
-            if version.metadata is None and before is not None and before.etag == record.source_etag:
-                version = replace(version, metadata=before.metadata)
+            version = _with_metadata(version, node.object, record)
             changes.append(PutAttributes(version.key, version.etag, attributes_of(node)))
         if record.kind in REMOVES:
             self._tree.clear_tombstone(record.key, gone=True)
@@ -132,6 +130,13 @@ class PublishResults:
                 self._lookup.on_removed(version)
             self._tree.release_local(node)
         await self._journal.submit_batched(*changes).committed()
+
+
+def _with_metadata(copy: ObjectInfo, before: ObjectInfo | None, record: OperationRecord) -> ObjectInfo:
+    """Return a rename's copy with the metadata of its source, if it was copied as it was."""
+    if copy.metadata is None and before is not None and before.etag == record.source_etag:
+        return replace(copy, metadata=before.metadata)
+    return copy
 
 
 def _dropped_attributes(key: str, etag: str | None) -> list[Change]:
