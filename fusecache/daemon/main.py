@@ -200,6 +200,7 @@ class _Daemon:
         ]
         server, operations = self._endpoints(filesystem, ownership)
         async with filesystem.running():
+            self._refuse_keys(filesystem)
             for link in self._links:
                 await link.start()
             try:
@@ -228,6 +229,18 @@ class _Daemon:
                 for name, connection in connections.items()
             }
         )
+
+    def _refuse_keys(self, filesystem: FileSystem) -> None:
+        """Raise the refusal if every bucket refuses the keys, unless files wait for upload or a service asks."""
+        if self._options.requests.start_without_keys or len(filesystem.queue):
+            return
+        is_resumed = self._kept is not None and self._kept.is_resumed  # then programs use it
+        if not is_resumed and all(each.are_keys_refused for each in self._connections.values()):
+            refusals = [
+                f"bucket {name}: {each.failure}" if name else str(each.failure)
+                for name, each in self._connections.items()
+            ]
+            raise MountError("; ".join(refusals))
 
     def _status_facts(self) -> dict[str, Any]:
         is_several = "" not in self._mounts
@@ -341,6 +354,7 @@ class _Daemon:
         warnings = [
             text for text in (*degraded, short, *self._risks, self._facts["config_not_applied"]) if text
         ]
+        questions = [link.question() for link in self._links]
         for text in warnings:
             log.warning("%s", text)
         recovered = filesystem.replayed
@@ -350,7 +364,7 @@ class _Daemon:
             orphans=recovered.orphans,
             suspects=recovered.suspects,
         )
-        self._ready("; ".join(filter(None, (found, *warnings))))
+        self._ready("; ".join(filter(None, (found, *questions, *warnings))))
 
     async def _tune(self, mountpoint: str) -> None:
         """Check that a new mount answers, and set what the kernel keeps for as long as the mount is there."""

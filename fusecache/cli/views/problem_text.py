@@ -123,9 +123,11 @@ def _refused_text(status: Mapping[str, Any]) -> str:
     since = f", for {seconds_text(seconds)} now" if seconds else ""
     # While reads are refused, the keys for reading need renewal; else those for writing.
     source = status.get("keys_from" if seconds else "write_keys_from") or ""
+    started = "cached files are served by name, other names fail, new ones too"
+    ran = "the mount shows cached names and sizes, writes continue on this disk"
     return (
-        f"the bucket refuses the credentials{since}: the mount shows cached names and sizes, writes continue on this "
-        f"disk, no data is lost; {renewal_text(source)}"
+        f"the bucket refuses the credentials{since}: {started if status.get('start_failure') else ran}, "
+        f"no data is lost; {renewal_text(source)}"
         + (f". The last reload failed: {status['keys_error']}" if status.get("keys_error") else "")
     )
 
