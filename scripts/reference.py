@@ -107,6 +107,7 @@ STATUS_KEYS = {
     "cache.reserved_bytes": "bytes reserved for blocks that are being written",
     "cache.staging_bytes": "bytes of files that the bucket does not have yet",
     "cache.limit_bytes": "`cache_size`",
+    "cache.usable_bytes": "what of it the disk has space for, bytes in use included",
     "cache.buffers": "memory buffers",
     "cache.buffers_in_use": "memory buffers in use",
     "cache.errors": "GETs that failed",

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from fusecache import __version__
 from fusecache.cli import access, cache_commands, clean, doctor, endings, metrics, recordings, run, uploads
-from fusecache.cli.endings import config_path_of
+from fusecache.cli.endings import config_path_of, take_mountpoint
 from fusecache.cli.extras import missing_package, require_mount_extras, serve, stand_by
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
@@ -50,8 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
-    arguments, unknown = parser.parse_known_args(words)
-    if unknown:
+    # What follows `run … --` is the command that it runs.
+    own = words[: words.index("--")] if words[:1] == ["run"] and "--" in words else words
+    arguments, unknown = parser.parse_known_args(own)
+    if unknown and not (own is words and arguments.command == "run"):  # which names the missing `--`
         flags = re.findall(r"--[a-z][a-z-]*", arguments.parser.format_help())
         arguments.parser.error(
             f"unknown argument {unknown[0]}{nearest_text(unknown[0].partition('=')[0], flags)}"
@@ -355,9 +357,7 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     stand_by()
     parent = Parent(arguments.ready_fd)
     config = config_path_of(arguments)
-    if arguments.mountpoint is None and "://" not in (arguments.source or "://"):
-        # Without a source: --bucket, --credentials-from or the file say what is mounted.
-        arguments.source, arguments.mountpoint = None, arguments.source
+    take_mountpoint(arguments)
 
     def load(config_text: str | None = None) -> MountOptions:
         options = load_options(

@@ -238,7 +238,7 @@ class RequestOptions:
     )
     start_without_keys: bool = option(
         as_flag,
-        "for a service: if the bucket refuses the keys, or none are found, start all the same with a cache directory "
+        "for a service: if the bucket refuses the keys, or none are found, start nevertheless with a cache directory "
         "used before, as without the bucket, and wait for new keys; otherwise only if files wait for upload",
         default=False,
     )

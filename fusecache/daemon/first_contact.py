@@ -49,7 +49,9 @@ class FirstContact:
         return (
             f"DEGRADED: started without the bucket: {self._failure}; readable are cached files by name, and "
             f"{waiting}; all else fails"
-        ) + (f": {self.remedy}" if self.remedy else " until the bucket answers; then the mount heals by itself")
+        ) + (
+            f": {self.remedy}" if self.remedy else " until the bucket answers; then the mount heals by itself"
+        )
 
     async def run(self) -> None:
         """Return once the bucket has answered and the start is finished."""

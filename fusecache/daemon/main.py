@@ -364,7 +364,7 @@ class _Daemon:
             orphans=recovered.orphans,
             suspects=recovered.suspects,
         )
-        self._ready("; ".join(filter(None, (found, *questions, *warnings))))
+        self._ready("; ".join(filter(None, (found, *warnings, *questions))))
 
     async def _tune(self, mountpoint: str) -> None:
         """Check that a new mount answers, and set what the kernel keeps for as long as the mount is there."""

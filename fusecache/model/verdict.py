@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fusecache.model.error_text import renewal_text
-from fusecache.model.format_text import changes_text, count_text, seconds_text
+from fusecache.model.format_text import changes_text, count_text, seconds_text, short_text
 
 OK, DEGRADED, ACTION = "OK", "DEGRADED", "ACTION"
 # A request that fails once and is retried is no news. Uploads that wait for longer than this are.
@@ -67,7 +67,9 @@ def _actions(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"uploads stopped: {status['waiting_for']}"
     shortages = status.get("shortages", {})
     if shortages.get("files") and shortages["seconds"] < RECENT_SECONDS:
-        yield f"no space for {count_text(shortages['files'], 'write')}: raise --cache-size, or wait for uploads"
+        is_short = short_text(status["cache"]) if "cache" in status else ""
+        remedy = "free space on the disk of the cache" if is_short else "raise --cache-size"
+        yield f"no space for {count_text(shortages['files'], 'write')}: {remedy}, or wait for uploads"
     if status.get("rejected_files"):
         yield f"the bucket rejected {count_text(status['rejected_files'], 'change')}: see `fusecache recover`"
     if status.get("conflict_files"):

@@ -49,6 +49,12 @@ def test_a_folder_becomes_the_bucket_and_a_second_pull_fetches_nothing(
     assert node.server.control.log("GetObject") == []
 
 
+def test_a_prefix_without_objects_is_asked_about(node: Node, data: dict[str, bytes], tmp_path: Path) -> None:
+    done = node.run("pull", f"{node.source}/typo", tmp_path)
+    assert f"{node.source}/typo/ has no objects yet: is the prefix right?" in done.stderr
+    assert "has no objects" not in node.pull(tmp_path / "all").stderr
+
+
 def test_commit_markers_come_last(node: Node, data: dict[str, bytes], tmp_path: Path) -> None:
     node.server.control.faults(Fault(FaultAction.HOLD, operation="GetObject", key="sub/deep/c"))
     child = node.start("pull", node.source, tmp_path)

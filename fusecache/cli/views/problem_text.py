@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fusecache.model.error_text import PERSONS, renewal_text
-from fusecache.model.format_text import count_text, seconds_text, size_text
+from fusecache.model.format_text import count_text, seconds_text, short_text, size_text, usable_bytes
 from fusecache.model.objects import STAGING_SHARE_PERCENT
 
 # Most files or conflicts that a group lists; --json has more.
@@ -135,10 +135,12 @@ def _refused_text(status: Mapping[str, Any]) -> str:
 def _shortage_texts(shortages: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[str]:
     if not shortages.get("files"):
         return
-    size, limit = shortages["bytes"], cache.get("limit_bytes")
+    size, limit = shortages["bytes"], usable_bytes(cache) if cache else 0
     long_ago = f"{seconds_text(shortages['seconds'])} ago"
     remedy = "raise --cache-size, or wait for uploads"
-    if limit and size * 100 > limit * STAGING_SHARE_PERCENT:
+    if cache and short_text(cache):
+        remedy = f"free space on the disk of the cache, or wait for uploads{short_text(cache)}"
+    elif limit and size * 100 > limit * STAGING_SHARE_PERCENT:
         remedy = (
             f"raise --cache-size: of its {size_text(limit)}, files that wait for upload may use "
             f"{STAGING_SHARE_PERCENT} % at most"
