@@ -168,8 +168,10 @@ class BucketLink:
 
 
 def key_facts(options: MountOptions) -> dict[str, Any]:
-    """Return where the keys for reading and for writing come from."""
+    """Return where the bucket is, and where the keys for reading and for writing come from."""
+    primary = next((each.url for each in options.requests.endpoints[:1]), "") or endpoint_of(options).url
     return {
+        "endpoint": (primary or "AWS").rstrip("/"),
         "keys_from": _keys_from(options, options.profile),
         "write_keys_from": _keys_from(options, options.write_profile or options.profile),
     }
@@ -296,7 +298,7 @@ def initial_facts(options: MountOptions, mounts: Mapping[str, MountOptions]) -> 
         "source": options.source,
         "mountpoint": str(options.mountpoint),
         "read_only": options.read_only,
-        **(key_facts(options) if "" in mounts else {"keys_from": "", "write_keys_from": ""}),
+        **(key_facts(options) if "" in mounts else {"keys_from": "", "write_keys_from": "", "endpoint": ""}),
         **shown_options(options),
         "fuse_library": "",
         "kernel": {"applied": [], "refused": []},
