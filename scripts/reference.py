@@ -32,7 +32,8 @@ STATUS_KEYS = {
     "source": "the bucket and prefix",
     "mountpoint": "where it is mounted",
     "read_only": "whether the mount refuses writes",
-    "endpoint": "URL of the bucket's endpoint, of several the one that takes the writes; `AWS`; empty for several buckets",
+    "endpoint": "URL of the bucket's endpoint, or `AWS`; of several endpoints the one that takes the writes; empty "
+    "for several buckets",
     "keys_from": "where the keys for reading come from",
     "write_keys_from": "where the keys for writing come from",
     "config_not_applied": "why the configuration file does not count for this mount; empty if it counts",

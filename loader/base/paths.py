@@ -97,8 +97,8 @@ def _check_is_one_bucket(url: str, points: list[str]) -> None:
     if len(places) > 1:
         shown = " and ".join(f"{point} ({endpoint})" for endpoint, point in places.items())
         raise ArgumentError(
-            f"{url}: two buckets of this name are mounted, at different endpoints: {shown}. Give the directory in one of "
-            "them instead of the URL"
+            f"{url}: two buckets of this name are mounted, at different endpoints: {shown}. Give the directory in "
+            "one of them instead of the URL"
         )
 
 

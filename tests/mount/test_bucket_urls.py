@@ -59,7 +59,9 @@ def test_two_buckets_of_one_name_are_an_error_that_names_both(
     mount: Callable[..., Mount], bucket: Bucket
 ) -> None:
     with ServerProcess(bucket=bucket.service.bucket) as server:
-        service = Service(server.endpoint_url, server.access_key, server.secret_key, server.bucket, server.control, None)
+        service = Service(
+            server.endpoint_url, server.access_key, server.secret_key, server.bucket, server.control, None
+        )
         there = Bucket(service, service.client(), bucket.prefix)
         here, other = mount(), mount(of=there)
         url = f"{bucket.source}data"

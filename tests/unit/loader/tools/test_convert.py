@@ -1,4 +1,4 @@
-"""`python -m loader convert` and `merge`: what goes in comes out, and what does not fit is named."""
+"""`fusecache dataset convert` and `merge`: what goes in comes out, and what does not fit is named."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ from PIL import Image
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from loader import MDSDataset, MDSWriter
+from loader import MDSDataset, MDSWriter, convert
 from loader.__main__ import main
 
 WORDS = ["<end>", "<unk>", *(f"w{number}" for number in range(50))]
@@ -402,3 +402,19 @@ def test_a_harmed_source_leaves_no_index(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "in" / "shard.00002.mds").unlink()
     assert "shard.00002.mds" in refused(capsys, "convert", "recompress", tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out" / "index.json").exists()
+
+
+@pytest.mark.parametrize("by_command", [False, True])
+def test_a_conversion_stores_hashes_so_that_verify_finds_a_changed_value(
+    tmp_path: Path, *, by_command: bool
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"a": "first"}\n')
+    out = tmp_path / "out"
+    if by_command:
+        assert main(["convert", "jsonl", str(tmp_path / "in.jsonl"), str(out)]) == 0
+    else:
+        convert("jsonl", [tmp_path / "in.jsonl"], out)
+    assert main(["verify", str(out)]) == 0
+    shard = out / "shard.00000.mds"
+    shard.write_bytes(shard.read_bytes().replace(b"first", b"other"))
+    assert main(["verify", str(out)]) == 1
