@@ -173,6 +173,7 @@ class _Daemon:
         self._facts: dict[str, Any] = {"config_not_applied": start.not_applied}
         self._supervisor = Supervisor()
         self._has_failed = False
+        self._upgrading = trio.Lock()
 
     async def run(self) -> int:
         """Assemble the mount, serve it until its end, and return the exit status."""
@@ -407,11 +408,17 @@ class _Daemon:
                 f"{self._options.mountpoint}: no keeper holds this mount: to upgrade, unmount and mount again"
             )
         mountpoint = str(self._options.mountpoint)
-        await trio.to_thread.run_sync(
-            prepare_successor, self._kept, program, mountpoint, abandon_on_cancel=True
-        )
-        if self._stop.is_set():
-            raise MountError(f"{self._options.mountpoint}: the mount ends")
+        # One at a time; who waits here hears from the successor. It is never released if there is one.
+        await self._upgrading.acquire()
+        try:
+            await trio.to_thread.run_sync(
+                prepare_successor, self._kept, program, mountpoint, abandon_on_cancel=True
+            )
+            if self._stop.is_set():
+                raise MountError(f"{self._options.mountpoint}: the mount ends")
+        except BaseException:
+            self._upgrading.release()
+            raise
         log.info("the daemon ends, for its successor program=%s", program)
         return partial(os._exit, STATUS_HAND_OVER)
 

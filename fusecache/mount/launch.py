@@ -356,9 +356,25 @@ def drain(
 def replace_daemon(mountpoint: Path, version: str) -> None:
     """Have this program take over a mount; return once it answers. version: its own. Raises MountError."""
     mount, _ = find_mount(mountpoint, os.environ)
-    answer, before = _ask_with_pid(mount, {"command": "upgrade", "program": sys.executable})
-    if answer.get("result") != "ok":
-        raise MountError(str(answer.get("message")))
+    before = 0
+
+    def on_connect(connection: socket.socket) -> None:
+        nonlocal before
+        pid, _, _ = peer_of(connection)
+        if before and pid != before:  # the request would be sent a second time
+            raise _OtherUpgrade
+        before = pid
+
+    try:
+        request = {"command": "upgrade", "program": sys.executable}
+        answer = request_stream(mount, request, on_connect=on_connect)
+        if answer.get("result") != "ok":
+            raise MountError(str(answer.get("message")))
+    except _OtherUpgrade:
+        status = _status_of_next(mount, before)
+        if status is None or status["version"] != version:
+            return replace_daemon(mountpoint, version)
+        return None
     status = _status_of_next(mount, before)
     if status is None:
         raise MountError(
@@ -370,6 +386,10 @@ def replace_daemon(mountpoint: Path, version: str) -> None:
             f"{mountpoint}: version {version} could not take over, version {status['version']} goes on; see "
             "fusecache.log in the cache directory"
         )
+
+
+class _OtherUpgrade(Exception):  # no error
+    """While a daemon prepared an upgrade, another one took over: of an upgrade at the same time, say."""
 
 
 def _ask_with_pid(mount: Mount, request: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
