@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _own_words(words: Sequence[str]) -> int:
     """Return how many words are this program's. What follows `run … --`, and `dataset`, is another program's."""
-    if words[:1] == ["dataset"]:
+    if words[:1] == ["dataset"] and words[1:2] not in (["--help"], ["-h"]):
         return 1
     return words.index("--") if words[:1] == ["run"] and "--" in words else len(words)
 
@@ -271,7 +271,7 @@ def make_parser() -> argparse.ArgumentParser:
         _add(
             commands,
             "dataset",
-            "inspect, check, merge and convert MDS datasets: `fusecache dataset --help`",
+            "inspect, check, merge and convert MDS datasets; `fusecache dataset COMMAND --help` says how",
             "0 success, 1 the dataset has a problem, or an error",
         )
     )

@@ -77,7 +77,13 @@ def tar_columns(paths: Sequence[str]) -> dict[str, str]:
     """Return the columns by the first samples of the first tar. Raises LoaderError if they differ in their members."""
     path = paths[0]
     groups = groupby(_members(path, None), key=itemgetter(0))
-    samples = [[column for _, column, _, _ in group] for _, group in islice(groups, SAMPLES_LOOKED_AT)]
+    samples: list[list[str]] = []
+    for _, group in islice(groups, SAMPLES_LOOKED_AT):
+        samples.append([])
+        for _, column, _, read in group:
+            if read is not None:
+                read()  # a member that is cut or damaged is named as such, not as the one before the next header
+            samples[-1].append(column)
     if not samples:
         raise LoaderError(f"{path} has no sample to determine the columns from: name them with --columns")
     columns = dict.fromkeys(chain.from_iterable(samples))
