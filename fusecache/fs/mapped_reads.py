@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import trio
 
+from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import FileHandle
-from fusecache.engine.write.file_io import FileIO
 from fusecache.model.objects import GRANULE_BYTES
 
 # Windows of one open file that are known: of several threads that read in order, and what the kernel asks for again.
@@ -45,8 +45,8 @@ class _Faults:
 class MappedReads:
     """Decides for each read whether it is declined."""
 
-    def __init__(self, files: FileIO) -> None:
-        self._files = files
+    def __init__(self, filesystem: FileSystem) -> None:
+        self._files = filesystem.file_io
         self._known: dict[FileHandle, _Faults] = {}
 
     async def declines(self, handle: FileHandle, offset: int, size: int) -> bool:

@@ -77,7 +77,7 @@ class Operations(NameOperations):
         self._read_only = self.enable_passthrough = read_only
         self._files: dict[int, FileHandle] = {}
         self._entries = EntryBuilder(filesystem, read_only=read_only)
-        self._mapped_reads = MappedReads(filesystem.file_io)
+        self._mapped_reads = MappedReads(filesystem)
         self.passthrough = Passthrough(filesystem)
         self.handed_files = HandedFiles(filesystem, self.passthrough, self._revalidate)
         self._directories = OpenDirectories(filesystem, self._entries, kept)

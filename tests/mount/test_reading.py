@@ -65,6 +65,47 @@ def test_a_mapping_shows_the_bytes(place: Place):
         assert view[:] == data
 
 
+def test_a_mapping_that_is_read_at_random_fetches_what_it_needs(place: Place):
+    """The kernel reads a whole window around each page fault; the daemon fetches the part that is needed."""
+    data = pattern(96 * MIB)
+    place.bucket.put("tokens", data)
+    chance = random.Random(3)
+    before = fetched_bytes(place)
+    with (
+        open(place.path / "tokens", "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view,
+    ):
+        for _ in range(60):
+            offset = chance.randrange(len(data))
+            assert view[offset] == data[offset]
+    assert fetched_bytes(place) - before <= 60 * 128 * 1024
+
+
+def test_mappings_that_threads_read_in_order_fetch_each_byte_once(place: Place):
+    data = pattern(64 * MIB)
+    place.bucket.put("weights", data)
+    before = fetched_bytes(place)
+    with (
+        open(place.path / "weights", "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view,
+        ThreadPoolExecutor(4) as pool,
+    ):
+
+        def read(part: int) -> bool:
+            start = part * 16 * MIB
+            return all(
+                view[at : at + MIB] == data[at : at + MIB] for at in range(start, start + 16 * MIB, MIB)
+            )
+
+        assert all(pool.map(read, range(4)))
+    assert fetched_bytes(place) - before <= len(data) + 4 * MIB
+
+
+def fetched_bytes(place: Place) -> int:
+    """How many bytes the daemon of the first mount asked the bucket for."""
+    return sum(place.first_mount.status()["cache"]["bytes_by_cause"].values())
+
+
 def test_many_readers_of_many_files_at_once_get_their_own_bytes(place: Place):
     contents = {f"f{index}": pattern(300_000 + index, seed=index) for index in range(12)}
     for name, data in contents.items():
