@@ -215,9 +215,10 @@ class KeptNode(Node):
 
     def _kill(self, seconds: float = 0.0) -> None:
         time.sleep(seconds)
-        os.kill(self._pid, signal.SIGKILL)
-        self._note("the daemon is killed")
-        self.kills += 1
+        with suppress(ProcessLookupError):  # it has just ended, for an upgrade
+            os.kill(self._pid, signal.SIGKILL)
+            self._note("the daemon is killed")
+            self.kills += 1
 
     def _kill_next(self, seconds: float) -> None:
         """Kill the process that becomes the next daemon: the standby, if there was one."""

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from tests.mount.conftest import Place
 from tests.s3server import Fault, FaultAction
+from tests.support import ROOT
 from tests.support.mounts import FUSECACHE, Mount, pattern, read_newest, run, wait_until
 from tests.support.s3_buckets import Bucket
 
@@ -150,3 +153,29 @@ def test_a_lookup_that_fails_is_an_error_and_not_a_missing_file(mount: Callable[
     )
     with pytest.raises(PermissionError):
         os.stat(fresh.path / "file")
+
+
+def test_a_log_of_another_node_is_followed_as_the_page_says(place: Place):
+    """`tail -f` keeps the version that it opened; the page's program prints each line once."""
+    page = (ROOT / "docs/how-to/logs-and-databases.md").read_text()
+    program = page.split("```python\n")[1].split("```")[0]
+    log = place.path / "train.log"
+    program = program.replace("/data/runs/7/train.log", str(place.second / "train.log")).replace(
+        "sleep(5)", "sleep(0.2)"
+    )
+    lines = [f"step {number}\n" for number in range(4)]
+    log.write_text(lines[0])
+    place.sync()
+    wait_until(lambda: (place.second / "train.log").exists(), "the log on the other node")
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        try:
+            seen = [follower.stdout.readline()]
+            for line in lines[1:]:
+                with open(log, "a") as file:
+                    file.write(line)
+                place.sync()
+                seen.append(follower.stdout.readline())
+        finally:
+            follower.kill()
+    assert seen == lines
