@@ -234,6 +234,8 @@ class Rename:
         for item in reversed(self._queue.for_key(key)):
             if isinstance(item, FileVersion) and item.node is node:
                 return ObjectInfo(key, etag, item.size, item.record.attributes.mtime_ns / 1e9)
+            if is_rename(item) and item.record.target == key:
+                return ObjectInfo(key, etag, item.record.size, item.record.modified)
         return None if version is None else ObjectInfo(key, etag, version.size, version.modified)
 
 

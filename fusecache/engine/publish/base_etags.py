@@ -22,9 +22,12 @@ class BaseEtags:
         self._queue = queue
         self._journal = journal
 
-    def update(self, key: str, etag: str | None) -> list[Change]:
-        """The bucket shows this version under a key now (None: no object): return the rows that it changes."""
-        follower = self._queue.rebase(key, etag)
+    def update(self, key: str, etag: str | None, shown: ObjectInfo | None = None) -> list[Change]:
+        """The bucket shows this version under a key now (None: no object): return the rows that it changes.
+
+        shown: that version, if more than its ETag is known.
+        """
+        follower = self._queue.rebase(key, etag, shown)
         changes: list[Change] = [] if follower is None else [row_of(follower)]
         if is_removal(follower) and etag is not None:
             follower.readers = follower.readers or self._tree.nameless_reader(ObjectId(key, etag))
@@ -32,7 +35,7 @@ class BaseEtags:
         is_its_own = follower is None or (isinstance(follower, FileVersion) and follower.node is node)
         if node is not None and node.version is not None and is_its_own:
             # Local content under this name, open or queued, is older than this answer: this is its base from now on.
-            self._tree.set_object(node, None if etag is None else ObjectInfo(key, etag, 0, 0.0))
+            self._tree.set_object(node, None if etag is None else shown or ObjectInfo(key, etag, 0, 0.0))
             rejected = rejected_before(node)
             if rejected is not None:
                 rejected.record = replace(rejected.record, base_etag=etag)

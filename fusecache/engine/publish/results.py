@@ -70,7 +70,7 @@ class PublishResults:
             PutFile(record),
             *_dropped_attributes(published.key, record.base_etag),
             PutAttributes(published.key, published.etag, record.attributes),
-            *self._base_etags.update(published.key, published.etag),
+            *self._base_etags.update(published.key, published.etag, published),
             *self._disposal.drop_replaced(version),
             *(PutOperation(removal.record) for removal in self._queue.settle_deletes(published.key)),
             *self._placement.queue_deletes(published.key),
@@ -108,7 +108,8 @@ class PublishResults:
         forgotten = self._rejections.forget(item.changed_keys())
         changes: list[Change] = [DropOperation(item.sequence), *forgotten]
         for key, etag in result.shows.items():
-            changes += self._base_etags.update(key, etag)
+            is_new = result.version is not None and result.version.key == key
+            changes += self._base_etags.update(key, etag, result.version if is_new else None)
             self._listener.on_published(key)
             if rejected_before(self._tree.find(key)) is None:
                 changes += self._placement.queue_deletes(key)

@@ -23,7 +23,7 @@ import trio
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_rename
 from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.model.names import parent_path
-from fusecache.model.objects import ObjectId
+from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.model.records import OperationKind
 from fusecache.policy.name_patterns import matches_any
 from fusecache.policy.writeback.publish_order import OrderedChange, PublishOrder, Role, SequenceBarrier
@@ -242,8 +242,11 @@ class WritebackQueue:
         removal = self._deferred_deletes.get(key)
         return base_etag if removal is None else removal.record.base_etag
 
-    def rebase(self, key: str, etag: str | None) -> QueuedChange | None:
-        """Give the first item of `key` its base: what the bucket shows. Return it, to be journaled, or None."""
+    def rebase(self, key: str, etag: str | None, shown: ObjectInfo | None = None) -> QueuedChange | None:
+        """Give the first item of `key` its base: what the bucket shows. Return it, to be journaled, or None.
+
+        shown: the version with that ETag, if it is known.
+        """
         queued = self._by_key.get(key)
         if not queued:
             return None
@@ -251,7 +254,9 @@ class WritebackQueue:
         if isinstance(item, FileVersion):
             item.record = replace(item.record, base_etag=etag)
         elif item.record.kind is OperationKind.RENAME and key == item.record.key:
-            item.record = replace(item.record, source_etag=etag or "")
+            if etag != item.record.source_etag:
+                size, modified = (0, 0.0) if shown is None else (shown.size, shown.modified)
+                item.record = replace(item.record, source_etag=etag or "", size=size, modified=modified)
         else:
             item.record = replace(item.record, base_etag=etag)
         return item

@@ -209,3 +209,18 @@ async def test_an_empty_file_of_another_client_is_not_taken_for_a_moved_symlink(
     assert (bucket.shows()["d/link"], bucket.shows()["e/link"]) == (b"-> target", b"")
     assert bucket.memory.head("d/link").metadata is not None
     assert (bucket.memory.head("d/link").metadata or {})[SYMLINK_TARGET] == "target"
+
+
+async def test_a_file_that_is_renamed_twice_while_it_goes_up_keeps_its_size(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, offload=Far(5.0)) as user:
+        await user.write("log", b"1" * 12)
+        assert await user.drained() == "durable"
+        await user.write("log", b"2" * 300)
+        await trio.sleep(3.0)  # the request is under way
+        assert [item.in_flight for item in user.fs.queue.items()] == [True]
+        await user.rename("log", "log.1")
+        await user.rename("log.1", "log.2")
+        assert await user.drained() == "durable"
+        assert await user.read("log.2") == b"2" * 300
