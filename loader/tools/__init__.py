@@ -1,1 +1,1 @@
-"""The command line `fusecache dataset`."""
+"""The command line `python -m loader`."""
