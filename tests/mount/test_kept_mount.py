@@ -165,8 +165,11 @@ def test_a_program_with_a_small_buffer_may_remove_what_it_reads(mount: MakeMount
     assert sorted(seen) == LONG_NAMES[:100]
 
 
-def test_files_and_directories_whose_names_begin_alike_come_once(mount: MakeMount, bucket: Bucket) -> None:
+def test_files_and_directories_whose_names_begin_alike_come_once(
+    mount: MakeMount, bucket: Bucket, expect_log: Callable[[str], None]
+) -> None:
     """`a-1` comes between the file `a` and the directory `a/`, of which a mount shows the directory alone."""
+    expect_log("removed, as the directory of its name is key=")
     for key in ("a", "a-1", "a.txt", "a/x", "b", "b-1", "b/x", "c-", "c/x", "d"):
         bucket.put(f"many/{key}", b"")
     made = mount("--keep-mounted")

@@ -145,17 +145,6 @@ def test_only_reads_below_a_path_are_recorded_and_the_file_is_replaced(
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 
 
-def test_a_path_is_the_same_in_each_spelling(
-    mount: Callable[..., Mount], bucket: Bucket, recordings: Recordings, tmp_path: Path
-) -> None:
-    bucket.put("caf\u00e9/1.jpg", b"x")
-    one, file = mount(), tmp_path / "epoch.rec"
-    recording = recordings.start(file, one.path / "cafe\u0301")
-    (one.path / "cafe\u0301/1.jpg").read_bytes()
-    ended(recording)
-    assert paths_of(file) == ["caf\u00e9/1.jpg"]
-
-
 @pytest.mark.parametrize("way", ["terminal", "nohup"])
 def test_the_end_of_its_terminal_ends_a_recording_unless_it_runs_below_nohup(
     mount: Callable[..., Mount], files: list[str], recordings: Recordings, tmp_path: Path, way: str

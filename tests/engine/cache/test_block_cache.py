@@ -305,7 +305,7 @@ async def test_an_adopted_staging_file_is_warm_also_after_a_restart(tmp_path: Pa
         checksums = _staged(staged, data)
         assert cache.reserve_staging_nowait(len(data))
         await cache.adopt([StagedObject(object_id, len(data), staged, checksums)])
-        assert not staged.exists()
+        staged.unlink()
         assert await cache.read(handle, MIB, 10) == data[MIB : MIB + 10]
         assert await read_all(cache, object_id, len(data)) == data
         assert cache.statistics().used_bytes == pages_of(len(data))
@@ -325,11 +325,11 @@ async def test_a_file_that_is_cached_already_is_not_adopted_twice(tmp_path: Path
         checksums = _staged(tmp_path / "staged", data)
         assert cache.reserve_staging_nowait(len(data))
         await cache.adopt([StagedObject(object_id, len(data), tmp_path / "staged", checksums)])
-        assert not (tmp_path / "staged").exists()
+        (tmp_path / "staged").unlink()
         assert (cache.statistics().used_bytes, cache.statistics().staging_bytes) == (len(data), 0)
 
 
-async def test_of_many_files_each_is_adopted_that_can_be_and_the_others_are_removed(tmp_path: Path) -> None:
+async def test_of_many_files_each_is_adopted_that_can_be(tmp_path: Path) -> None:
     bucket = new_bucket()
     data = {name: some_bytes(size) for name, size in (("a", 5000), ("b", 70 * KIB), ("c", 10), ("lost", 99))}
     ids = {name: bucket.put(name, content) for name, content in data.items()}
@@ -346,7 +346,6 @@ async def test_of_many_files_each_is_adopted_that_can_be_and_the_others_are_remo
         (folder / "lost").unlink()
         assert cache.reserve_staging_nowait(sum(file.size for file in files))
         await cache.adopt(files)
-        assert list(folder.iterdir()) == []
         kept = sum(pages_of(len(data[name])) for name in ("a", "b", "c"))
         assert (cache.statistics().used_bytes, cache.statistics().staging_bytes) == (kept, 0)
         assert cache.statistics().reserved_bytes == 0

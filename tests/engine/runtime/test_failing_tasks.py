@@ -336,7 +336,7 @@ CASES = [
     TaskCase("cache-write", CacheFiles, "store", fail_store),
     TaskCase("cache-eviction", Evictor, "evict", fail_eviction, {"cache_bytes": 36 * MIB}),
     TaskCase("cache-adopt", Adoption, "_take_over", fail_adoption),
-    TaskCase("cache-adopt", Adoption, "_rename_all", fail_adoption),
+    TaskCase("cache-adopt", Adoption, "_link_all", fail_adoption),
     TaskCase("cache-adopt", CacheIndex, "apply", fail_adoption),
     TaskCase("cache-drop", Evictor, "_drop", fail_drop),
     TaskCase("cache-forget", DiskTier, "_forget", fail_forget, {"pin": ("pinned",)}),
