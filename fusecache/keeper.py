@@ -141,6 +141,7 @@ class Keeper:
                 "instead"
             )
         _say(f"the daemon died (status {status}); {again}")
+        self._listen()
         # An error of the mount is always reported: it was unmounted or aborted.
         return self._held[0] in self._wait(seconds, {self._wakeup: select.POLLIN, self._held[0]: 0})
 
@@ -165,7 +166,10 @@ class Keeper:
         return _START_SECONDS if self._program == self._command[0] else _NEXT_START_SECONDS
 
     def _listen(self) -> None:
-        """Answer questions from now on. Also while the command serves: so no other process can take the address."""
+        """Answer questions from now on. Also while the command serves: so no other process can take the address.
+
+        The keeper of an unmounted mount may still have it, as the kernel uses the number again at once.
+        """
         minor = _minor_of(self._mountpoint)
         if self._listener is None and minor:
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -334,6 +338,9 @@ class Keeper:
         for fd in self._held:
             os.close(fd)
         self._held = []
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     def _give_up(self, status: int) -> int:
         self._let_go()
