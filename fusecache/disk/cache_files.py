@@ -246,12 +246,11 @@ class CacheFiles:
         """Make the file at `path` cache file `number`: as a link, else by a rename. Raises LocalDiskError."""
         target = self._path(number)
         try:
-            target.unlink(missing_ok=True)
-            self._make_folder(number)
             try:
-                target.hardlink_to(path)
-            except OSError:
-                path.rename(target)
+                _link(path, target)
+            except FileNotFoundError:
+                self._make_folder(number)
+                _link(path, target)
         except OSError as exc:
             raise LocalDiskError(f"{path} cannot become cache file {number:x}: {exc}") from exc
 
@@ -350,3 +349,13 @@ def _direct_io_works(directory: Path) -> bool:
         return True
     finally:
         probe.unlink(missing_ok=True)
+
+
+def _link(path: Path, target: Path) -> None:
+    """Link a file under a second path; rename it where there are no links, or where an unknown file is in the way."""
+    try:
+        target.hardlink_to(path)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        path.rename(target)

@@ -28,7 +28,7 @@ def words_of(*command: object) -> str:
 
 
 def messages(mount: Mount) -> Iterator[str]:
-    """Yield what a user reads who looks what is wrong."""
+    """Yield the texts in which a user looks for the cause of a problem."""
     yield words_of("health", mount.path)
     yield words_of("status", mount.path)
     yield words_of("sync", mount.path, "--timeout", 10)
@@ -39,9 +39,9 @@ def messages(mount: Mount) -> Iterator[str]:
 
 
 def run_named_commands(texts: Iterator[str]) -> set[str]:
-    """Run each command that the texts name; return them. Those that upload or restore must do so, too."""
+    """Run each command that the texts name, and return the commands. `recover` must list something."""
     named = {command for text in texts for command in COMMAND.findall(text)}
-    for command in sorted(named, key=lambda each: "--" in each):  # first those that change nothing
+    for command in sorted(named, key=lambda each: "--" in each):  # commands that change nothing come first
         words = shlex.split(command)
         assert not any(word.isupper() for word in words), f"{command}: a placeholder is no command"
         done = subprocess.run(

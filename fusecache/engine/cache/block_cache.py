@@ -10,7 +10,7 @@ Invariants:
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -268,20 +268,17 @@ class BlockCache:
 
     async def is_whole(self, handle: ReadHandle, start: int, stop: int) -> bool:
         """Return whether all of these bytes are cached, or in flight."""
-        for index, first, last in split_by_chunk(Extent(start, stop)):
-            chunk = await self._chunk(handle.entry, index)
-            wanted = mask_of_bytes(first, last)
-            if wanted & ~(chunk.present | chunk.in_memory() | chunk.pending()):
-                return False
-        return True
+        return not any([wanted & ~known async for wanted, known in self._known(handle.entry, start, stop)])
 
     async def _is_not_cached(self, entry: CachedObject, start: int, stop: int) -> bool:
         """Return whether none of these bytes is cached or in flight."""
+        return not any([wanted & known async for wanted, known in self._known(entry, start, stop)])
+
+    async def _known(self, entry: CachedObject, start: int, stop: int) -> AsyncIterator[tuple[int, int]]:
+        """Yield, for each chunk of these bytes, the mask of their granules, and of those cached or in flight."""
         for index, first, last in split_by_chunk(Extent(start, stop)):
             chunk = await self._chunk(entry, index)
-            if mask_of_bytes(first, last) & (chunk.present | chunk.in_memory() | chunk.pending()):
-                return False
-        return True
+            yield mask_of_bytes(first, last), chunk.present | chunk.in_memory() | chunk.pending()
 
     # ---- disk space, for the write path
 
