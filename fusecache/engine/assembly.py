@@ -12,7 +12,7 @@ from fusecache.disk.native import dirty_limit_bytes
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.admin.inspector import Inspector
 from fusecache.engine.admin.pinning import PinnedKeys, PinnedObjects
-from fusecache.engine.admin.uploads import UploadAdmin
+from fusecache.engine.admin.upload_survey import UploadAdmin
 from fusecache.engine.admin.warmup import WarmupRunner
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
 from fusecache.engine.durability.drain import Drain
