@@ -15,7 +15,6 @@ from tests.support.rooms import (
     rooms,
     table,
     table_in_document,
-    upward_listeners,
 )
 
 FILES = project_files()
@@ -48,10 +47,6 @@ def test_the_report_names_what_is_largest() -> None:
 
 def test_no_callback_is_assigned_from_outside() -> None:
     assert outside_wiring(FILES) == []
-
-
-def test_constructors_receive_listeners_from_no_room_above() -> None:
-    assert upward_listeners(FILES) == []
 
 
 def test_the_document_shows_the_rooms_as_they_are() -> None:
@@ -133,15 +128,6 @@ def test_a_callback_assigned_from_outside_is_named(statement: str, target: str) 
 def test_other_assignments_pass(statement: str) -> None:
     source = f"class A:\n    def __init__(self, change: Callable[[], None]):\n        {statement}"
     assert outside_wiring({"fusecache/engine/cache/a.py": source}) == []
-
-
-def test_a_listener_of_a_room_above_is_named() -> None:
-    files = {
-        "fusecache/engine/publish/a.py": "class PublishListener: ...",
-        "fusecache/engine/cache/b.py": "class B:\n    def __init__(self, *, heard: 'PublishListener | None'): ...",
-        "fusecache/engine/recovery/c.py": "class C:\n    def __init__(self, heard: PublishListener): ...",
-    }
-    assert upward_listeners(files) == ["fusecache/engine/cache/b.py: PublishListener"]
 
 
 def test_a_class_name_used_twice_is_named() -> None:

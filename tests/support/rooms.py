@@ -7,7 +7,6 @@ modules, the fullest rooms and the widest classes, which no check limits: a modu
 
 import ast
 import graphlib
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -332,7 +331,7 @@ def outside_wiring(files: Mapping[str, str]) -> list[str]:
     """Assignments in the engine to a callback of another object than `self`, as "file: target".
 
     A callback is an attribute `on_…`, or one that the engine annotates as a Callable. Such wiring hides who hears of
-    what. A listener that a constructor receives shows it (`fusecache/engine/events.py`).
+    what. The `Events` that a constructor receives show it (`fusecache/engine/events.py`).
     """
     trees = {file: ast.parse(text) for file, text in sorted(files.items()) if _is_engine(file)}
     callbacks = {name for tree in trees.values() for name in _callable_attributes(tree)}
@@ -344,26 +343,6 @@ def outside_wiring(files: Mapping[str, str]) -> list[str]:
         and isinstance(node.ctx, ast.Store)
         and (node.attr.startswith("on_") or node.attr in callbacks)
         and not (isinstance(node.value, ast.Name) and node.value.id == "self")
-    ]
-
-
-def upward_listeners(files: Mapping[str, str]) -> list[str]:
-    """Constructors in the engine that receive a listener of a room above, or of no room, as "file: Listener".
-
-    A room defines what it emits. A listener is a class whose name ends in `Listener`.
-    """
-    defined = {
-        node.name: room_of(file)
-        for file, text in files.items()
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ClassDef)
-    }
-    return [
-        f"{file}: {name}"
-        for file, text in sorted(files.items())
-        if _is_engine(file)
-        for name in _received_listeners(ast.parse(text))
-        if defined.get(name) not in (room_of(file), *ROOMS[room_of(file)])
     ]
 
 
@@ -433,15 +412,6 @@ def _callable_attributes(tree: ast.AST) -> Iterator[str]:
                 yield node.target.attr
             elif isinstance(node.target, ast.Name):
                 yield node.target.id
-
-
-def _received_listeners(tree: ast.AST) -> Iterator[str]:
-    """Names of the listeners that the constructors of a module receive."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-            for argument in (*node.args.args, *node.args.kwonlyargs):
-                annotation = ast.unparse(argument.annotation) if argument.annotation is not None else ""
-                yield from (word for word in re.findall(r"\w+", annotation) if word.endswith("Listener"))
 
 
 def _target_file(name: str, files: Mapping[str, str]) -> str | None:
