@@ -12,7 +12,7 @@ import trio
 
 from fusecache.cli.say import print_line, say
 from fusecache.config.options import MountOptions
-from fusecache.daemon.connect import connect, endpoint_of, identity_of
+from fusecache.daemon.connect import connect, empty_text, endpoint_of, identity_of
 from fusecache.daemon.disk_check import check_disk
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.folder.arguments import folder_options
@@ -64,6 +64,9 @@ def pull(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         print_line(json.dumps(asdict(report)))
     else:
         say(report.line())
+        question = empty_text(options.source, is_empty=not report.files and not report.skipped)
+        if question:
+            say(question)
         _say_names("left out", report.skipped)
         _say_names("failed", report.failed)
     return int(bool(report.skipped or report.failed))

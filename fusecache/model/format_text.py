@@ -4,7 +4,8 @@ import difflib
 import json
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 _COMMAND_OF_A_MOUNT = re.compile(r"`fusecache (?:recover|status|sync|unmount)(?=`| --)")
 
@@ -35,6 +36,18 @@ def size_text(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def usable_bytes(cache: Mapping[str, Any]) -> int:
+    """Return what the cache of a status can really use: its size, or less if the disk has no space for that."""
+    return int(cache.get("usable_bytes", cache["limit_bytes"]))
+
+
+def short_text(cache: Mapping[str, Any]) -> str:
+    """Return what a full disk takes from the cache of a status; "" if it takes nothing."""
+    if usable_bytes(cache) >= cache["limit_bytes"]:
+        return ""
+    return f"; its disk has no space for the {size_text(cache['limit_bytes'])} of cache_size"
 
 
 def count_text(count: int, noun: str) -> str:

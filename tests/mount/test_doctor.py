@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,33 @@ def test_healthy_bucket_and_disk_are_ok(asks, bucket: Bucket, tmp_path: Path) ->
 def test_empty_bucket_states_what_was_not_measured(asks) -> None:
     _, lines = asks()
     assert lines["bandwidth"] == ("ok", "not measured: the first 1 000 keys have no object with content")
+
+
+def test_a_prefix_without_objects_is_asked_about(asks, bucket: Bucket) -> None:
+    status, lines = asks()
+    assert status >= 1
+    assert lines["prefix"][0] == "warning"
+    assert lines["prefix"][1].endswith("has no objects yet: is the prefix right?")
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_cache_larger_than_its_disk_is_a_warning(asks, tmp_path: Path, *, is_used: bool) -> None:
+    if is_used:
+        (tmp_path / "cache").mkdir()
+    status, lines = asks("--cache-size", "1024TiB")
+    assert status >= 1
+    assert lines["cache size"][0] == "warning"
+    assert "the cache will use" in lines["cache size"][1]
+
+
+def test_what_a_cache_holds_already_is_its_own(asks, tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    with open(cache / "block", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 3 << 30)
+    _, lines = asks("--cache-size", str(free - (2 << 30)))
+    assert lines["cache size"][0] == "ok"
 
 
 def test_wrong_clock_is_named(asks, bucket: Bucket) -> None:

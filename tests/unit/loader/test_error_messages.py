@@ -236,7 +236,7 @@ def test_parts_that_nobody_merged_and_parquet_files_are_told_of(tmp_path: Path) 
     for name in ("a", "b"):
         write(tmp_path / name)
     with pytest.raises(
-        DatasetError, match=rf"there is a, b; if .* `python -m loader merge {tmp_path}` makes one"
+        DatasetError, match=rf"there is a, b; if .* `fusecache dataset merge {tmp_path}` makes one"
     ):
         MDSDataset(tmp_path)
     (tmp_path / "web").mkdir()

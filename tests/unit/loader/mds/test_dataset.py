@@ -408,7 +408,7 @@ def test_a_harmed_shards_error_is_one_tidy_sentence(
         dataset[0]
     text = str(caught.value)
     assert text.count(str(path)) == 1
-    assert text.endswith(f"{told}. Restore the shard, or check the dataset with `python -m loader verify`.")
+    assert text.endswith(f"{told}. Restore the shard, or check the dataset with `fusecache dataset verify`.")
     assert "Errno" not in text
     assert ("truncated" in text) == (harm is truncate)
 
