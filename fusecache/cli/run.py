@@ -13,7 +13,7 @@ from fusecache.cli.say import say, say_error
 from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, MountOptions, add_flags, load_options
 from fusecache.config.values import Duration, as_argument
 from fusecache.model.errors import MountError
-from fusecache.model.format_text import size_text
+from fusecache.model.format_text import size_text, split_questions
 from fusecache.mount.command_run import NOT_EXECUTABLE, NOT_FOUND, CommandRun, NoticeReceived
 from fusecache.mount.control_client import Mount, find_mount
 from fusecache.mount.launch import (
@@ -85,11 +85,15 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         options.mountpoint.mkdir(parents=True)
     check_mountpoint(options.mountpoint, allow_other=options.allow_other)
     with CommandRun(arguments.sync_deadline) as running:
-        message = start_daemon(options.cache_dir, [*(arguments.mount or ()), *_words_of_mount(words)])
+        message, question = split_questions(
+            start_daemon(options.cache_dir, [*(arguments.mount or ()), *_words_of_mount(words)])
+        )
         if message:
             say(message)
         mount, _ = find_mount(options.mountpoint, os.environ)
         status = _run_program(running, program)
+        if status and question:  # a command that succeeds has what it needs: the prefix is new
+            say(question)
         is_complete = _upload(running, mount)
         _unmount(mount, options, is_complete=is_complete)
     return status or int(not is_complete)

@@ -14,7 +14,6 @@ from fusecache.config.options import MountOptions, shown_options
 from fusecache.daemon.connect import (
     StartConnection,
     check_conditions,
-    empty_text,
     endpoint_of,
     keys_from,
     refuse_without_writes,
@@ -28,6 +27,7 @@ from fusecache.engine.options import BucketAccess, EngineOptions
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.error_text import renewal_text
 from fusecache.model.errors import MountError, RemoteError
+from fusecache.model.format_text import empty_text
 from fusecache.model.predecessor import Predecessor
 from fusecache.model.prices import AWS_PRICES, R2_PRICES, Prices
 from fusecache.remote.endpoints import Endpoint, StoreKind
@@ -72,7 +72,7 @@ class BucketLink:
         )
         if connection.failure is None:
             self._record_answer()
-        else:  # a write could come before `check_conditions`
+        elif not options.read_only:  # a write could come before `check_conditions`
             remote.writes_held = f"this mount started without the bucket: {connection.failure}"
 
     async def start(self) -> None:

@@ -23,12 +23,12 @@ from urllib.parse import quote, urlsplit
 
 from fusecache.config.node_memory import memory_bytes
 from fusecache.config.options import MountOptions
-from fusecache.daemon.connect import empty_text, keys_from, open_stores
+from fusecache.daemon.connect import keys_from, open_stores
 from fusecache.daemon.disk_check import check_disk, nearest_directory, shortage_text
 from fusecache.daemon.risks import file_system_of, risk_texts
 from fusecache.engine.cache.block_cache import FREE_SPACE_FLOOR_BYTES
 from fusecache.model.errors import AccessDenied, FusecacheError, RemoteError
-from fusecache.model.format_text import seconds_text, size_text
+from fusecache.model.format_text import empty_text, seconds_text, size_text
 from fusecache.model.objects import MIB, Extent, ObjectInfo
 from fusecache.mount.launch import MountState, check_fuse, check_mountpoint, mount_state
 from fusecache.remote.endpoints import Endpoint, StoreKind, choose_endpoint

@@ -283,13 +283,6 @@ def _probe(options: MountOptions, remote: ReadWriteSplit) -> StartConnection:
     return StartConnection(remote, refusal, refusal, is_empty=not page.objects and page.next_token is None)
 
 
-def empty_text(source: str, *, is_empty: bool) -> str:
-    """Return what to ask the user if a prefix has no object; "" for a whole bucket, which may be new."""
-    if not is_empty or "/" not in source.partition("://")[2].rstrip("/"):
-        return ""
-    return f"{source.rstrip('/')}/ has no objects yet: is the prefix right?"
-
-
 def _patiently(options: MountOptions, call: Callable[[], T]) -> T:
     """Repeat a call until the bucket has answered. Raises what it answered, and Untrusted."""
     is_told = False

@@ -350,26 +350,17 @@ class ControlServer:
                 ended = await self._fs.drain(seconds, until_empty=False)
             else:
                 ended = await self._fs.wait_durable(path, seconds)
-                held = await self._held(path) if ended.result == "durable" else ""
+                held = self._held(path) if ended.result == "durable" else ""
                 ended = Durability("error", f"nothing can be uploaded: {held}") if held else ended
         result = "durable" if drains and ended.result == "conflict" else ended.result
         missing = {} if result == "durable" else {"missing": await self._fs.status.missing_at(path)}
         await self._send(stream, {**await self._pending(path), **_done(result, ended.message), **missing})
 
-    async def _held(self, path: str) -> str:
-        """Return why nothing at or below a path can be uploaded now; "" if it can, or if it is read-only."""
-        for each in self._facts_of(path):
-            if each["denied_seconds"]:  # the keys may have been renewed since
-                await self._fs.ask_bucket(each.get("bucket", ""))
-        for each in self._facts_of(path):
-            if not each["read_only"] and (each["writes_held"] or each["denied_seconds"]):
-                return str(each["writes_held"] or "the bucket refuses the keys; see `fusecache status`")
-        return ""
-
-    def _facts_of(self, path: str) -> list[dict[str, Any]]:
-        """Return the facts about each bucket that a path may be in."""
+    def _held(self, path: str) -> str:
+        """Return why nothing at or below a path can be uploaded; "" if it can."""
         facts, folder = self._facts(), path.partition("/")[0]
-        return [each for each in facts["buckets"] if folder in ("", each["bucket"])] or [facts]
+        buckets = [each for each in facts["buckets"] if folder in ("", each["bucket"])] or [facts]
+        return next((each["writes_held"] for each in buckets if each["writes_held"]), "")
 
     async def _warm(self, stream: trio.SocketStream, paths: list[str], *, waits: bool) -> None:
         """Start a warm-up. waits: report until its end; if the client disconnects before that, cancel the warm-up."""

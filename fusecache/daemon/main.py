@@ -355,7 +355,6 @@ class _Daemon:
         warnings = [
             text for text in (*degraded, short, *self._risks, self._facts["config_not_applied"]) if text
         ]
-        questions = [link.question() for link in self._links]
         for text in warnings:
             log.warning("%s", text)
         recovered = filesystem.replayed
@@ -365,6 +364,8 @@ class _Daemon:
             orphans=recovered.orphans,
             suspects=recovered.suspects,
         )
+        # Who has files here knows the prefix.
+        questions = [] if found else [link.question() for link in self._links]
         self._ready("; ".join(filter(None, (found, *warnings, *questions))))
 
     async def _tune(self, mountpoint: str) -> None:

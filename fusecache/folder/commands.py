@@ -12,7 +12,7 @@ import trio
 
 from fusecache.cli.say import print_line, say
 from fusecache.config.options import MountOptions
-from fusecache.daemon.connect import connect, empty_text, endpoint_of, identity_of
+from fusecache.daemon.connect import connect, endpoint_of, identity_of
 from fusecache.daemon.disk_check import check_disk
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.folder.arguments import folder_options
@@ -31,7 +31,7 @@ from fusecache.folder.publishing import (
 from fusecache.folder.pull import WORKERS, Pull, PullReport
 from fusecache.folder.watching import FolderPasses, Show
 from fusecache.model.errors import FolderError, FusecacheError
-from fusecache.model.format_text import count_text, size_text
+from fusecache.model.format_text import count_text, empty_text, size_text
 from fusecache.model.names import CONTROL_NAME
 from fusecache.mount.launch import READY, Parent, start_in_background
 from fusecache.mount.own_program import own_program

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+_NO_OBJECTS = " has no objects yet: is the prefix right?"
 _COMMAND_OF_A_MOUNT = re.compile(r"`fusecache (?:recover|status|sync|unmount)(?=`| --)")
 
 
@@ -86,3 +87,17 @@ def nearest_text(word: str, known: Iterable[str]) -> str:
     """Return `: did you mean 'status'?` for a misspelt word, "" if no known word is similar."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f": did you mean {found[0]!r}?" if found else ""
+
+
+def empty_text(source: str, *, is_empty: bool) -> str:
+    """Return what to ask the user if a prefix has no object; "" for a whole bucket, which may be new."""
+    if not is_empty or "/" not in source.partition("://")[2].rstrip("/"):
+        return ""
+    return f"{source.rstrip('/')}/{_NO_OBJECTS}"
+
+
+def split_questions(message: str) -> tuple[str, str]:
+    """Return a daemon's message for the user without the texts of `empty_text`, and those."""
+    texts = message.split("; ")
+    questions = [each for each in texts if each.endswith(_NO_OBJECTS)]
+    return "; ".join(each for each in texts if each not in questions), "; ".join(questions)

@@ -166,14 +166,15 @@ def test_the_unit_asks_for_a_start_without_keys():
     assert " --start-without-keys " in line
 
 
-def test_sync_is_an_error_while_a_mount_started_without_its_bucket(mount, bucket, expect_log):
+@pytest.mark.parametrize(("flags", "status"), [((), 2), (("--read-only",), 0)])
+def test_sync_is_an_error_while_a_mount_started_without_its_bucket(mount, bucket, expect_log, flags, status):
     expect_log(STARTED)
     expect_log(ON_THE_WAY)
     used = _emptied(mount, bucket)
     bucket.control.pause("refuse")
-    again: Mount = mount(cache=used.cache)
+    again: Mount = mount(*flags, cache=used.cache)
     assert "until the bucket answers; then the mount heals by itself" in again.log()
-    assert run(FUSECACHE, "sync", again.path, check=False).returncode == 2
+    assert run(FUSECACHE, "sync", again.path, check=False).returncode == status
     bucket.control.resume()
     wait_until(lambda: not again.status()["start_failure"], "the end of the degraded state")
     again.sync()

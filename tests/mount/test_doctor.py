@@ -3,7 +3,6 @@
 import os
 import re
 import resource
-import shutil
 from pathlib import Path
 
 import pytest
@@ -75,16 +74,6 @@ def test_a_cache_larger_than_its_disk_is_a_warning(asks, tmp_path: Path, *, is_u
     assert status >= 1
     assert lines["cache size"][0] == "warning"
     assert "the cache will use" in lines["cache size"][1]
-
-
-def test_what_a_cache_holds_already_is_its_own(asks, tmp_path: Path) -> None:
-    free = shutil.disk_usage(tmp_path).free
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    with open(cache / "block", "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, 3 << 30)
-    _, lines = asks("--cache-size", str(free - (2 << 30)))
-    assert lines["cache size"][0] == "ok"
 
 
 def test_wrong_clock_is_named(asks, bucket: Bucket) -> None:

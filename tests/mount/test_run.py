@@ -136,7 +136,20 @@ def test_the_status_is_that_of_the_command(site: Site) -> None:
     assert site.run(*shell(site, "kill -9 $$"))[0] == 128 + 9
     status, messages = site.run("/no/such/program")
     assert status == 127
-    assert "fusecache: error: cannot start /no/such/program: No such file or directory\n" in messages
+    assert messages.startswith("fusecache: error: cannot start /no/such/program: No such file or directory\n")
+
+
+def test_only_a_command_that_fails_is_asked_about_a_prefix_without_objects(
+    site: Site, bucket: Bucket
+) -> None:
+    """A job that writes the first objects of a prefix is the usual case."""
+    question = f"fusecache: {bucket.source.rstrip('/')}/ has no objects yet: is the prefix right?\n"
+    status, messages = site.run("ls", site.path)
+    assert (status, question in messages) == (0, False)
+    status, messages = site.run(*shell(site, "cat MNT/given"))
+    assert (status, f"No such file or directory\n{question}" in messages) == (1, True)
+    bucket.put("other", b"words")
+    assert question not in site.run(*shell(site, "cat MNT/given"))[1]
 
 
 def test_a_notice_leaves_time_to_save(site: Site, bucket: Bucket) -> None:

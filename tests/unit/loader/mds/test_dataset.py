@@ -565,7 +565,7 @@ def test_offsets_beyond_32_bits_are_an_error(tmp_path: Path) -> None:
             return (1 << 32) - 100
 
     writer = MDSWriter(tmp_path, {"data": "bytes"})
-    writer._encode = lambda sample: sample["data"]  # type: ignore[method-assign]
+    writer._encode = lambda sample: [sample["data"]]  # type: ignore[method-assign]
     with pytest.raises(WriterError, match="32 bits"):
         writer.write({"data": Huge()})
     assert not (tmp_path / "index.json").exists()
