@@ -351,7 +351,7 @@ class _Daemon:
         log.info("mounted source=%s at=%s pending_files=%d", self._options.source, mountpoint, pending.files)
         self._is_announced = notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=self._main_process())
         short = shortage_text(self._options, filesystem.cache.usable_bytes())
-        degraded = [link.text() for link in self._links]
+        degraded = [at_mount(link.text(), mountpoint) for link in self._links]
         warnings = [
             text for text in (*degraded, short, *self._risks, self._facts["config_not_applied"]) if text
         ]

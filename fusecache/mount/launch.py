@@ -206,8 +206,8 @@ def check_owner(mountpoint: Path, owner: int | None, *, cause: Exception | None 
     except KeyError:
         name = str(owner)
     raise MountError(
-        f"{mountpoint} is a fusecache mount of user {name}, not yours: only {name} and root may unmount it, with "
-        f"`sudo fusecache unmount {mountpoint}`"
+        f"{mountpoint} is a fusecache mount of user {name}, not yours: only {f'{name} and ' * bool(owner)}root may "
+        f"unmount it, with `sudo fusecache unmount {mountpoint}`"
     ) from cause
 
 

@@ -34,8 +34,9 @@ def check_is_local(path: object) -> None:
             f"{path!r}: give one directory, the loader uploads nothing. Mount the bucket, and give its directory"
         )
     if is_url(path):
+        url = _SCHEME.sub(r"\g<0>/", str(path), count=1) if isinstance(path, Path) else path
         raise ArgumentError(
-            f"{path}: the loader downloads and uploads nothing. Mount the bucket, and give its directory"
+            f"{url}: the loader downloads and uploads nothing. Mount the bucket, and give its directory"
         )
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"the path of a directory is needed, not {path!r} ({type(path).__name__})")

@@ -149,7 +149,7 @@ def test_a_service_starts_without_keys_and_promises_no_more_than_it_keeps(mount,
     wrong = replace(bucket, service=replace(bucket.service, secret_key="wrong" * 8))
     again: Mount = mount("--start-without-keys", cache=used.cache, of=wrong)
     assert (again.path / "a.bin").read_bytes() == DATA
-    assert "run `fusecache unmount --force`, then mount with new keys" in again.log()
+    assert f"run `fusecache unmount {again.path} --force`, then mount with new keys" in again.log()
     assert "heals by itself" not in again.log()
     assert refusal(lambda: (again.path / "new").write_bytes(b"x")) == errno.EACCES
     ended = run(FUSECACHE, "sync", again.path, check=False)

@@ -122,6 +122,13 @@ def test_node_alone_needs_no_bucket(tmp_path: Path) -> None:
     assert lines["open files"][0] == "warning"
 
 
+def test_the_size_of_a_cache_is_judged_without_a_bucket(tmp_path: Path) -> None:
+    status, lines = doctor("--cache-size", "1024TiB", "--cache-dir", tmp_path / "cache")
+    assert status >= 1
+    assert list(lines) == [*NODE, *DISK]
+    assert lines["cache size"][0] == "warning"
+
+
 def test_bad_option_is_one_line() -> None:
     ended = run(FUSECACHE, "doctor", "s3://b", "--cache-size", "much", check=False)
     assert ended.returncode == 2

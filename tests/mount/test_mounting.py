@@ -412,7 +412,7 @@ def test_a_user_who_unmounts_the_mount_of_root_is_told_so(mount, flags, force):
 
     code, words = as_nobody(unmount)
     assert code == 1
-    assert "mount of user root, not yours" in words
+    assert "mount of user root, not yours: only root may unmount it" in words
     assert f"sudo fusecache unmount {one.path}" in words
     assert one.status()["mountpoint"] == str(one.path)
 
