@@ -83,7 +83,9 @@ def test_an_address_is_never_taken_for_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taker: str, path: str | Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(LoaderError, match=r"^(s3|gs)://bucket/data: .*Mount the bucket, and give its directory"):
+    with pytest.raises(
+        LoaderError, match=r"^(s3|gs)://bucket/data: .*Mount the bucket, and give its directory"
+    ):
         TAKERS[taker](path)
     assert not list(tmp_path.iterdir())
 
