@@ -54,8 +54,12 @@ help: ## show this list
 .PHONY: setup
 setup: fuse-device $(VENV)/.installed ## system packages and .venv; asks for root only if packages are missing
 
+# First of all, and again once apt has installed python3.
+REQUIRE_PYTHON = scripts/require_python.sh $(PYTHON) $(MAKECMDGOALS)
+
 .PHONY: fuse-device
 fuse-device:
+	@$(REQUIRE_PYTHON)
 	@scripts/require_fuse.sh
 
 $(VENV)/.packages: scripts/apt_packages.sh
@@ -66,7 +70,7 @@ $(VENV)/.packages: scripts/apt_packages.sh
 # tries versions of the trainers' packages one after the other for many minutes.
 $(VENV)/.created: | $(VENV)/.packages
 	@echo "virtual environment: $(VENV)"
-	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || { $(REQUIRE_PYTHON) && $(PYTHON) -m venv --clear $(VENV); }
 	@$(VENV)/bin/pip install $(PIP_FLAGS) 'pip>=25'
 	@touch $(VENV)/.packages $@
 
@@ -407,7 +411,9 @@ release-packages:
 .PHONY: install
 install: ## the daemon, its command and its unit; PREFIX, DESTDIR
 	@$(REFUSE_BESIDE_PACKAGE)
+	@$(REQUIRE_PYTHON)
 	@$(if $(APT),$(APT) $(DAEMON_PACKAGES))
+	@$(REQUIRE_PYTHON)
 	@echo "fusecache: $(DESTDIR)$(PREFIX)"
 	@$(PYTHON) -m venv $(DESTDIR)$(DAEMON_VENV)
 	@# From a copy: a build leaves its leftovers where it is done, and the next one would pack them.

@@ -1,4 +1,7 @@
-"""Command line tools for datasets: `python -m loader ls | head | stats | verify | merge | convert | simulate`."""
+"""Command line tools for datasets: `fusecache dataset ls | head | stats | verify | merge | convert | simulate`.
+
+`python -m loader` is the same, where the working directory has no `loader` of its own.
+"""
 
 import argparse
 import sys
@@ -39,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m loader", description="Inspect, check, merge and convert MDS datasets."
+        prog="fusecache dataset", description="Inspect, check, merge and convert MDS datasets."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     shown = commands.add_parser("ls", help="list the columns, and the shards with their samples and bytes")

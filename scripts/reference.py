@@ -31,6 +31,8 @@ STATUS_KEYS = {
     "source": "the bucket and prefix",
     "mountpoint": "where it is mounted",
     "read_only": "whether the mount refuses writes",
+    "endpoint": "URL of the bucket's endpoint, or `AWS`; of several endpoints the one that takes the writes; empty "
+    "for several buckets",
     "keys_from": "where the keys for reading come from",
     "write_keys_from": "where the keys for writing come from",
     "config_not_applied": "why the configuration file does not count for this mount; empty if it counts",
@@ -109,6 +111,7 @@ STATUS_KEYS = {
     "cache.reserved_bytes": "bytes reserved for blocks that are being written",
     "cache.staging_bytes": "bytes of files that the bucket does not have yet",
     "cache.limit_bytes": "`cache_size`",
+    "cache.usable_bytes": "what of it the disk has space for, bytes in use included",
     "cache.buffers": "memory buffers",
     "cache.buffers_in_use": "memory buffers in use",
     "cache.errors": "GETs that failed",

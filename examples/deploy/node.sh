@@ -43,7 +43,7 @@ run() {
     # shellcheck disable=SC2016
     local begin='for name in $WARM; do fusecache warm "$MOUNT/$name" || true; done; exec "$@"'
     export MOUNT WARM
-    exec fusecache run --mount "$BUCKET" "$MOUNT" --cache-dir "$CACHE_DIR" --sync-deadline "$SYNC_DEADLINE" -- \
+    exec fusecache run "$BUCKET" "$MOUNT" --cache-dir "$CACHE_DIR" --sync-deadline "$SYNC_DEADLINE" -- \
         bash -c "$begin" node.sh "$@"
 }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.sources import SCHEME, add_source_flags, split_source
-from fusecache.config.key_families import key_family
+from fusecache.config.key_families import family_names, key_family
 from fusecache.config.options import load_options
 from fusecache.model.errors import ConfigError
 from fusecache.policy.key_rights import RIGHTS, KeyRole, unknown_rights, wrong_rights
@@ -28,7 +28,12 @@ _WORDS = {True: "yes", False: "no", None: "?"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("sources", nargs="*", metavar="SOURCE", help="s3://BUCKET[/PREFIX] to test")
+    parser.add_argument(
+        "sources",
+        nargs="*",
+        metavar="SOURCE",
+        help="s3://BUCKET[/PREFIX] to test [without any argument: all NAME_BUCKET_NAME of the environment, see below]",
+    )
     parser.add_argument(
         "--credentials-from", action="append", default=[], metavar="NAME",
         help="also the bucket and keys of the variables NAME_BUCKET_NAME, NAME_ACCOUNT_ID or NAME_ENDPOINT_URL, "
@@ -52,9 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def access(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Test every key in every bucket; print what it can do beside what it should. Return the exit status."""
     if not (arguments.sources or arguments.credentials_from or arguments.config):
-        arguments.parser.error(
-            "name a bucket, s3://BUCKET, its variables with --credentials-from, or a mount's --config"
-        )
+        arguments.credentials_from = family_names(os.environ)
+        if not arguments.credentials_from:
+            arguments.parser.error(
+                "name a bucket, s3://BUCKET, its variables with --credentials-from, or a mount's --config; the "
+                "environment has no variables NAME_BUCKET_NAME with NAME_READ_ACCESS_KEY_ID, such as R2_BUCKET_NAME"
+            )
+        say(f"found in the environment: {', '.join(f'{each}_…' for each in arguments.credentials_from)}")
     if arguments.read_only and arguments.write_profile:
         arguments.parser.error("--read-only and --write-profile exclude each other")
     from fusecache.bucket.access import probe_place  # other commands do not need boto3

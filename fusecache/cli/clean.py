@@ -226,7 +226,7 @@ def _confirm(name: str, typed: str | None, amount: Amount) -> None:
             raise ConfigError(f"nothing was removed: confirm with --yes-wipe {name}")
         say(f"this removes {_amount_text(amount)}: everything in {name}. Type {name} to go on:")
         typed = sys.stdin.readline().strip()
-    if typed != name:
+    if typed.removeprefix(SCHEME).rstrip("/") != name:
         raise ConfigError(f"nothing was removed: {typed!r} is not {name!r}")
 
 

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 _EXIT = {"ok": 0, "warning": 1, "action": 2}
 EXIT_ACTION = _EXIT["action"]
-# Stands for a mountpoint that the user has not chosen yet.
-_NO_MOUNTPOINT = "/nonexistent"
+# They stand for what the user has not chosen yet.
+_NO_MOUNTPOINT, _NO_SOURCE = "/nonexistent", "s3://bucket"
+# Options that are checked without a bucket, too.
+_NODE_OPTIONS = ("cache_dir", "cache_size", "memory")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,11 +49,13 @@ def _findings(arguments: argparse.Namespace) -> "Iterator[CheckResult]":
     from fusecache.daemon import checkup  # the other commands need neither trio nor boto3
 
     config = arguments.config or os.environ.get("FUSECACHE_CONFIG")
-    if arguments.source is None and config is None:
+    has_bucket = arguments.source is not None or config is not None
+    if not has_bucket and all(getattr(arguments, name) is None for name in _NODE_OPTIONS):
         yield from checkup.node_findings(allow_other=bool(arguments.allow_other))
         return
     flags = {name: getattr(arguments, name) for name in FIELDS}
     if config is None:
+        flags["source"] = arguments.source or _NO_SOURCE
         flags["mountpoint"] = arguments.mountpoint or _NO_MOUNTPOINT
     options = load_options(
         flags, os.environ, config_path=None if config is None else Path(config), user_id=os.geteuid()
@@ -60,4 +64,5 @@ def _findings(arguments: argparse.Namespace) -> "Iterator[CheckResult]":
     if str(options.mountpoint) != _NO_MOUNTPOINT:
         yield checkup.mountpoint_finding(options)
     yield from checkup.cache_findings(options)
-    yield from checkup.bucket_findings(options)
+    if has_bucket:
+        yield from checkup.bucket_findings(options)

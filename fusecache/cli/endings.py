@@ -14,6 +14,7 @@ from fusecache.config.values import Duration, as_argument
 from fusecache.model.errors import MountError
 from fusecache.mount.launch import (
     MountState,
+    check_owner,
     clear_dead,
     clear_unserved,
     detach_and_wait,
@@ -62,6 +63,12 @@ def config_path_of(arguments: argparse.Namespace) -> Path | None:
     return Path(named) if named else None
 
 
+def take_mountpoint(arguments: argparse.Namespace) -> None:
+    """A single word of `mount` or `run` that is no URL is the mountpoint: options say what is mounted."""
+    if arguments.mountpoint is None and "://" not in (arguments.source or "://"):
+        arguments.source, arguments.mountpoint = None, arguments.source
+
+
 def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     mountpoint = _mountpoint(arguments)
     if arguments.if_dead:
@@ -78,6 +85,7 @@ def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     if state is not MountState.LIVE:
         raise MountError(f"{mountpoint} is {state.value}: nothing to unmount")
     mount, _ = resolve_in_mount(mountpoint)
+    check_owner(mountpoint, mount.owner)
     if arguments.force:
         answer = log_tail(mount)
         if answer.progress.pending_files:

@@ -21,6 +21,7 @@ MODULES = {
     "folder": ("boto3", "botocore", "lmdb", "trio", "xxhash"),
     "pyfuse3": ("boto3", "botocore", "lmdb", "pyfuse3", "trio", "xxhash"),
     "metrics": ("prometheus_client",),
+    "loader": ("msgspec", "numpy", "xxhash", "zstandard"),
 }
 
 

@@ -17,8 +17,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fusecache import __version__
-from fusecache.cli import access, cache_commands, clean, doctor, endings, metrics, recordings, run, uploads
-from fusecache.cli.endings import config_path_of
+from fusecache.cli import (
+    access,
+    cache_commands,
+    clean,
+    dataset,
+    doctor,
+    endings,
+    metrics,
+    recordings,
+    run,
+    uploads,
+)
+from fusecache.cli.endings import config_path_of, take_mountpoint
 from fusecache.cli.extras import missing_package, require_mount_extras, serve, stand_by
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
@@ -50,8 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
-    arguments, unknown = parser.parse_known_args(words)
-    if unknown:
+    own = words[: _own_words(words)]
+    arguments, unknown = parser.parse_known_args(own)
+    if unknown and not (own == words and arguments.command == "run"):  # which names the missing `--`
         flags = re.findall(r"--[a-z][a-z-]*", arguments.parser.format_help())
         arguments.parser.error(
             f"unknown argument {unknown[0]}{nearest_text(unknown[0].partition('=')[0], flags)}"
@@ -73,6 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
+
+
+def _own_words(words: Sequence[str]) -> int:
+    """Return how many words are this program's. What follows `run … --`, and `dataset`, is another program's."""
+    if words[:1] == ["dataset"] and words[1:2] not in (["--help"], ["-h"]):
+        return 1
+    return words.index("--") if words[:1] == ["run"] and "--" in words else len(words)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -248,6 +267,14 @@ def make_parser() -> argparse.ArgumentParser:
         )
     )
 
+    dataset.add_arguments(
+        _add(
+            commands,
+            "dataset",
+            "inspect, check, merge and convert MDS datasets; `fusecache dataset COMMAND --help` says how",
+            "0 success, 1 the dataset has a problem, or an error",
+        )
+    )
     version = _add(commands, "version", "print the version")
     version.set_defaults(run=_version, parser=version)
     return parser
@@ -355,9 +382,7 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     stand_by()
     parent = Parent(arguments.ready_fd)
     config = config_path_of(arguments)
-    if arguments.mountpoint is None and "://" not in (arguments.source or "://"):
-        # Without a source: --bucket, --credentials-from or the file say what is mounted.
-        arguments.source, arguments.mountpoint = None, arguments.source
+    take_mountpoint(arguments)
 
     def load(config_text: str | None = None) -> MountOptions:
         options = load_options(

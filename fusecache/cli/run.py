@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from fusecache.cli.endings import take_mountpoint
 from fusecache.cli.extras import require_mount_extras
 from fusecache.cli.say import say, say_error
 from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, MountOptions, add_flags, load_options
 from fusecache.config.values import Duration, as_argument
 from fusecache.model.errors import MountError
-from fusecache.model.format_text import size_text
+from fusecache.model.format_text import size_text, split_questions
 from fusecache.mount.command_run import NOT_EXECUTABLE, NOT_FOUND, CommandRun, NoticeReceived
 from fusecache.mount.control_client import Mount, find_mount
 from fusecache.mount.launch import (
@@ -36,12 +37,19 @@ _NAMES_SHOWN = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.usage = "fusecache run --mount SOURCE DIRECTORY [options] -- COMMAND [ARGUMENT …]"
+    parser.usage = "fusecache run [SOURCE] [DIRECTORY] [options] -- COMMAND [ARGUMENT …]"
     parser.allow_abbrev = False  # the words are handed to `fusecache mount`, without those of this command
+    parser.add_argument("source", nargs="?", metavar="SOURCE", help="the bucket or prefix, as of `mount`")
     parser.add_argument(
-        "--mount", nargs=2, metavar=("SOURCE", "DIRECTORY"), dest="mount",
-        help="the bucket or prefix, and where to mount it; the directory is created if it does not exist",
-    )  # fmt: skip
+        "mountpoint", nargs="?", metavar="DIRECTORY", help="where to mount it; created if it does not exist"
+    )
+    parser.add_argument(
+        "--mount",
+        nargs=2,
+        metavar=("SOURCE", "DIRECTORY"),
+        dest="mount",
+        help="the same two words, as an option",
+    )
     parser.add_argument(
         "--sync-deadline", type=as_argument(Duration()), default=25.0, metavar="DURATION",
         help="after SIGTERM, SIGINT or SIGHUP all is over within this time. The command gets the signal and 70 percent "
@@ -50,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="TOML file with options of the mount [$FUSECACHE_CONFIG]"
     )
-    parser.add_argument("program", nargs="+", metavar="COMMAND", help="the command, after `--`")
     add_flags(parser)
     parser.epilog = f"{FLAG_VALUES_TEXT} {parser.epilog}"
     parser.set_defaults(run=run, parser=parser)
@@ -58,7 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """Mount, run the command, upload, unmount; return the exit status."""
-    arguments.source, arguments.mountpoint = arguments.mount or (None, None)
+    program = list(words[words.index("--") + 1 :]) if "--" in words else []
+    if not program or (arguments.mount and arguments.source):
+        arguments.parser.error(
+            "the command must follow `--`: fusecache run SOURCE DIRECTORY [options] -- COMMAND [ARGUMENT …]"
+        )
+    if arguments.mount:
+        arguments.source, arguments.mountpoint = arguments.mount
+    take_mountpoint(arguments)
     config = arguments.config or os.environ.get("FUSECACHE_CONFIG") or None
     options = load_options(
         {name: getattr(arguments, name) for name in FIELDS},
@@ -71,11 +85,15 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         options.mountpoint.mkdir(parents=True)
     check_mountpoint(options.mountpoint, allow_other=options.allow_other)
     with CommandRun(arguments.sync_deadline) as running:
-        message = start_daemon(options.cache_dir, [*(arguments.mount or ()), *_words_of_mount(words)])
+        message, question = split_questions(
+            start_daemon(options.cache_dir, [*(arguments.mount or ()), *_words_of_mount(words)])
+        )
         if message:
             say(message)
         mount, _ = find_mount(options.mountpoint, os.environ)
-        status = _run_program(running, arguments.program)
+        status = _run_program(running, program)
+        if status and question:  # a command that succeeds has what it needs: the prefix is new
+            say(question)
         is_complete = _upload(running, mount)
         _unmount(mount, options, is_complete=is_complete)
     return status or int(not is_complete)
@@ -83,7 +101,7 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 def _words_of_mount(words: Sequence[str]) -> list[str]:
     """Return the flags that are the mount's: without the command, and without the flags of `run` itself."""
-    flags = list(words[1 : words.index("--")] if "--" in words else words[1:])
+    flags = list(words[1 : words.index("--")])
     found = []
     while flags:
         flag = flags.pop(0)

@@ -31,6 +31,18 @@ class KeyFamily:
     missing: tuple[str, ...]
 
 
+def family_names(environment: Mapping[str, str]) -> list[str]:
+    """Return the families of the environment that have a bucket and a key, such as R2_DATASET, sorted."""
+    ends = f"_{BUCKET_NAME}"
+    names = [
+        each.removesuffix(ends)
+        for each, value in environment.items()
+        if each.endswith(ends) and value.strip()
+    ]
+    keys = (READ_KEYS[0], WRITE_KEYS[0])
+    return sorted(name for name in names if name and any(environment.get(f"{name}_{each}") for each in keys))
+
+
 def key_family(name: str, environment: Mapping[str, str]) -> KeyFamily:
     """Return the family `name` of the environment. Raises ConfigError for a malformed URL or account id."""
     values = {

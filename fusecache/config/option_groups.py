@@ -232,7 +232,13 @@ class RequestOptions:
     wait_for_bucket: bool = option(
         as_flag,
         "start only once the bucket has answered; otherwise a mount whose cache directory was used before starts "
-        "without it, and serves cached files and files that wait for upload",
+        "without a bucket that does not answer, and serves cached files and files that wait for upload",
+        default=False,
+    )
+    start_without_keys: bool = option(
+        as_flag,
+        "for a service: if the bucket refuses the keys, or none are found, start nevertheless with a cache directory "
+        "used before, as without the bucket, and wait for new keys; otherwise only if files wait for upload",
         default=False,
     )
     unsigned: bool = option(

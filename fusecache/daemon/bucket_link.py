@@ -25,7 +25,9 @@ from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.options import BucketAccess, EngineOptions
 from fusecache.engine.runtime.supervisor import Supervisor
+from fusecache.model.error_text import renewal_text
 from fusecache.model.errors import MountError, RemoteError
+from fusecache.model.format_text import empty_text
 from fusecache.model.predecessor import Predecessor
 from fusecache.model.prices import AWS_PRICES, R2_PRICES, Prices
 from fusecache.remote.endpoints import Endpoint, StoreKind
@@ -66,11 +68,12 @@ class BucketLink:
             is_answered=lambda: filesystem.is_answered(name) and not remote.writes_denied.is_on,
             try_again=self._ask_again,
             finish=self._finish_start,
+            remedy=renewal_text(_keys_from(options, options.profile)) if connection.are_keys_refused else "",
         )
         if connection.failure is None:
             self._record_answer()
-        else:  # a write could come before `check_conditions`
-            remote.writes_held = "the bucket did not answer when this mount started"
+        elif not options.read_only:  # a write could come before `check_conditions`
+            remote.writes_held = f"this mount started without the bucket: {connection.failure}"
 
     async def start(self) -> None:
         """Serve what is known here, if the bucket does not answer. Raises MountError if that is no use."""
@@ -139,6 +142,10 @@ class BucketLink:
         text = self._contact.text(self._filesystem.pending_changes(self.name))
         return f"bucket {self.name}: {text}" if text and self.name else text
 
+    def question(self) -> str:
+        """Return what to ask the user who mounts a prefix without objects, else ""."""
+        return empty_text(self._options.source, is_empty=self._connection.is_empty)
+
     def facts(self) -> dict[str, Any]:
         """Return the status fields about keys, start and store."""
         return {
@@ -161,8 +168,10 @@ class BucketLink:
 
 
 def key_facts(options: MountOptions) -> dict[str, Any]:
-    """Return where the keys for reading and for writing come from."""
+    """Return where the bucket is, and where the keys for reading and for writing come from."""
+    primary = next((each.url for each in options.requests.endpoints[:1]), "") or endpoint_of(options).url
     return {
+        "endpoint": (primary or "AWS").rstrip("/"),
         "keys_from": _keys_from(options, options.profile),
         "write_keys_from": _keys_from(options, options.write_profile or options.profile),
     }
@@ -289,7 +298,7 @@ def initial_facts(options: MountOptions, mounts: Mapping[str, MountOptions]) -> 
         "source": options.source,
         "mountpoint": str(options.mountpoint),
         "read_only": options.read_only,
-        **(key_facts(options) if "" in mounts else {"keys_from": "", "write_keys_from": ""}),
+        **(key_facts(options) if "" in mounts else {"keys_from": "", "write_keys_from": "", "endpoint": ""}),
         **shown_options(options),
         "fuse_library": "",
         "kernel": {"applied": [], "refused": []},

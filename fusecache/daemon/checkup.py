@@ -28,7 +28,7 @@ from fusecache.daemon.disk_check import check_disk, nearest_directory, shortage_
 from fusecache.daemon.risks import file_system_of, risk_texts
 from fusecache.engine.cache.block_cache import FREE_SPACE_FLOOR_BYTES
 from fusecache.model.errors import AccessDenied, FusecacheError, RemoteError
-from fusecache.model.format_text import seconds_text, size_text
+from fusecache.model.format_text import empty_text, seconds_text, size_text
 from fusecache.model.objects import MIB, Extent, ObjectInfo
 from fusecache.mount.launch import MountState, check_fuse, check_mountpoint, mount_state
 from fusecache.remote.endpoints import Endpoint, StoreKind, choose_endpoint
@@ -121,8 +121,10 @@ def cache_findings(options: MountOptions) -> Iterator[CheckResult]:
         f"{options.cache_dir}: {size_text(free)} free ({kind})",
         lambda: check_disk(options),
     )
-    # What the cache holds already is not free, and yet its own.
-    short = "" if options.cache_dir.exists() else shortage_text(options, free - FREE_SPACE_FLOOR_BYTES)
+    usable = free - FREE_SPACE_FLOOR_BYTES
+    if usable < options.cache_size:  # what the cache holds already is not free, and yet its own
+        usable += _held_bytes(options.cache_dir)
+    short = shortage_text(options, usable)
     yield CheckResult(
         WARNING if short else OK,
         "cache size",
@@ -140,6 +142,16 @@ def cache_findings(options: MountOptions) -> Iterator[CheckResult]:
         yield _disk_speed(place, free)
     except OSError as exc:
         yield CheckResult(ACTION, "disk speed", f"{place}: {exc.strerror}; choose another --cache-dir")
+
+
+def _held_bytes(directory: Path) -> int:
+    """Return the bytes of a directory on its disk."""
+    held = 0
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            with suppress(OSError):
+                held += os.lstat(os.path.join(folder, name)).st_blocks * 512
+    return held
 
 
 def _available_bytes() -> int:
@@ -244,6 +256,9 @@ def _answers(
         yield CheckResult(ACTION, "keys" if is_refused else "endpoint", f"{url}: {exc}{remedy}")
         return
     yield CheckResult(OK, "endpoint", f"{url}{' (R2)' * endpoint.is_r2} answers for {options.source}")
+    question = empty_text(options.source, is_empty=not found)
+    if question:
+        yield CheckResult(WARNING, "prefix", question)
     yield _keys(options, remote)
     is_far = median(trips) > SLOW_ROUND_TRIP_SECONDS
     yield CheckResult(

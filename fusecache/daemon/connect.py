@@ -54,6 +54,7 @@ T = TypeVar("T")
 START_SECONDS = 10.0
 # Pause of `wait_for_bucket` between two attempts.
 RETRY_SECONDS = 2.0
+KEY_ERRORS = (AccessDenied, CredentialsMissing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,18 @@ class StartConnection:
     """The stores of a mount, and how the bucket answered at the start.
 
     failure: why the mount starts without the bucket; None if it answered. write_refusal: the keys may read, not write.
+    is_empty: the mount's prefix has no object.
     """
 
     remote: ReadWriteSplit
     failure: RemoteError | None = None
     write_refusal: RemoteError | None = None
+    is_empty: bool = False
+
+    @property
+    def are_keys_refused(self) -> bool:
+        """Whether the bucket refused the keys also for reading, or none were found."""
+        return self.write_refusal is None and isinstance(self.failure, KEY_ERRORS)
 
 
 def connect(
@@ -91,11 +99,11 @@ def connect(
         remote.take_conditions(known)
         return StartConnection(remote)
     try:
-        write_refusal = _first_answers(options, remote, is_optional=was_used or is_one_of_several)
+        connection = _first_answers(options, remote, is_optional=was_used or is_one_of_several)
     except RemoteError as exc:
         if is_one_of_several:
             return StartConnection(remote, failure=exc)
-        if not isinstance(exc, (Unavailable, AccessDenied, CredentialsMissing)):
+        if not isinstance(exc, (Unavailable, *KEY_ERRORS)):
             raise
         if was_used and not options.requests.wait_for_bucket and not isinstance(exc, Untrusted):
             return StartConnection(remote, failure=exc)
@@ -105,11 +113,9 @@ def connect(
                 f"({_endpoint_source(endpoint.kind)}) and the network, proxy and firewall"
             ) from exc
         raise
-    if write_refusal is not None:
-        return StartConnection(remote, failure=write_refusal, write_refusal=write_refusal)
-    if not options.read_only:
+    if connection.failure is None and not options.read_only:
         check_conditions(options, remote)
-    return StartConnection(remote)
+    return connection
 
 
 def open_stores(
@@ -250,8 +256,8 @@ def _endpoint_source(kind: StoreKind) -> str:
     return "--endpoint-url" + (f", else {AZURE_ACCOUNT_VARIABLES[0]}" if kind is StoreKind.AZURE else "")
 
 
-def _first_answers(options: MountOptions, remote: ReadWriteSplit, *, is_optional: bool) -> RemoteError | None:
-    """Probe the bucket; return why it refuses writes, None if it allows them. Raises RemoteError.
+def _first_answers(options: MountOptions, remote: ReadWriteSplit, *, is_optional: bool) -> StartConnection:
+    """Probe the bucket; return what it answered. Raises RemoteError.
 
     is_optional: the mount starts without the bucket if it is silent for START_SECONDS.
     """
@@ -260,21 +266,21 @@ def _first_answers(options: MountOptions, remote: ReadWriteSplit, *, is_optional
     return within(START_SECONDS, partial(_probe, options, remote)) if is_optional else _probe(options, remote)
 
 
-def _probe(options: MountOptions, remote: ReadWriteSplit) -> RemoteError | None:
+def _probe(options: MountOptions, remote: ReadWriteSplit) -> StartConnection:
     try:
-        remote.list_page(options.prefix, limit=1)
+        page = remote.list_page(options.prefix, limit=1)
     except Unavailable:
         if len(options.requests.endpoints) < 2:
             raise
         # After two failures of the primary in a row, another endpoint answers.
-        remote.list_page(options.prefix, limit=1)
-    if options.read_only:
-        return None
-    try:
-        remote.probe_write(options.prefix)
-    except AccessDenied as exc:
-        return exc
-    return None
+        page = remote.list_page(options.prefix, limit=1)
+    refusal: RemoteError | None = None
+    if not options.read_only:
+        try:
+            remote.probe_write(options.prefix)
+        except AccessDenied as exc:
+            refusal = exc
+    return StartConnection(remote, refusal, refusal, is_empty=not page.objects and page.next_token is None)
 
 
 def _patiently(options: MountOptions, call: Callable[[], T]) -> T:

@@ -33,6 +33,7 @@ from fusecache.daemon.visitors import Request, Visitors, is_of_this_system, user
 from fusecache.engine.admin.inspector import ScrubProgress
 from fusecache.engine.admin.warmup import WarmupState
 from fusecache.engine.durability.in_use import KeysInUse
+from fusecache.engine.durability.sync import Durability
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.fs.owned_hints import OwnedHints
@@ -349,9 +350,17 @@ class ControlServer:
                 ended = await self._fs.drain(seconds, until_empty=False)
             else:
                 ended = await self._fs.wait_durable(path, seconds)
+                held = self._held(path) if ended.result == "durable" else ""
+                ended = Durability("error", f"nothing can be uploaded: {held}") if held else ended
         result = "durable" if drains and ended.result == "conflict" else ended.result
         missing = {} if result == "durable" else {"missing": await self._fs.status.missing_at(path)}
         await self._send(stream, {**await self._pending(path), **_done(result, ended.message), **missing})
+
+    def _held(self, path: str) -> str:
+        """Return why nothing at or below a path can be uploaded; "" if it can."""
+        facts, folder = self._facts(), path.partition("/")[0]
+        buckets = [each for each in facts["buckets"] if folder in ("", each["bucket"])] or [facts]
+        return next((each["writes_held"] for each in buckets if each["writes_held"]), "")
 
     async def _warm(self, stream: trio.SocketStream, paths: list[str], *, waits: bool) -> None:
         """Start a warm-up. waits: report until its end; if the client disconnects before that, cancel the warm-up."""

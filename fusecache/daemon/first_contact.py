@@ -22,7 +22,8 @@ class FirstContact:
 
     reads: the bucket answers reads, and refuses only writes.
 
-    try_again: sends a request. finish: does what only a bucket that answers allows.
+    try_again: sends a request. finish: does what only a bucket that answers allows. remedy: how to renew refused keys;
+    "" if the bucket only does not answer.
     """
 
     _failure: RemoteError | None
@@ -30,6 +31,7 @@ class FirstContact:
     is_answered: Callable[[], bool] = field(kw_only=True)
     try_again: Callable[[], Awaitable[None]] = field(kw_only=True)
     finish: Callable[[], Awaitable[None]] = field(kw_only=True)
+    remedy: str = field(kw_only=True)
 
     def facts(self) -> dict[str, Any]:
         """Return the status fields about the start."""
@@ -46,7 +48,9 @@ class FirstContact:
             )
         return (
             f"DEGRADED: started without the bucket: {self._failure}; readable are cached files by name, and "
-            f"{waiting}; all else fails until the bucket answers, then the mount heals by itself"
+            f"{waiting}; all else fails"
+        ) + (
+            f": {self.remedy}" if self.remedy else " until the bucket answers; then the mount heals by itself"
         )
 
     async def run(self) -> None:

@@ -173,6 +173,7 @@ class _Daemon:
         self._facts: dict[str, Any] = {"config_not_applied": start.not_applied}
         self._supervisor = Supervisor()
         self._has_failed = False
+        self._upgrading = trio.Lock()
 
     async def run(self) -> int:
         """Assemble the mount, serve it until its end, and return the exit status."""
@@ -200,6 +201,7 @@ class _Daemon:
         ]
         server, operations = self._endpoints(filesystem, ownership)
         async with filesystem.running():
+            self._refuse_keys(filesystem)
             for link in self._links:
                 await link.start()
             try:
@@ -228,6 +230,18 @@ class _Daemon:
                 for name, connection in connections.items()
             }
         )
+
+    def _refuse_keys(self, filesystem: FileSystem) -> None:
+        """Raise the refusal if every bucket refuses the keys, unless files wait for upload or a service asks."""
+        if self._options.requests.start_without_keys or len(filesystem.queue):
+            return
+        is_resumed = self._kept is not None and self._kept.is_resumed  # then programs use it
+        if not is_resumed and all(each.are_keys_refused for each in self._connections.values()):
+            refusals = [
+                f"bucket {name}: {each.failure}" if name else str(each.failure)
+                for name, each in self._connections.items()
+            ]
+            raise MountError("; ".join(refusals))
 
     def _status_facts(self) -> dict[str, Any]:
         is_several = "" not in self._mounts
@@ -337,7 +351,7 @@ class _Daemon:
         log.info("mounted source=%s at=%s pending_files=%d", self._options.source, mountpoint, pending.files)
         self._is_announced = notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=self._main_process())
         short = shortage_text(self._options, filesystem.cache.usable_bytes())
-        degraded = [link.text() for link in self._links]
+        degraded = [at_mount(link.text(), mountpoint) for link in self._links]
         warnings = [
             text for text in (*degraded, short, *self._risks, self._facts["config_not_applied"]) if text
         ]
@@ -350,7 +364,9 @@ class _Daemon:
             orphans=recovered.orphans,
             suspects=recovered.suspects,
         )
-        self._ready("; ".join(filter(None, (found, *warnings))))
+        # Who has files here knows the prefix.
+        questions = [] if found else [link.question() for link in self._links]
+        self._ready("; ".join(filter(None, (found, *warnings, *questions))))
 
     async def _tune(self, mountpoint: str) -> None:
         """Check that a new mount answers, and set what the kernel keeps for as long as the mount is there."""
@@ -394,11 +410,17 @@ class _Daemon:
                 f"{self._options.mountpoint}: no keeper holds this mount: to upgrade, unmount and mount again"
             )
         mountpoint = str(self._options.mountpoint)
-        await trio.to_thread.run_sync(
-            prepare_successor, self._kept, program, mountpoint, abandon_on_cancel=True
-        )
-        if self._stop.is_set():
-            raise MountError(f"{self._options.mountpoint}: the mount ends")
+        # One at a time; who waits here hears from the successor. It is never released if there is one.
+        await self._upgrading.acquire()
+        try:
+            await trio.to_thread.run_sync(
+                prepare_successor, self._kept, program, mountpoint, abandon_on_cancel=True
+            )
+            if self._stop.is_set():
+                raise MountError(f"{self._options.mountpoint}: the mount ends")
+        except BaseException:
+            self._upgrading.release()
+            raise
         log.info("the daemon ends, for its successor program=%s", program)
         return partial(os._exit, STATUS_HAND_OVER)
 

@@ -270,6 +270,7 @@ class FileSystem:
         cache, calls = read.as_dict(), {"read": read.latency}
         calls |= {call: each.latency() for call, each in self.call_times.items()}
         cache["wait_seconds"]["metadata"] = self.lookup.waited_seconds
+        cache["usable_bytes"] = self.cache.usable_bytes()
         requests = self._storage.store.statistics()
         return {
             "uptime_seconds": round(trio.current_time() - self._started, 1),

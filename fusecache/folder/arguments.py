@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from fusecache.cli.extras import require_extra
+from fusecache.cli.say import say
 from fusecache.config.options import FLAG_VALUES_TEXT, add_flags
 from fusecache.config.values import Duration, as_argument
 from fusecache.folder.patience import GIVE_UP_SECONDS
@@ -108,7 +109,11 @@ def _runs(command: str) -> Callable[[argparse.Namespace, Sequence[str]], int]:
     def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         require_extra("folder")
         # The other commands need neither trio nor boto3.
-        status: int = getattr(import_module("fusecache.folder.commands"), command)(arguments, words)
+        try:
+            status: int = getattr(import_module("fusecache.folder.commands"), command)(arguments, words)
+        except KeyboardInterrupt:
+            say(f"{command} was interrupted; the same command goes on from here")
+            raise
         return status
 
     return run

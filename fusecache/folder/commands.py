@@ -33,7 +33,7 @@ from fusecache.folder.publishing import (
 from fusecache.folder.pull import WORKERS, Pull, PullReport
 from fusecache.folder.watching import FolderPasses, Show
 from fusecache.model.errors import ConfigError, FolderError, FusecacheError
-from fusecache.model.format_text import count_text, size_text
+from fusecache.model.format_text import count_text, empty_text, size_text
 from fusecache.model.names import CONTROL_NAME
 from fusecache.mount.launch import READY, Parent, start_in_background
 from fusecache.mount.own_program import own_program
@@ -66,6 +66,9 @@ def pull(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         print_line(json.dumps(asdict(report)))
     else:
         say(report.line())
+        question = empty_text(options.source, is_empty=not report.files and not report.skipped)
+        if question:
+            say(question)
         _say_names("left out", report.skipped)
         _say_names("failed", report.failed)
     return int(bool(report.skipped or report.failed))

@@ -239,7 +239,8 @@ class Pull:
     async def _work(self, show: Callable[[PullReport], None], *, only_awaited: bool = False) -> None:
         buffer = memoryview(bytearray(PIECE_BYTES))
         limiter = trio.CapacityLimiter(1)  # this worker's own: trio's default is shared with other work
-        run = partial(trio.to_thread.run_sync, limiter=limiter)
+        # Ctrl-C waits for no request. Like a kill, it may come between two steps of a thread.
+        run = partial(trio.to_thread.run_sync, limiter=limiter, abandon_on_cancel=True)
         while (pulled := self._next(only_awaited=only_awaited)) is not None:
             part = pulled.part
             assert part is not None
@@ -328,7 +329,7 @@ class Pull:
         part.missing.clear()
         head = partial(self._patience.call, partial(self._store.head, pulled.info.key))
         try:
-            pulled.info = await trio.to_thread.run_sync(head)
+            pulled.info = await trio.to_thread.run_sync(head, abandon_on_cancel=True)
             part.path.unlink(missing_ok=True)
             pulled.part = PartFile(self._parts, pulled.info.object_id, pulled.info.size)
         except (FusecacheError, OSError) as exc:

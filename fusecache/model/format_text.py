@@ -4,8 +4,10 @@ import difflib
 import json
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+_NO_OBJECTS = " has no objects yet: is the prefix right?"
 _COMMAND_OF_A_MOUNT = re.compile(r"`fusecache (?:recover|status|sync|unmount)(?=`| --)")
 
 
@@ -35,6 +37,18 @@ def size_text(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def usable_bytes(cache: Mapping[str, Any]) -> int:
+    """Return what the cache of a status can really use: its size, or less if the disk has no space for that."""
+    return int(cache.get("usable_bytes", cache["limit_bytes"]))
+
+
+def short_text(cache: Mapping[str, Any]) -> str:
+    """Return what a full disk takes from the cache of a status; "" if it takes nothing."""
+    if usable_bytes(cache) >= cache["limit_bytes"]:
+        return ""
+    return f"; its disk has no space for the {size_text(cache['limit_bytes'])} of cache_size"
 
 
 def count_text(count: int, noun: str) -> str:
@@ -73,3 +87,17 @@ def nearest_text(word: str, known: Iterable[str]) -> str:
     """Return `: did you mean 'status'?` for a misspelt word, "" if no known word is similar."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f": did you mean {found[0]!r}?" if found else ""
+
+
+def empty_text(source: str, *, is_empty: bool) -> str:
+    """Return what to ask the user if a prefix has no object; "" for a whole bucket, which may be new."""
+    if not is_empty or "/" not in source.partition("://")[2].rstrip("/"):
+        return ""
+    return f"{source.rstrip('/')}/{_NO_OBJECTS}"
+
+
+def split_questions(message: str) -> tuple[str, str]:
+    """Return a daemon's message for the user without the texts of `empty_text`, and those."""
+    texts = message.split("; ")
+    questions = [each for each in texts if each.endswith(_NO_OBJECTS)]
+    return "; ".join(each for each in texts if each not in questions), "; ".join(questions)

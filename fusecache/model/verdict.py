@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fusecache.model.error_text import renewal_text
-from fusecache.model.format_text import changes_text, count_text, seconds_text, size_text
+from fusecache.model.format_text import changes_text, count_text, seconds_text, short_text, size_text
 from fusecache.model.objects import STAGING_SHARE_PERCENT
 
 OK, DEGRADED, ACTION = "OK", "DEGRADED", "ACTION"
@@ -57,9 +57,11 @@ def verdict_line(status: Mapping[str, Any]) -> str:
 
 def space_remedy(status: Mapping[str, Any]) -> str:
     """Return what gives writes space again."""
+    short = short_text(status["cache"]) if "cache" in status else ""
+    grow = "free space on the disk of the cache" if short else "raise --cache-size"
     if _hold_space(status):
-        return "raise --cache-size, or restore or delete unfinished files: see `fusecache recover`"
-    return "raise --cache-size, or wait for uploads"
+        return f"{grow}, or restore or delete unfinished files: see `fusecache recover`{short}"
+    return f"{grow}, or wait for uploads{short}"
 
 
 def _hold_space(status: Mapping[str, Any]) -> bool:

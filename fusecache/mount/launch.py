@@ -7,6 +7,7 @@ A background daemon reports to its parent over a pipe, with one line: `ready`, o
 import enum
 import errno
 import os
+import pwd
 import select
 import shutil
 import signal
@@ -36,12 +37,14 @@ from fusecache.mount.mount_table import (
     DaemonAway,
     check_answers,
     mounted_types,
+    our_entries,
     our_mountpoints,
     root_of,
 )
 from fusecache.mount.own_program import own_program
 from fusecache.mount.progress import pending_text
 from fusecache.mount.runtime_folder import peer_of
+from fusecache.mount.users_of_mount import users_text
 
 READY = "ready"
 MAX_REPORT_CHARACTERS = 1000  # even at 4 bytes each, one write fits into the pipe
@@ -178,16 +181,34 @@ def mount_state(mountpoint: Path, *, mount_table: Path = TABLE) -> MountState:
         if exc.errno == errno.ENOENT:
             return MountState.MISSING
         raise MountError(f"{mountpoint}: {exc.strerror}") from exc
-    kind = mounted_types(mount_table.read_bytes()).get(os.path.realpath(mountpoint))
+    point = os.path.realpath(mountpoint)
+    kind = mounted_types(mount_table.read_bytes()).get(point)
     if kind is None:
         return MountState.NONE
     if not kind.startswith("fuse"):
         return MountState.FOREIGN
     try:
         mount, inner = find_mount(mountpoint, os.environ)
-    except MountError:
+    except MountError as exc:
+        entry = next((each for each in reversed(our_entries(mount_table)) if each.point == point), None)
+        if entry is not None:
+            check_owner(mountpoint, entry.owner, cause=exc)
         return MountState.FOREIGN
     return MountState.LIVE if inner == "" and mount.root.samefile(mountpoint) else MountState.FOREIGN
+
+
+def check_owner(mountpoint: Path, owner: int | None, *, cause: Exception | None = None) -> None:
+    """Raise MountError unless this user may unmount a mount. owner: its user; None if unknown."""
+    if owner is None or os.geteuid() in (0, owner):
+        return
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = str(owner)
+    raise MountError(
+        f"{mountpoint} is a fusecache mount of user {name}, not yours: only {f'{name} and ' * bool(owner)}root may "
+        f"unmount it, with `sudo fusecache unmount {mountpoint}`"
+    ) from cause
 
 
 def resolve_in_mount(path: str | os.PathLike[str], *, follows: bool = True) -> tuple[Mount, str]:
@@ -335,9 +356,25 @@ def drain(
 def replace_daemon(mountpoint: Path, version: str) -> None:
     """Have this program take over a mount; return once it answers. version: its own. Raises MountError."""
     mount, _ = find_mount(mountpoint, os.environ)
-    answer, before = _ask_with_pid(mount, {"command": "upgrade", "program": sys.executable})
-    if answer.get("result") != "ok":
-        raise MountError(str(answer.get("message")))
+    before = 0
+
+    def on_connect(connection: socket.socket) -> None:
+        nonlocal before
+        pid, _, _ = peer_of(connection)
+        if before and pid != before:  # the request would be sent a second time
+            raise _OtherUpgrade
+        before = pid
+
+    try:
+        request = {"command": "upgrade", "program": sys.executable}
+        answer = request_stream(mount, request, on_connect=on_connect)
+        if answer.get("result") != "ok":
+            raise MountError(str(answer.get("message")))
+    except _OtherUpgrade:
+        status = _status_of_next(mount, before)
+        if status is None or status["version"] != version:
+            return replace_daemon(mountpoint, version)
+        return None
     status = _status_of_next(mount, before)
     if status is None:
         raise MountError(
@@ -349,6 +386,10 @@ def replace_daemon(mountpoint: Path, version: str) -> None:
             f"{mountpoint}: version {version} could not take over, version {status['version']} goes on; see "
             "fusecache.log in the cache directory"
         )
+
+
+class _OtherUpgrade(Exception):  # no error
+    """While a daemon prepared an upgrade, another one took over: of an upgrade at the same time, say."""
 
 
 def _ask_with_pid(mount: Mount, request: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
@@ -461,5 +502,16 @@ def _detach(mountpoint: Path, *, lazy: bool) -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         words = " ".join(done.stderr.split()) or f"{command[0]} exited with status {done.returncode}"
-        hint = f"; list the processes that use it with: fuser -vm {mountpoint}" if "busy" in words else ""
-        raise MountError(f"cannot unmount {mountpoint}: {words}{hint}")
+        if "busy" in words:
+            users = users_text(os.path.realpath(mountpoint))
+            # Other users' processes are seen by root alone.
+            who = (
+                f"it is busy: in use by {users}"
+                if users
+                else f"{words}; `sudo fuser -vm {mountpoint}` names the processes"
+            )
+            raise MountError(
+                f"cannot unmount {mountpoint}: {who}. Close the files, leave the directory, or end the processes; then "
+                "repeat it"
+            )
+        raise MountError(f"cannot unmount {mountpoint}: {words}")

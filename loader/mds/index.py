@@ -251,7 +251,7 @@ def _splits_nearby(directory: Path) -> str:
         return "none is there either"
     shown = ", ".join([*found[:NEARBY], *(["…"] if len(found) > NEARBY else [])])
     return (
-        f"there is {shown}; if these are parts, `python -m loader merge {directory}` makes one index of them"
+        f"there is {shown}; if these are parts, `fusecache dataset merge {directory}` makes one index of them"
     )
 
 

@@ -36,8 +36,8 @@ OFFSET_CACHE_BYTES = 64 << 20
 # Shards of 64 MiB: enough for the few that a py1e block uses at a time. Each worker process has its own cache.
 DECOMPRESSED_CACHE_BYTES = 1 << 30
 
-# Part of the remedy in an error; `python -m loader verify` itself omits it.
-VERIFY_HINT = ", or check the dataset with `python -m loader verify`"
+# Part of the remedy in an error; `fusecache dataset verify` itself omits it.
+VERIFY_HINT = ", or check the dataset with `fusecache dataset verify`"
 _RESTORE = f"Restore the shard{VERIFY_HINT}."
 _THRASHING_TEXT = (
     "compressed shards are unpacked again and again: %d times for %d samples, at %d samples each. Raise "

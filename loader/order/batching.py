@@ -302,7 +302,10 @@ class FilledPartition:
     def __init__(self, samples: int, spec: OrderSpec, layout: tuple[int, int]) -> None:
         self._nodes, self._ranks = layout
         if max(spec.rows, self._nodes) % min(spec.rows, self._nodes):
-            raise OrderError(f"tail_layout has {self._nodes} nodes, which do not divide {spec.rows} rows")
+            raise OrderError(
+                f"tail_layout: {self._nodes} nodes and {spec.rows} canonical nodes do not divide each other: name the "
+                "nodes of the run that it continues"
+            )
         partition = RankPartition(samples, spec.rows, self._nodes)
         self._of_node = (samples if spec.order == NATIVE else partition.length) // self._nodes
 

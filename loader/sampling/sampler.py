@@ -134,12 +134,21 @@ class ElasticBatchSampler:
         # Whether end_iteration reported that all batches were delivered; None: it was not called.
         self._ended: bool | None = None
         self._loaded_epoch = 0  # of the state that was loaded, until an iteration begins
-        if len(self) == 0:
-            raise OrderError(
-                f"global_batch_size {global_batch_size} is more than the epoch's {table.samples} "
-                f"samples, and drop_last drops incomplete batches: no batch is left. Lower it, or set "
-                f"drop_last=False or a larger epoch_size."
-            )
+        self._refuse_empty(table.samples)
+
+    def _refuse_empty(self, samples: int) -> None:
+        """Raise OrderError if an epoch of so many samples fills no global batch, and no smaller one is delivered."""
+        if len(self) and not (self._drop_last and samples < self._global_batch_size):
+            return
+        ways = "lower it, or set a larger epoch_size"
+        if self._spec.batching == "random":
+            ways += ", or drop_last=False, which delivers an incomplete batch"
+        is_more = f"is more than the epoch's {samples} samples"
+        if samples >= self._global_batch_size:
+            is_more = "takes more samples of a stream than an epoch has"
+        raise OrderError(
+            f"global_batch_size {self._global_batch_size} {is_more}, so no batch is whole: {ways}"
+        )
 
     @property
     def epoch(self) -> int:

@@ -1,1 +1,1 @@
-"""The command line `python -m loader`."""
+"""The command line `fusecache dataset`."""

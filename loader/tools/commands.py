@@ -1,4 +1,4 @@
-"""Implements `python -m loader` ls, head, stats and verify, which print information on a dataset and write nothing."""
+"""Implements `fusecache dataset` ls, head, stats and verify, which print information on a dataset and write nothing."""
 
 import contextlib
 import sys
@@ -126,14 +126,12 @@ def verify(directory: Path, *, allow_pickle: bool, quick: bool) -> int:
             first += count
             progress.update()
     prefix = "the sizes of " if quick else ""
-    found = f"{damaged} damaged" if damaged else "all is well"
-    say(f"{prefix}{_totals_text(index)}: {found}")
     unknown = 0 if quick else sum(not any(index.hashes_of(shard)) for shard in range(index.shards))
+    found = f"{damaged} damaged" if damaged else "structure is well" if unknown else "all is well"
     if unknown:
-        say(
-            f"{count_text(unknown, 'shard')} without a hash: a value that changed unnoticed is not found. Write or "
-            "convert with hashes, such as xxh64"
-        )
+        whose = "contents" if unknown == index.shards else f"contents of {count_text(unknown, 'shard')}"
+        found += f"; {whose} not checked: the index has no hash. `fusecache dataset convert recompress` stores hashes"
+    say(f"{prefix}{_totals_text(index)}: {found}")
     return 1 if damaged else 0
 
 

@@ -1,6 +1,6 @@
 """Estimates what a run will request from the bucket: its index, shards in use, first batch, downloads, dollars.
 
-    python -m loader simulate DATASET --global-batch-size 512 --cache-bytes 500GB [--png FILE]
+    fusecache dataset simulate DATASET --global-batch-size 512 --cache-bytes 500GB [--png FILE]
 
 It uses only the index and the order, and opens no shard. Figures are those of the first node, if not of all nodes.
 At each step that reads a sample of an uncached shard, the whole shard counts as downloaded. With a known order, a shard

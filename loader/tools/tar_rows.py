@@ -6,12 +6,14 @@ the column. A tar that is cut short or damaged is an error: Python's tarfile tak
 
 import io
 import json
+import math
 import re
 import tarfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Any, Self
@@ -27,8 +29,8 @@ PIECE_BYTES = 1 << 18  # bytes of a tar read at a time
 DETECTED = {"txt": "str", "cls": "int", "json": "json"}
 WHOLE_NUMBER = re.compile(rb"\s*[+-]?\d+\s*")
 
-# Sample, column, name of the member, its bytes; None for a member of no wanted column, which is left out.
-Member = tuple[str, str, str, bytes | None]
+# Sample, column, name of the member, what returns its bytes; None for a member of no wanted column, which is left out.
+Member = tuple[str, str, str, Callable[[], bytes] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,8 @@ class TarRows:
         members = _members(self.path, None if self.all_names else self.columns.keys())
         for sample, group in groupby(members, key=itemgetter(0)):
             found: dict[str, Any] = {}
-            for _, column, name, data in group:
-                if data is None:
+            for _, column, name, read in group:
+                if read is None:
                     continue
                 where = f"{self.path}, member {name}"
                 if column in found:
@@ -61,7 +63,7 @@ class TarRows:
                         f"{where}: {column} is no column by the first samples of the first tar: name the columns that "
                         f"all samples have with --columns, and other members are left out"
                     )
-                found[column] = _converted(converts[column], data, f"{where}: {column}")
+                found[column] = _converted(converts[column], read(), f"{where}: {column}")
             missing = converts.keys() - found.keys()
             if missing:
                 raise LoaderError(
@@ -75,7 +77,13 @@ def tar_columns(paths: Sequence[str]) -> dict[str, str]:
     """Return the columns by the first samples of the first tar. Raises LoaderError if they differ in their members."""
     path = paths[0]
     groups = groupby(_members(path, None), key=itemgetter(0))
-    samples = [[column for _, column, _, _ in group] for _, group in islice(groups, SAMPLES_LOOKED_AT)]
+    samples: list[list[str]] = []
+    for _, group in islice(groups, SAMPLES_LOOKED_AT):
+        samples.append([])
+        for _, column, _, read in group:
+            if read is not None:
+                read()  # a member that is cut or damaged is named as such, not as the one before the next header
+            samples[-1].append(column)
     if not samples:
         raise LoaderError(f"{path} has no sample to determine the columns from: name them with --columns")
     columns = dict.fromkeys(chain.from_iterable(samples))
@@ -112,7 +120,7 @@ def _members(path: str, wanted: Collection[str] | None) -> Iterator[Member]:
                     f"{path}, member {_shown(info.name)} has no extension, which would name its column: name the "
                     f"columns with --columns, and other members are left out"
                 )
-            yield sample, column, _shown(info.name), tar.content(info)
+            yield sample, column, _shown(info.name), partial(tar.content, info)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -167,7 +175,10 @@ class _Tar:
         self._where = f"member {_shown(info.name)}"
         with self._named():
             file = self._tar.extractfile(info)
-            data = b"" if file is None else file.read()
+            found = io.BytesIO()  # gives its bytes away without a copy, as joined pieces would be
+            while file is not None and (piece := file.read(PIECE_BYTES)):
+                found.write(piece)
+            data = found.getvalue()
             if len(data) != info.size:
                 raise tarfile.ReadError(f"{len(data)} of its {info.size} bytes are there")
         self._where = f"after the member {_shown(info.name)}"
@@ -204,7 +215,7 @@ def _opened(path: str) -> Iterator[_Tar]:
 def _converted(convert: Convert, data: bytes, where: str) -> Any:
     try:
         return convert(data)
-    except (EncodingError, TypeError, ValueError, ArithmeticError, RecursionError) as problem:
+    except (EncodingError, TypeError, ValueError, ArithmeticError, RecursionError, MemoryError) as problem:
         raise LoaderError(
             f"{where}: {cause_text(problem)}; mend it, or choose another encoding with --columns (bytes keeps any)"
         ) from None
@@ -250,4 +261,11 @@ def _float(data: bytes) -> float:
 
 
 def _array_of_npy(data: bytes) -> Any:
+    file = io.BytesIO(data)
+    major, _ = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
+    read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)  # type: ignore[no-untyped-call]
+    claimed, there = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
+    if claimed != there and not dtype.hasobject:  # numpy allocates what the header claims
+        raise EncodingError(f"its header claims {claimed} bytes, and {there} follow")
     return np.load(io.BytesIO(data), allow_pickle=False)

@@ -129,7 +129,6 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
             "batching": batching_method,
             "sampling": sampling_method,
             "granularity": self.sampling_granularity,
-            "tail_layout": (self._world.nodes, self._world.ranks_per_node),
         }
         self._spreads = shuffle_algo in ("py1s", "py2s")
         self._epochs = WorkerEpochs()
@@ -361,7 +360,12 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
 
     @property
     def _spec(self) -> OrderSpec:
-        return OrderSpec(seed=self.shuffle_seed, canonical_nodes=self._rows, **self._order)
+        rows = self._rows
+        # StreamingDataset deals the batches of the first run's nodes to a number that does not fit its rows.
+        known = (self._world.nodes, self.initial_physical_nodes or 1, 1)
+        nodes = next(each for each in known if not max(rows, each) % min(rows, each))
+        layout = (nodes, self._world.ranks_per_node)
+        return OrderSpec(seed=self.shuffle_seed, canonical_nodes=rows, tail_layout=layout, **self._order)
 
     def _sampler(self) -> ElasticBatchSampler:
         spec, nodes = self._spec, self._world.nodes
@@ -370,13 +374,21 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
                 f"partition_algo 'orig' needs that {spec.rows} canonical nodes and {nodes} nodes divide each other: "
                 f"use relaxed, or another num_canonical_nodes"
             )
-        return ElasticBatchSampler(
+        return _Sampler(
             self._samples,
             global_batch_size=(self.batch_size or 1) * self._world.ranks,
             order=spec,
             world=self._world,
             drop_last=spec.batching != "random",
         )
+
+
+class _Sampler(ElasticBatchSampler):
+    """One whose epochs may be empty, as StreamingDataset's are: stratified, with less than a global batch."""
+
+    def _refuse_empty(self, samples: int) -> None:
+        if self._epoch_orders.spec.batching != "stratified":
+            super()._refuse_empty(samples)
 
 
 class StreamingDataLoader(DataLoader[Any]):

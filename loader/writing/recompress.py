@@ -11,14 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fusecache.disk.beneath import open_beneath
 from loader.base.paths import check_is_local
 from loader.errors import WriterError
 from loader.mds.index import INDEX_NAME, Index, read_index
 from loader.mds.shard_reader import ReadOptions, ShardReader
 from loader.writing.resume_scan import check_no_shards, check_not_below, make_directory
 from loader.writing.shard_packer import PackOptions, ShardPacker
-from loader.writing.writer import write_index
+from loader.writing.writer import write_index, write_pieces
 
 
 def recompress(
@@ -61,9 +60,9 @@ def _in_order(
 
     def work(shard: int) -> dict[str, Any]:
         packer = packers[index.schema_number(shard)]
-        entry, data = packer.pack(shard, reader.read_many(shard, list(range(int(index.samples[shard])))))
-        with open(f"{folder}/{packer.file_name(shard)}", "wb", opener=open_beneath) as file:
-            file.write(data)
+        samples = reader.read_many(shard, list(range(int(index.samples[shard]))))
+        entry, data = packer.pack(shard, [len(sample) for sample in samples], samples)
+        write_pieces(f"{folder}/{packer.file_name(shard)}", data)
         return entry
 
     with ThreadPoolExecutor(threads) as pool:

@@ -70,7 +70,7 @@ def _entry(directory: Path, packer: ShardPacker, number: int) -> dict[str, Any] 
             except ValueError:  # it is incomplete
                 return None
             count = _count(path, packer, raw, len(raw))
-            return packer.entry(number, count, raw, stored if packer.family else None) if count else None
+            return packer.entry(number, count, [raw], [stored] if packer.family else None) if count else None
         words = np.frombuffer(file.read(4), "<u4")
         count = int(words[0]) if words.size else 0
         head = words.tobytes() + file.read(4 * (count + 1) + len(packer.config(count)))

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from loader.base.compression import compress, split
 from loader.base.hashing import digest
 from loader.errors import LoaderError, UnknownEncodingError, WriterError
-from loader.mds.encodings import column_bytes
+from loader.mds.encodings import Buffer, column_bytes
 from loader.mds.index_parser import VERSION, Schema
 
 # MosaicML's default; readers that download shards expect about this size.
+# Hashing and writing a shard of small samples in one piece is faster; a larger one is not copied for that.
+JOINED_BYTES = 64 << 20
 DEFAULT_SIZE_LIMIT = 1 << 26
 OFFSET_LIMIT = 1 << 32
 _UNITS = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
@@ -57,7 +59,7 @@ class ShardPacker:
         try:
             self.family = split(options.compression)[0]
             for name in self._hashes:
-                digest(name, b"")
+                digest(name)
         except LoaderError as problem:
             raise WriterError(str(problem)) from None
         self.settings: dict[str, Any] = {
@@ -102,14 +104,24 @@ class ShardPacker:
             -(-(head_bytes + len(self._config)) // self._align) * self._align - head_bytes
         )
 
-    def pack(self, number: int, samples: Sequence[bytes | bytearray]) -> tuple[dict[str, Any], bytes]:
-        """Return (the shard's entry in the index, the bytes of its file)."""
-        raw = b"".join([self.head([len(sample) for sample in samples]), *samples])
-        packed = compress(self._compression, raw) if self._compression else None
-        return self.entry(number, len(samples), raw, packed), raw if packed is None else packed
+    def pack(
+        self, number: int, sizes: Sequence[int], pieces: list[Buffer]
+    ) -> tuple[dict[str, Any], Sequence[Buffer]]:
+        """Return (the shard's entry in the index, the bytes of its file, in pieces).
 
-    def entry(self, number: int, samples: int, raw: bytes | int, packed: bytes | None) -> dict[str, Any]:
-        """Return the shard's entry in the index. raw: its raw bytes, or only their number if there are no hashes."""
+        sizes: of the samples. pieces: their bytes; they are taken out of the list.
+        """
+        raw: list[Buffer] = [self.head(sizes), *pieces]
+        pieces.clear()
+        if self._compression or sum(map(len, raw)) <= JOINED_BYTES:
+            raw = [b"".join(raw)]
+        packed = [compress(self._compression, bytes(raw[0]))] if self._compression else None
+        return self.entry(number, len(sizes), raw, packed), raw if packed is None else packed
+
+    def entry(
+        self, number: int, samples: int, raw: Sequence[Buffer] | int, packed: Sequence[Buffer] | None
+    ) -> dict[str, Any]:
+        """Return the shard's entry in the index. raw: its bytes, in pieces; without hashes only their number."""
         raw_name = f"shard.{number:05}.mds"
         return {
             "samples": samples,
@@ -118,9 +130,10 @@ class ShardPacker:
             **self.settings,
         }
 
-    def _details(self, name: str, data: bytes | int) -> dict[str, Any]:
-        hashes = {} if isinstance(data, int) else {each: digest(each, data) for each in self._hashes}
-        return {"basename": name, "bytes": data if isinstance(data, int) else len(data), "hashes": hashes}
+    def _details(self, name: str, data: Sequence[Buffer] | int) -> dict[str, Any]:
+        hashes = {} if isinstance(data, int) else {each: digest(each, *data) for each in self._hashes}
+        size = data if isinstance(data, int) else sum(map(len, data))
+        return {"basename": name, "bytes": size, "hashes": hashes}
 
 
 def schema_of(columns: Mapping[str, str]) -> Schema:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fusecache.disk.beneath import open_beneath
 from loader.base.paths import is_url, mounted_path, mounts_below
 from loader.errors import ArgumentError, NotEmptyError
+from loader.mds.encodings import Buffer
 from loader.writing.shard_packer import DEFAULT_SIZE_LIMIT
-from loader.writing.writer import MDSWriter, write_index
+from loader.writing.writer import MDSWriter, write_index, write_pieces
 
 # About uploading, which the mount does.
 _IGNORED = {"progress_bar", "max_workers", "retry"}
@@ -63,11 +63,10 @@ class StreamingMDSWriter(MDSWriter):
         if self._copy is not None and not was_closed:
             write_index(self._copy, self._shards)
 
-    def _save(self, name: str, data: bytes) -> None:
+    def _save(self, name: str, data: Sequence[Buffer]) -> None:
         super()._save(name, data)
         if self._copy is not None:
-            with open(f"{self._copy}/{name}", "wb", opener=open_beneath) as file:
-                file.write(data)
+            write_pieces(f"{self._copy}/{name}", data)
 
 
 def _places(out: object) -> tuple[str | None, str | None]:

@@ -10,7 +10,7 @@ Invariants: 1. index.json appears complete, after all shards are closed. 2. No o
 import os
 import reprlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 from fusecache.disk.beneath import open_beneath, replace_text
 from loader.base.paths import check_is_local
 from loader.errors import EncodingError, MissingValueError, NotEmptyError, ValueTypeError, WriterError
-from loader.mds.encodings import encoder
+from loader.mds.encodings import Buffer, encoder
 from loader.mds.index import INDEX_NAME
 from loader.writing.resume_scan import left_over_shards, make_directory, samples_of, whole_shards
 from loader.writing.shard_packer import (
@@ -33,6 +33,8 @@ from loader.writing.shard_packer import (
     index_text,
     schema_of,
 )
+
+_LARGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,8 @@ class MDSWriter:
             )
         self._check_left_over(resume=resume)
         self._shards = whole_shards(self._directory, self._packer) if resume else []
-        self._pending: list[bytes] = []
+        self._pending: list[Buffer] = []
+        self._sizes: list[int] = []
         self._pending_bytes = self._packer.empty_bytes
         self._closed = False
         self._on_shard = progress
@@ -101,7 +104,7 @@ class MDSWriter:
     @property
     def samples(self) -> int:
         """The number of samples written so far, including those of a shard that is not full yet."""
-        return self._progress.samples + len(self._pending)
+        return self._progress.samples + len(self._sizes)
 
     def __enter__(self) -> Self:
         return self
@@ -112,7 +115,7 @@ class MDSWriter:
         if kind is None:
             self.close()
         self._closed = True
-        self._pending = []
+        self._pending, self._sizes = [], []
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add one sample; writes a shard to the directory whenever one is full.
@@ -125,7 +128,7 @@ class MDSWriter:
             raise ValueTypeError(
                 f"a sample maps its columns to values; {reprlib.repr(sample)} ({type(sample).__name__}) does not"
             )
-        self._add(self._encode(sample))
+        self._add(*self._encode(sample))
 
     def write_encoded(self, data: bytes) -> None:
         """Add one sample that is encoded already, as a shard with these columns holds it; else as `write`."""
@@ -154,28 +157,30 @@ class MDSWriter:
         if "pkl" in self._packer.schema.encodings:  # equal objects have several pickles
             return True
         try:
-            return self._encode(sample) == stored
+            return b"".join(self._encode(sample)) == stored
         except EncodingError:
             return False
 
-    def _add(self, data: bytes) -> None:
-        limit = self._packer.size_limit
-        if self._packer.empty_bytes + 4 + len(data) >= OFFSET_LIMIT:
-            raise WriterError(f"a sample of {len(data)} bytes does not fit: offsets in a shard have 32 bits")
-        if self._pending and limit is not None and self._pending_bytes + 4 + len(data) > limit:
+    def _add(self, *pieces: bytes) -> None:
+        limit, size = self._packer.size_limit, sum(map(len, pieces))
+        if self._packer.empty_bytes + 4 + size >= OFFSET_LIMIT:
+            raise WriterError(f"a sample of {size} bytes does not fit: offsets in a shard have 32 bits")
+        if self._sizes and limit is not None and self._pending_bytes + 4 + size > limit:
             self._write_shard()
-        if self._pending_bytes + 4 + len(data) >= OFFSET_LIMIT:
+        if self._pending_bytes + 4 + size >= OFFSET_LIMIT:
             raise WriterError(
                 "all samples in one shard pass 4 GiB, but offsets have 32 bits: set a size_limit"
             )
-        self._pending.append(data)
-        self._pending_bytes += 4 + len(data)
+        # A large value is not copied into its sample.
+        self._pending += pieces if size > _LARGE_BYTES else [b"".join(pieces)]
+        self._sizes.append(size)
+        self._pending_bytes += 4 + size
 
     def close(self) -> None:
         """Write the last shard, then the index. The dataset exists once this returns."""
         if self._closed:
             return
-        if self._pending:
+        if self._sizes:
             self._write_shard()
         self._closed = True
         write_index(self.folder, self._shards)
@@ -202,7 +207,7 @@ class MDSWriter:
         if self._closed:
             raise WriterError("this writer is closed")
 
-    def _encode(self, sample: Mapping[str, Any]) -> bytes:
+    def _encode(self, sample: Mapping[str, Any]) -> list[bytes]:
         if len(sample) != len(self._columns):
             unknown = ", ".join(sorted(map(str, set(sample) - set(self._packer.schema.names))))
             if unknown:
@@ -223,23 +228,22 @@ class MDSWriter:
             elif size != len(value):
                 raise MissingValueError(f"column {name!r}: {len(value)} bytes, but each value has {size}")
             values.append(value)
-        return np.array(head, "<u4").tobytes() + b"".join(values)
+        return [np.array(head, "<u4").tobytes(), *values]
 
     def _write_shard(self) -> None:
         number = len(self._shards)
-        entry, data = self._packer.pack(number, self._pending)
+        entry, data = self._packer.pack(number, self._sizes, self._pending)
         # An error at close (no space, a bucket that rejects the write) is raised here and ends the writer.
         self._save(self._packer.file_name(number), data)
         self._shards.append(entry)
-        self._pending = []
+        self._sizes = []
         self._pending_bytes = self._packer.empty_bytes
         self._count(entry)
         if self._on_shard is not None:
             self._on_shard(self._progress)
 
-    def _save(self, name: str, data: bytes) -> None:
-        with open(f"{self.folder}/{name}", "wb", opener=open_beneath) as file:
-            file.write(data)
+    def _save(self, name: str, data: Sequence[Buffer]) -> None:
+        write_pieces(f"{self.folder}/{name}", data)
 
     def _count(self, entry: Mapping[str, Any]) -> None:
         so_far = self._progress
@@ -249,6 +253,12 @@ class MDSWriter:
             so_far.raw_bytes + entry["raw_data"]["bytes"],
             so_far.stored_bytes + (entry["zip_data"] or entry["raw_data"])["bytes"],
         )
+
+
+def write_pieces(path: str, pieces: Iterable[Buffer]) -> None:
+    """Write a file that comes in pieces. path: without symlinks."""
+    with open(path, "wb", opener=open_beneath) as file:
+        file.writelines(pieces)
 
 
 def write_index(folder: str, shards: Sequence[Mapping[str, Any]]) -> None:

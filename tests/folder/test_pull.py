@@ -49,6 +49,34 @@ def test_a_folder_becomes_the_bucket_and_a_second_pull_fetches_nothing(
     assert node.server.control.log("GetObject") == []
 
 
+def test_a_prefix_without_objects_is_asked_about(node: Node, data: dict[str, bytes], tmp_path: Path) -> None:
+    done = node.run("pull", f"{node.source}/typo", tmp_path)
+    assert f"{node.source}/typo/ has no objects yet: is the prefix right?" in done.stderr
+    assert "has no objects" not in node.pull(tmp_path / "all").stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "operation"), [("pull", "GetObject"), ("pull", "ListObjectsV2"), ("push", "PutObject")]
+)
+def test_ctrl_c_ends_a_command_at_once_in_one_line(
+    node: Node, data: dict[str, bytes], tmp_path: Path, command: str, operation: str
+) -> None:
+    """Also while a request has no answer; the same command goes on afterwards."""
+    (tmp_path / "mine").write_bytes(b"mine")
+    key = {"GetObject": "*", "PutObject": "mine"}.get(operation)
+    node.server.control.faults(Fault(FaultAction.HOLD, operation=operation, **({"key": key} if key else {})))
+    words = [node.source, tmp_path] if command == "pull" else [tmp_path, node.source]
+    child = node.start(command, *words)
+    node.server.control.wait_requests(1, operation=operation, finished=False)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=10)
+    assert child.returncode == 130
+    assert said == f"fusecache: {command} was interrupted; the same command goes on from here\n"
+    node.server.control.clear_faults()
+    assert node.run(command, *words).returncode == 0
+    assert bucket_of(node.server).get("mine", b"mine") == files_of(tmp_path)["mine"]
+
+
 def test_commit_markers_come_last(node: Node, data: dict[str, bytes], tmp_path: Path) -> None:
     node.server.control.faults(Fault(FaultAction.HOLD, operation="GetObject", key="sub/deep/c"))
     child = node.start("pull", node.source, tmp_path)

@@ -49,7 +49,8 @@ def service() -> Iterator[Service]:
     if outside := Service.named_outside():
         yield outside
         return
-    with ServerProcess() as server:
+    # A name of its own: mounts of others on this machine may show a bucket of a usual name, at another endpoint.
+    with ServerProcess(bucket=f"bucket-{uuid.uuid4().hex[:8]}") as server:
         yield Service(
             server.endpoint_url,
             server.access_key,

@@ -83,8 +83,10 @@ def store() -> Iterator[Store]:
         server.control.close()
 
 
-def test_isolated_families_are_as_they_should(store: Store) -> None:
-    status, rows = store.test(*BOTH)
+@pytest.mark.parametrize("words", [BOTH, ()], ids=["named", "found"])
+def test_isolated_families_are_as_they_should(store: Store, words: tuple[str, ...]) -> None:
+    """Also without an argument: the families of the environment are found."""
+    status, rows = store.test(*words)
     assert status == 0
     assert {pair: rights(row) for pair, row in rows.items()} == {
         ("DATASET read", "dataset"): READ_ONLY,

@@ -9,11 +9,14 @@ import pytest
 
 from loader.base import paths
 from loader.base.paths import mounted_path
+from loader.clusters.parts import local_folder
 from loader.errors import ArgumentError
 from loader.streaming import MDSWriter
+from loader.torch.streaming_streams import StreamingStream
+from tests.s3server import ServerProcess
 from tests.support.mounts import FUSECACHE, Mount, run, run_python, wait_until
 from tests.support.other_user import needs_root
-from tests.support.s3_buckets import Bucket
+from tests.support.s3_buckets import Bucket, Service
 
 
 @needs_root
@@ -50,6 +53,26 @@ def test_of_two_mounts_the_one_with_a_daemon_counts(
     assert mounted_path(f"{bucket.source.rstrip('/')}/x") == str(other.path / "x")
     gone.pid = 0
     run(FUSECACHE, "unmount", gone.path)
+
+
+def test_two_buckets_of_one_name_are_an_error_that_names_both(
+    mount: Callable[..., Mount], bucket: Bucket
+) -> None:
+    with ServerProcess(bucket=bucket.service.bucket) as server:
+        service = Service(
+            server.endpoint_url, server.access_key, server.secret_key, server.bucket, server.control, None
+        )
+        there = Bucket(service, service.client(), bucket.prefix)
+        here, other = mount(), mount(of=there)
+        url = f"{bucket.source}data"
+        for call in (mounted_path, lambda url: StreamingStream(remote=url), local_folder):
+            with pytest.raises(ArgumentError) as caught:
+                call(url)
+            assert f"{here.path} ({bucket.service.endpoint_url})" in str(caught.value)
+            assert f"{other.path} ({server.endpoint_url})" in str(caught.value)
+        other.unmount()
+        there.client.close()
+        assert mounted_path(url) == str(here.path / "data")
 
 
 def test_a_mount_that_hangs_delays_no_url_that_another_one_shows_more_closely(

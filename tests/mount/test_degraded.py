@@ -1,14 +1,16 @@
 """A mount that starts without its bucket: from the cache and the journal, and whole again once the bucket answers."""
 
+import errno
 import os
 import subprocess
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.s3server import Account
-from tests.support.mounts import FUSECACHE, Mount, pattern, run, wait_until
+from tests.support.mounts import FUSECACHE, Mount, mounted_at, pattern, refusal, run, wait_until
 
 pytestmark = pytest.mark.s3server_only
 
@@ -94,6 +96,88 @@ def test_keys_refused_at_the_start_are_renewed(mount, bucket, expect_log, tmp_pa
     again.sync()
     wait_until(lambda: not again.status()["start_failure"], "the end of the degraded state", seconds=40)
     assert bucket.get("new") == b"pending"
+
+
+def _emptied(mount, bucket) -> Mount:
+    """Return an ended mount whose cache directory has no file that waits for upload."""
+    bucket.put("a.bin", DATA)
+    made: Mount = mount()
+    assert (made.path / "a.bin").read_bytes() == DATA
+    made.unmount()
+    return made
+
+
+def _without_keys(bucket, tmp_path) -> dict[str, str]:
+    known = bucket.service.environment()
+    kept = {name: value for name, value in known.items() if not name.startswith("AWS_")}
+    return {**kept, "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+@pytest.mark.parametrize(("keys", "told"), [("refused", "SignatureDoesNotMatch"), ("missing", "credentials")])
+def test_refused_or_missing_keys_end_a_start(mount, bucket, tmp_path, keys, told):
+    """Also with a cache directory that was used before: nothing in it waits for upload."""
+    used = _emptied(mount, bucket)
+    wrong = {**bucket.service.environment(), "AWS_SECRET_ACCESS_KEY": "wrong" * 8}
+    done = run(
+        *used.command(), check=False, env=wrong if keys == "refused" else _without_keys(bucket, tmp_path)
+    )
+    assert (done.returncode, mounted_at(used.path)) == (1, False)
+    assert told in done.stderr
+    assert "DEGRADED" not in done.stderr
+
+
+def test_keys_refused_by_all_of_several_buckets_end_a_start(bucket, tmp_path):
+    point = tmp_path / "mnt"
+    point.mkdir()
+    buckets = [word for name in ("one", "two") for word in ("--bucket", f"{name}={bucket.source}{name}")]
+    words = [FUSECACHE, "mount", point, *buckets, "--endpoint-url", bucket.service.endpoint_url]
+    words += ["--cache-dir", tmp_path / "cache", "--cache-size", "1GiB"]
+    right = bucket.service.environment()
+    run(*words, env=right)
+    run(FUSECACHE, "unmount", point)
+    done = run(*words, check=False, env={**right, "AWS_SECRET_ACCESS_KEY": "wrong" * 8})
+    assert (done.returncode, mounted_at(point)) == (1, False)
+    assert "bucket one: " in done.stderr
+    assert "bucket two: " in done.stderr
+
+
+def test_a_service_starts_without_keys_and_promises_no_more_than_it_keeps(mount, bucket, expect_log):
+    """What it says helps: keys of the environment are not renewed without a remount, and no new file can be made."""
+    expect_log(STARTED)
+    expect_log(ON_THE_WAY)
+    used = _emptied(mount, bucket)
+    wrong = replace(bucket, service=replace(bucket.service, secret_key="wrong" * 8))
+    again: Mount = mount("--start-without-keys", cache=used.cache, of=wrong)
+    assert (again.path / "a.bin").read_bytes() == DATA
+    assert f"run `fusecache unmount {again.path} --force`, then mount with new keys" in again.log()
+    assert "heals by itself" not in again.log()
+    assert refusal(lambda: (again.path / "new").write_bytes(b"x")) == errno.EACCES
+    ended = run(FUSECACHE, "sync", again.path, check=False)
+    assert ended.returncode == 2
+    assert "nothing can be uploaded" in ended.stderr
+    assert "SignatureDoesNotMatch" in ended.stderr
+    assert "writes continue" not in run(FUSECACHE, "status", again.path).stdout
+    again.unmount("--force")
+
+
+def test_the_unit_asks_for_a_start_without_keys():
+    unit = Path(__file__).parents[2] / "systemd" / "fusecache@.service"
+    (line,) = [line for line in unit.read_text().splitlines() if line.startswith("ExecStart=")]
+    assert " --start-without-keys " in line
+
+
+@pytest.mark.parametrize(("flags", "status"), [((), 2), (("--read-only",), 0)])
+def test_sync_is_an_error_while_a_mount_started_without_its_bucket(mount, bucket, expect_log, flags, status):
+    expect_log(STARTED)
+    expect_log(ON_THE_WAY)
+    used = _emptied(mount, bucket)
+    bucket.control.pause("refuse")
+    again: Mount = mount(*flags, cache=used.cache)
+    assert "until the bucket answers; then the mount heals by itself" in again.log()
+    assert run(FUSECACHE, "sync", again.path, check=False).returncode == status
+    bucket.control.resume()
+    wait_until(lambda: not again.status()["start_failure"], "the end of the degraded state")
+    again.sync()
 
 
 def test_a_silent_bucket_delays_a_start_by_seconds(mount, bucket, expect_log):

@@ -59,6 +59,23 @@ def test_empty_bucket_states_what_was_not_measured(asks) -> None:
     assert lines["bandwidth"] == ("ok", "not measured: the first 1 000 keys have no object with content")
 
 
+def test_a_prefix_without_objects_is_asked_about(asks, bucket: Bucket) -> None:
+    status, lines = asks()
+    assert status >= 1
+    assert lines["prefix"][0] == "warning"
+    assert lines["prefix"][1].endswith("has no objects yet: is the prefix right?")
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_cache_larger_than_its_disk_is_a_warning(asks, tmp_path: Path, *, is_used: bool) -> None:
+    if is_used:
+        (tmp_path / "cache").mkdir()
+    status, lines = asks("--cache-size", "1024TiB")
+    assert status >= 1
+    assert lines["cache size"][0] == "warning"
+    assert "the cache will use" in lines["cache size"][1]
+
+
 def test_wrong_clock_is_named(asks, bucket: Bucket) -> None:
     bucket.service.control.set(clock_skew=-1200.0)
     status, lines = asks()
@@ -103,6 +120,13 @@ def test_node_alone_needs_no_bucket(tmp_path: Path) -> None:
     assert (status, list(lines)) == (2, NODE)
     assert lines["fusermount3"] == ("action", "not found: install it, as root: apt-get install fuse3")
     assert lines["open files"][0] == "warning"
+
+
+def test_the_size_of_a_cache_is_judged_without_a_bucket(tmp_path: Path) -> None:
+    status, lines = doctor("--cache-size", "1024TiB", "--cache-dir", tmp_path / "cache")
+    assert status >= 1
+    assert list(lines) == [*NODE, *DISK]
+    assert lines["cache size"][0] == "warning"
 
 
 def test_bad_option_is_one_line() -> None:

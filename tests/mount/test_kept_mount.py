@@ -23,9 +23,11 @@ from pathlib import Path
 
 import pytest
 
+from fusecache import __version__
 from fusecache.daemon.connect import START_SECONDS
 from fusecache.keeper import ADDRESS
 from fusecache.model.hints import TO_THE_END, encode_plan
+from fusecache.mount import launch
 from fusecache.mount.control_client import find_mount, request_stream
 from fusecache.mount.mount_table import our_entries
 from tests.mount.conftest import ExpectedLog
@@ -1012,6 +1014,17 @@ def test_an_upgrade_replaces_the_daemon_under_its_users(mount: MakeMount, bucket
         assert made.status()["pid"] != made.pid
         made.pid = made.status()["pid"]
     assert stored(bucket, made, "file") == b"before after"
+
+
+def test_upgrades_at_the_same_time_are_one_upgrade(mount: MakeMount, bucket: Bucket) -> None:
+    made = mount("--keep-mounted")
+    made.standby()
+    with ThreadPoolExecutor(6) as pool:
+        for ended in [pool.submit(launch.replace_daemon, made.path, __version__) for _ in range(6)]:
+            ended.result()
+    assert made.log().count("the daemon ends, for its successor") == 1
+    assert "is not ready to serve" not in made.log()
+    made.pid = made.status()["pid"]
 
 
 def test_an_upgrade_to_a_program_that_does_not_get_ready_leaves_the_daemon_serving(

@@ -1,18 +1,21 @@
 """Starting and ending a mount: options that must show, and mistakes that must be told in one line."""
 
+import io
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fusecache.cli.main import main as fusecache_main
 from tests.s3server import Account, Fault, FaultAction
 from tests.support.mounts import (
     FUSECACHE,
@@ -388,7 +391,55 @@ def test_a_mount_in_use_is_not_unmounted(mount, bucket):
         done = run(FUSECACHE, "unmount", one.path, check=False)
         assert done.returncode == 1
         assert "busy" in done.stderr
+        assert f"(pid {os.getpid()}, has open {one.path}/file)" in done.stderr
+    with subprocess.Popen(["sleep", "60"], cwd=one.path) as process:
+        done = run(FUSECACHE, "unmount", one.path, check=False)
+        process.kill()
+    assert f"in use by sleep (pid {process.pid}, works in {one.path})" in done.stderr
     assert (one.path / "file").read_bytes() == b"1"
+
+
+@needs_root
+@pytest.mark.parametrize("flags", [(), ("--allow-other",)])
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_a_user_who_unmounts_the_mount_of_root_is_told_so(mount, flags, force):
+    one: Mount = mount(*flags)
+    open_to_other_users(one.path)
+
+    def unmount() -> tuple[int, str]:
+        with redirect_stderr(io.StringIO()) as words:
+            return fusecache_main(["unmount", *force, str(one.path)]), words.getvalue()
+
+    code, words = as_nobody(unmount)
+    assert code == 1
+    assert "mount of user root, not yours: only root may unmount it" in words
+    assert f"sudo fusecache unmount {one.path}" in words
+    assert one.status()["mountpoint"] == str(one.path)
+
+
+def test_a_prefix_without_objects_is_asked_about(mount, bucket, whole_bucket, tmp_path):
+    question = f"{bucket.source.rstrip('/')}/ has no objects yet: is the prefix right?"
+    one: Mount = mount()
+    one.unmount()
+    url, env = ("--endpoint-url", bucket.service.endpoint_url), bucket.service.environment()
+    words = (bucket.source, one.path, "--cache-dir", one.cache, "--cache-size", "1GiB", *url)
+    assert question in run(FUSECACHE, "mount", *words, env=env).stderr
+    run(FUSECACHE, "unmount", one.path)
+    bucket.put("there", b"1")
+    assert "has no objects" not in run(FUSECACHE, "mount", *words, env=env).stderr
+    run(FUSECACHE, "unmount", one.path)
+
+
+def test_a_status_counts_on_the_space_that_there_is(mount, expect_log):
+    """The cache may be larger than its disk: what is shown, and judged by, is what can be used."""
+    expect_log("the cache may use 1024.0 TiB")
+    one: Mount = mount("--cache-size", "1024TiB")
+    cache = one.status()["cache"]
+    free = shutil.disk_usage(one.cache).free
+    assert cache["limit_bytes"] == 1024 << 40
+    assert 0 < cache["usable_bytes"] <= free
+    shown = run(FUSECACHE, "status", one.path).stdout
+    assert re.search(r"cache +0 B of [\d.]+ [MGT]iB \(0%\); its disk has no space for the 1024.0 TiB", shown)
 
 
 @needs_root

@@ -14,7 +14,7 @@ import pytest
 from fusecache.mount.control_client import ask, find_mount
 from tests.mount.conftest import FLAGS
 from tests.s3server import Fault, FaultAction
-from tests.support.mounts import FUSECACHE, NEEDS_OWN_SESSION, mounted_at, wait_until
+from tests.support.mounts import FUSECACHE, NEEDS_OWN_SESSION, mounted_at, run, wait_until
 from tests.support.s3_buckets import Bucket
 
 pytestmark = pytest.mark.usefixtures("closed_connections")
@@ -111,12 +111,45 @@ def test_what_the_command_wrote_is_in_the_bucket(site: Site, bucket: Bucket) -> 
     assert bucket.get("copy") == b"words"
 
 
+def test_the_words_may_stand_as_those_of_mount_do(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put("given", b"words")
+    point, flags = tmp_path / "mnt", ("--endpoint-url", bucket.service.endpoint_url, "--cache-size", "1GiB")
+    words = [FUSECACHE, "run", bucket.source, point, "--cache-dir", tmp_path / "cache", *flags]
+    done = run(*words, "--", "ls", "-a", "--", point, env=bucket.service.environment())
+    assert "given" in done.stdout
+    assert not mounted_at(point)
+    config = tmp_path / "mount.toml"
+    config.write_text(f'source = "{bucket.source}"\nendpoint_url = "{bucket.service.endpoint_url}"\n')
+    words = [FUSECACHE, "run", point, "--config", config, "--cache-dir", tmp_path / "cache"]
+    assert "given" in run(*words, "--", "ls", point, env=bucket.service.environment()).stdout
+
+
+@pytest.mark.parametrize("words", [("true",), ("--mount", "s3://b", "mnt", "true"), ("--",), ()])
+def test_a_command_line_without_a_command_is_told_how_to_write_it(words: tuple[str, ...]) -> None:
+    done = run(FUSECACHE, "run", "s3://b", "mnt", *words, check=False)
+    assert done.returncode == 2
+    assert "fusecache run SOURCE DIRECTORY [options] -- COMMAND" in done.stderr
+
+
 def test_the_status_is_that_of_the_command(site: Site) -> None:
     assert site.run(*shell(site, "exit 7"))[0] == 7
     assert site.run(*shell(site, "kill -9 $$"))[0] == 128 + 9
     status, messages = site.run("/no/such/program")
     assert status == 127
     assert messages.startswith("fusecache: error: cannot start /no/such/program: No such file or directory\n")
+
+
+def test_only_a_command_that_fails_is_asked_about_a_prefix_without_objects(
+    site: Site, bucket: Bucket
+) -> None:
+    """A job that writes the first objects of a prefix is the usual case."""
+    question = f"fusecache: {bucket.source.rstrip('/')}/ has no objects yet: is the prefix right?\n"
+    status, messages = site.run("ls", site.path)
+    assert (status, question in messages) == (0, False)
+    status, messages = site.run(*shell(site, "cat MNT/given"))
+    assert (status, f"No such file or directory\n{question}" in messages) == (1, True)
+    bucket.put("other", b"words")
+    assert question not in site.run(*shell(site, "cat MNT/given"))[1]
 
 
 def test_a_notice_leaves_time_to_save(site: Site, bucket: Bucket) -> None:

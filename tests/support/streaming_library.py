@@ -57,8 +57,12 @@ def library_work(
     spec: OrderSpec,
     epoch: int,
     layout: Layout,
+    initial_nodes: int | None = None,
 ) -> np.ndarray[Any, Any]:
-    """What the library would read: (nodes, ranks a node, workers, batches a worker, batch), -1 for nothing."""
+    """What the library would read: (nodes, ranks a node, workers, batches a worker, batch), -1 for nothing.
+
+    initial_nodes: of the run that this one resumes.
+    """
     streams = [library.stream.__new__(library.stream) for _ in shards_per_stream]
     for stream, weight in zip(streams, spec.weights, strict=False):  # no weights: nothing to set
         for name in ("proportion", "repeat", "choose"):
@@ -80,7 +84,7 @@ def library_work(
         num_canonical_nodes=spec.canonical_nodes,
         batch_size=layout.batch_size,
         partition_algo="relaxed",
-        initial_physical_nodes=None,
+        initial_physical_nodes=initial_nodes,
         shuffle=spec.is_shuffled,
         shuffle_algo=spec.order,
         shuffle_seed=spec.seed,

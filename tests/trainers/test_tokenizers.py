@@ -1,4 +1,4 @@
-"""Tokenizers that transformers knows by name, in `python -m loader convert text`."""
+"""Tokenizers that transformers knows by name, in `fusecache dataset convert text`."""
 
 import json
 from pathlib import Path

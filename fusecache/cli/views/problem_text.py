@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fusecache.model.error_text import PERSONS, renewal_text
-from fusecache.model.format_text import count_text, seconds_text, size_text
+from fusecache.model.format_text import count_text, seconds_text, short_text, size_text, usable_bytes
 from fusecache.model.objects import STAGING_SHARE_PERCENT
 from fusecache.model.verdict import space_remedy
 
@@ -124,9 +124,11 @@ def _refused_text(status: Mapping[str, Any]) -> str:
     since = f", for {seconds_text(seconds)} now" if seconds else ""
     # While reads are refused, the keys for reading need renewal; else those for writing.
     source = status.get("keys_from" if seconds else "write_keys_from") or ""
+    started = "cached files are served by name, other names fail, new ones too"
+    ran = "the mount shows cached names and sizes, writes continue on this disk"
     return (
-        f"the bucket refuses the credentials{since}: the mount shows cached names and sizes, writes continue on this "
-        f"disk, no data is lost; {renewal_text(source)}"
+        f"the bucket refuses the credentials{since}: {started if status.get('start_failure') else ran}, "
+        f"no data is lost; {renewal_text(source)}"
         + (f". The last reload failed: {status['keys_error']}" if status.get("keys_error") else "")
     )
 
@@ -134,10 +136,11 @@ def _refused_text(status: Mapping[str, Any]) -> str:
 def _shortage_texts(shortages: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
     if not shortages.get("files"):
         return
-    size, limit = shortages["bytes"], status.get("cache", {}).get("limit_bytes")
+    cache = status.get("cache")
+    size, limit = shortages["bytes"], usable_bytes(cache) if cache else 0
     long_ago = f"{seconds_text(shortages['seconds'])} ago"
     remedy = space_remedy(status)
-    if limit and size * 100 > limit * STAGING_SHARE_PERCENT:
+    if cache and not short_text(cache) and size * 100 > limit * STAGING_SHARE_PERCENT:
         remedy = (
             f"raise --cache-size: of its {size_text(limit)}, files that wait for upload may use "
             f"{STAGING_SHARE_PERCENT} % at most"

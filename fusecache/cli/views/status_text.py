@@ -22,7 +22,9 @@ from fusecache.model.format_text import (
     left_text,
     printable,
     seconds_text,
+    short_text,
     size_text,
+    usable_bytes,
 )
 from fusecache.model.verdict import verdict_line
 
@@ -265,10 +267,11 @@ def _option_text(value: Any) -> str:
 
 def _cache_lines(cache: Mapping[str, Any]) -> Iterator[str]:
     if cache:
-        limit = cache["limit_bytes"]
+        limit = usable_bytes(cache)
+        share = f" ({cache['used_bytes'] / limit:.0%})" if limit else ""
         waiting = f", not uploaded {size_text(cache['staging_bytes'])}" if cache["staging_bytes"] else ""
         yield (
-            f"{size_text(cache['used_bytes'])} of {size_text(limit)} ({cache['used_bytes'] / limit:.0%}){waiting}; "
+            f"{size_text(cache['used_bytes'])} of {size_text(limit)}{share}{short_text(cache)}{waiting}; "
             f"{cache['buffers_in_use']} of {cache['buffers']} buffers in use"
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fusecache.cli.views.status_text import only_here_lines, rate_lines
-from fusecache.model.format_text import count_text, printable, seconds_text, size_text
+from fusecache.model.format_text import count_text, printable, seconds_text, size_text, usable_bytes
 from fusecache.model.verdict import verdict_line
 
 # Jobs and files shown for each mount.
@@ -62,7 +62,7 @@ def _totals(status: Mapping[str, Any]) -> dict[str, int]:
 
 def _cache_text(status: Mapping[str, Any]) -> str:
     cache = status["cache"]
-    words = [f"cache {size_text(cache['used_bytes'])} of {size_text(cache['limit_bytes'])}"]
+    words = [f"cache {size_text(cache['used_bytes'])} of {size_text(usable_bytes(cache))}"]
     words.append(f"only here: {next(only_here_lines(status)).partition(':')[0]}")
     if cache["waiting_reads"]:
         waiting = count_text(cache["waiting_reads"], "read")

@@ -8,10 +8,15 @@ from fusecache.model.errors import FusecacheError
 
 @contextmanager
 def unwrap_single_error() -> Iterator[None]:
-    """Raise the first FusecacheError of a group by itself; a group with any other error is raised unchanged."""
+    """Raise the first FusecacheError of a group by itself; a group with any other error is raised unchanged.
+
+    Ctrl-C ends all tasks, and is raised whatever they raised on the way.
+    """
     try:
         yield
     except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is not None:
+            raise KeyboardInterrupt from None
         failures, others = group.split(FusecacheError)
         if failures is None or others is not None:
             raise

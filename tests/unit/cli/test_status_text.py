@@ -7,6 +7,7 @@ import pytest
 from fusecache.cli.views.status_text import status_view
 from fusecache.model.error_text import remedy
 from fusecache.model.errors import AccessDenied
+from fusecache.model.verdict import judge
 from fusecache.mount.control_client import ServerProgress
 from fusecache.mount.progress import awaited_text, pending_text
 from tests.unit.cli.test_main import CACHE
@@ -108,6 +109,16 @@ def test_what_found_no_room_is_told_with_what_helps() -> None:
     )
     shown = view({"pending_files": 0, "shortages": shortages}, cache={"limit_bytes": 1 << 30})
     assert shown[1] == f"problems  {words}: raise --cache-size, or wait for uploads"
+
+
+def test_what_found_no_room_on_a_full_disk_is_not_helped_by_a_larger_cache() -> None:
+    shortages = {"files": 1, "path": "run/model", "bytes": 60 * MIB, "seconds": 9.0, "cause": "full"}
+    cache = {"limit_bytes": 1 << 40, "usable_bytes": 64 * MIB}
+    shown = view({"pending_files": 0, "shortages": shortages}, "error:no-space", cache=cache)[1]
+    assert "free space on the disk of the cache, or wait for uploads" in shown
+    assert "raise --cache-size" not in shown
+    (action, *_) = judge({"shortages": shortages, "cache": cache}, {})["reasons"]
+    assert "free space on the disk of the cache" in action
 
 
 def test_a_symlink_is_told_before_its_target() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fusecache.config.key_families import key_family
+from fusecache.config.key_families import family_names, key_family
 from fusecache.model.errors import ConfigError
 from fusecache.remote.endpoints import Credentials, Endpoint
 
@@ -57,3 +57,17 @@ def test_malformed_endpoint_is_refused_by_name(variable: str, value: str) -> Non
 
 def test_secrets_are_not_shown() -> None:
     assert "secret" not in repr(key_family("R2_DATASET", WHOLE))
+
+
+def test_families_with_a_bucket_and_a_key_are_found() -> None:
+    assert family_names(WHOLE) == ["R2_DATASET"]
+    assert family_names({**WHOLE, "R2_BUCKET_NAME": "b", "R2_WRITE_ACCESS_KEY_ID": "k"}) == [
+        "R2",
+        "R2_DATASET",
+    ]
+    assert (
+        family_names(
+            {"BUCKET_NAME": "b", "_BUCKET_NAME": "b", "X_BUCKET_NAME": " ", "X_READ_ACCESS_KEY_ID": "k"}
+        )
+        == []
+    )

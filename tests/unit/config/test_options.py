@@ -121,6 +121,7 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "memory": "128MiB",
         "read_only": "true",
         "wait_for_bucket": "true",
+        "start_without_keys": "true",
         "fuse_library": "own",
         "keep_mounted": "false",
         "allow_other": "true",

@@ -83,7 +83,9 @@ def test_an_address_is_never_taken_for_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taker: str, path: str | Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(LoaderError, match=r":/.*bucket/data: .*Mount the bucket, and give its directory"):
+    with pytest.raises(
+        LoaderError, match=r"^(s3|gs)://bucket/data: .*Mount the bucket, and give its directory"
+    ):
         TAKERS[taker](path)
     assert not list(tmp_path.iterdir())
 
@@ -236,7 +238,7 @@ def test_parts_that_nobody_merged_and_parquet_files_are_told_of(tmp_path: Path) 
     for name in ("a", "b"):
         write(tmp_path / name)
     with pytest.raises(
-        DatasetError, match=rf"there is a, b; if .* `python -m loader merge {tmp_path}` makes one"
+        DatasetError, match=rf"there is a, b; if .* `fusecache dataset merge {tmp_path}` makes one"
     ):
         MDSDataset(tmp_path)
     (tmp_path / "web").mkdir()

@@ -408,7 +408,7 @@ def test_a_harmed_shards_error_is_one_tidy_sentence(
         dataset[0]
     text = str(caught.value)
     assert text.count(str(path)) == 1
-    assert text.endswith(f"{told}. Restore the shard, or check the dataset with `python -m loader verify`.")
+    assert text.endswith(f"{told}. Restore the shard, or check the dataset with `fusecache dataset verify`.")
     assert "Errno" not in text
     assert ("truncated" in text) == (harm is truncate)
 
@@ -565,7 +565,7 @@ def test_offsets_beyond_32_bits_are_an_error(tmp_path: Path) -> None:
             return (1 << 32) - 100
 
     writer = MDSWriter(tmp_path, {"data": "bytes"})
-    writer._encode = lambda sample: sample["data"]  # type: ignore[method-assign]
+    writer._encode = lambda sample: [sample["data"]]  # type: ignore[method-assign]
     with pytest.raises(WriterError, match="32 bits"):
         writer.write({"data": Huge()})
     assert not (tmp_path / "index.json").exists()

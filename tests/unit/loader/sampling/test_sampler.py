@@ -379,5 +379,8 @@ def test_a_global_batch_larger_than_the_epoch_is_an_error_unless_incomplete_ones
         ElasticBatchSampler([10], global_batch_size=11, canonical_nodes=1, world=World())
     kept = ElasticBatchSampler([10], global_batch_size=11, canonical_nodes=1, world=World(), drop_last=False)
     assert [sorted(batch) for batch in kept] == [list(range(10))]
+    for canonical in (None, 64):  # rows that are filled up by repeats make no batch of them
+        with pytest.raises(OrderError, match="61 is more than the epoch's 60 samples"):
+            ElasticBatchSampler([60], global_batch_size=61, canonical_nodes=canonical, world=World())
     exact = ElasticBatchSampler([10], global_batch_size=10, canonical_nodes=1, world=World())
     assert [sorted(batch) for batch in exact] == [list(range(10))]

@@ -1,4 +1,4 @@
-"""`python -m loader ls`, `head`, `stats`, `verify`, `merge`."""
+"""`fusecache dataset ls`, `head`, `stats`, `verify`, `merge`."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def test_verify_names_every_damaged_shard(directory: Path, capsys: pytest.Captur
     assert "sha1" in told.err
     assert f"{missing} (shard 2): " in told.err
     assert "the file is missing. Restore the shard.\n" in told.err
-    assert "python -m loader verify" not in told.err  # it is what runs
+    assert "fusecache dataset verify" not in told.err  # it is what runs
     assert "all is well" not in told.out
 
 
@@ -74,7 +74,7 @@ def test_one_of_a_thing_is_said_in_the_singular(tmp_path: Path, capsys: pytest.C
         assert main([*command, str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert "1 shard in one index" in told
-    assert "1 shard, 1 sample: all is well" in told
+    assert "1 shard, 1 sample: structure is well" in told
     assert "1 of 1 sample\n" in told
     assert not re.search(r"\b1 (shard|sample|byte)s", told)
 
@@ -118,7 +118,7 @@ def test_stats_name_a_sample_that_is_too_short(tmp_path: Path, capsys: pytest.Ca
     assert main(["stats", str(tmp_path)]) == 1
     said = capsys.readouterr().err
     assert f"{shard} (shard 0): sample 0: the sample has 2 bytes, its values' sizes alone take 4" in said
-    assert "python -m loader verify" in said
+    assert "fusecache dataset verify" in said
 
 
 def test_head_takes_no_negative_count(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,6 +141,17 @@ def test_verify_names_the_shard_of_a_hash_that_is_unknown(
         in said
     )
     assert "--quick" in said
+
+
+def test_verify_claims_no_more_than_it_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with MDSWriter(tmp_path, {"text": "str"}) as writer:
+        writer.write({"text": "a value"})
+    shard = tmp_path / "shard.00000.mds"
+    shard.write_bytes(shard.read_bytes().replace(b"a value", b"another"))
+    assert main(["verify", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "structure is well; contents not checked: the index has no hash" in said
+    assert "all is well" not in said
 
 
 def test_a_quick_verify_looks_at_sizes_alone(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

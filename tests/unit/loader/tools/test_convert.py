@@ -1,9 +1,12 @@
-"""`python -m loader convert` and `merge`: what goes in comes out, and what does not fit is named."""
+"""`fusecache dataset convert` and `merge`: what goes in comes out, and what does not fit is named."""
 
 import gzip
+import io
 import json
 import os
 import re
+import sys
+import tarfile
 from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
@@ -19,8 +22,9 @@ from PIL import Image
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from loader import MDSDataset, MDSWriter
+from loader import MDSDataset, MDSWriter, convert
 from loader.__main__ import main
+from tests.support import ROOT
 
 WORDS = ["<end>", "<unk>", *(f"w{number}" for number in range(50))]
 
@@ -402,3 +406,55 @@ def test_a_harmed_source_leaves_no_index(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "in" / "shard.00002.mds").unlink()
     assert "shard.00002.mds" in refused(capsys, "convert", "recompress", tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out" / "index.json").exists()
+
+
+@pytest.mark.parametrize("by_command", [False, True])
+def test_a_conversion_stores_hashes_so_that_verify_finds_a_changed_value(
+    tmp_path: Path, *, by_command: bool
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"a": "first"}\n')
+    out = tmp_path / "out"
+    if by_command:
+        assert main(["convert", "jsonl", str(tmp_path / "in.jsonl"), str(out)]) == 0
+    else:
+        convert("jsonl", [tmp_path / "in.jsonl"], out)
+    assert main(["verify", str(out)]) == 0
+    shard = out / "shard.00000.mds"
+    shard.write_bytes(shard.read_bytes().replace(b"first", b"other"))
+    assert main(["verify", str(out)]) == 1
+
+
+def test_a_huge_member_is_held_no_more_than_twice(tmp_path: Path) -> None:
+    """Its text, and what is written; a small archive may have it."""
+
+    def peak(size: int) -> int:
+        tar = tmp_path / f"{size}.tar.gz"
+        with tarfile.open(tar, "w:gz", compresslevel=1) as file:
+            info = tarfile.TarInfo("one.txt")
+            info.size = size
+            file.addfile(info, io.BytesIO(b"x" * size))
+        words = [sys.executable, "-m", "loader", "convert", "tar", str(tar), str(tmp_path / f"out-{size}")]
+        child = os.posix_spawn(words[0], words, {**os.environ, "PYTHONPATH": str(ROOT)})
+        _, status, used = os.wait4(child, 0)
+        assert status == 0
+        return used.ru_maxrss * 1024
+
+    size = 100 << 20
+    assert peak(size) - peak(1) < 2.5 * size
+    assert len(MDSDataset(tmp_path / f"out-{size}")[0]["txt"]) == size
+
+
+@pytest.mark.parametrize("shape", [(1 << 40,), (1 << 62, 1 << 62), (3,)])
+def test_an_array_that_claims_more_than_it_has_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shape: tuple[int, ...]
+) -> None:
+    array = io.BytesIO()
+    np.lib.format.write_array_header_1_0(array, {"descr": "<f8", "fortran_order": False, "shape": shape})
+    array.write(bytes(16))
+    with tarfile.open(tmp_path / "a.tar", "w") as file:
+        info = tarfile.TarInfo("one.npy")
+        info.size = len(array.getvalue())
+        file.addfile(info, io.BytesIO(array.getvalue()))
+    words = ["convert", "tar", "--columns", "npy:ndarray", str(tmp_path / "a.tar"), str(tmp_path / "out")]
+    assert main(words) == 1
+    assert "a.tar, member one.npy: npy: its header claims" in capsys.readouterr().err

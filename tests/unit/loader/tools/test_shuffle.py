@@ -1,4 +1,4 @@
-"""`python -m loader convert shuffle`: the same samples, all in a random order, which a seed gives."""
+"""`fusecache dataset convert shuffle`: the same samples, all in a random order, which a seed gives."""
 
 import json
 from pathlib import Path

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loader import LoaderError, MDSWriter, StateError
+from loader import ElasticBatchSampler, LoaderError, MDSWriter, StateError, World
 from loader.order import OrderSpec
 from loader.streaming import Stream, StreamingDataLoader, StreamingDataset
 from tests.support import ROOT
@@ -337,3 +337,66 @@ def test_unpacked_shards_lie_in_the_folder_that_is_named(tmp_path: Path) -> None
     tight = StreamingDataset(**options, cache_folder=tmp_path / "tight", decompressed_cache_bytes=1100)
     assert [sample["id"] for sample in tight] == plain
     assert 1 <= len(list((tmp_path / "tight").glob("*.mds"))) <= 2
+
+
+def global_batches(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, state: dict[str, Any], **options: Any
+) -> list[list[int]]:
+    """The ids of each global batch that 12 ranks on so many nodes read after a state."""
+    steps: list[list[int]] = []
+    for rank in range(12):
+        here = 12 // nodes
+        for name, value in (
+            ("RANK", rank),
+            ("WORLD_SIZE", 12),
+            ("LOCAL_RANK", rank % here),
+            ("LOCAL_WORLD_SIZE", here),
+        ):
+            monkeypatch.setenv(name, str(value))
+        streams = [Stream(local=str(directory / name)) for name in "ab"]
+        dataset = StreamingDataset(streams=streams, batch_size=2, hints=False, **options)
+        dataset.load_state_dict(state)
+        ids = [int(sample["id"]) for sample in dataset]
+        for step in range(len(ids) // 2):
+            steps += [[]] if step == len(steps) else []
+            steps[step] += ids[2 * step : 2 * step + 2]
+    return [sorted(step) for step in steps]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("done", [0, 72])
+def test_a_per_stream_run_of_two_nodes_goes_on_with_the_librarys_batches_on_any_number_of_nodes(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, done: int
+) -> None:
+    options = {"shuffle": True, "shuffle_seed": 3, "num_canonical_nodes": 4, "shuffle_block_size": 60}
+    state = {
+        "epoch": 0, "sample_in_epoch": done, "num_canonical_nodes": 4, "shuffle_seed": 3, "initial_physical_nodes": 2
+    }  # fmt: skip
+    found = global_batches(directory, monkeypatch, nodes, state, batching_method="per_stream", **options)
+    shards = [len(json.loads((directory / name / "index.json").read_text())["shards"]) for name in "ab"]
+    sizes = np.array(
+        [
+            shard["samples"]
+            for name in "ab"
+            for shard in json.loads((directory / name / "index.json").read_text())["shards"]
+        ]
+    )
+    spec = OrderSpec("py1e", 3, 4, 60, batching="per_stream")
+    work = library_work(load_library(), sizes, shards, spec, 0, Layout(nodes, 12 // nodes, 1, 2, done), 2)
+    expected = work.transpose(3, 2, 0, 1, 4).reshape(-1, 24)
+    assert found == [sorted(batch) for batch in expected.tolist() if min(batch) >= 0]
+    assert len(found) >= 7
+
+
+def test_a_stratified_epoch_shorter_than_a_global_batch_is_empty_as_the_librarys_is(directory: Path) -> None:
+    streams = [Stream(local=str(directory / name)) for name in "ab"]
+    options = {"shuffle": True, "batching_method": "stratified", "hints": False}
+    dataset = StreamingDataset(streams=streams, batch_size=400, num_canonical_nodes=1, **options)
+    assert [list(dataset), list(dataset)] == [[], []]
+    sizes = np.array([COUNT, 60])
+    spec = OrderSpec("py1e", dataset.shuffle_seed, 1, dataset.shuffle_block_size, batching="stratified")
+    assert library_work(load_library(), sizes, [1, 1], spec, 0, Layout(1, 1, 1, 400)).size == 0
+    with pytest.raises(LoaderError) as caught:
+        ElasticBatchSampler(sizes, global_batch_size=400, order=spec, world=World())
+    assert "400 is more than the epoch's 263 samples" in str(caught.value)
+    assert "drop_last" not in str(caught.value)
