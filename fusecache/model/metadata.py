@@ -9,10 +9,21 @@ from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 
+from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import PosixAttributes
 
 GENERATION = "fusecache-generation"
 SYMLINK_TARGET = "symlink-target"
+# The ETag that a renamed object had under its old name: the copy's may differ (AWS: of an object that came in parts).
+RENAMED_FROM = "fusecache-renamed-from"
+# How the names of what is carried over to a new version begin: a standard header's, and that of user metadata whose
+# value is sent as it was received.
+STANDARD = ":"
+RAW = "="
+# Metadata that describe the bytes, so that new bytes get other ones or none: ours, and checksums of rclone and s3cmd.
+_OF_CONTENT = frozenset(
+    (GENERATION, SYMLINK_TARGET, RENAMED_FROM, "mode", "uid", "gid", "mtime", "md5chksum", "s3cmd-attrs")
+)
 # Limits of the kernel: 64 bits of nanoseconds, and 32 bits of an id without the value that means "none".
 _SECONDS_MAX = 2**63 // 10**9
 _ID_MAX = 2**32 - 2
@@ -30,6 +41,20 @@ def content_metadata(uuid: str, attributes: PosixAttributes) -> dict[str, str]:
         "gid": str(attributes.gid),
         "mtime": f"{Decimal(attributes.mtime_ns) / 10**9:.9f}",
     }
+
+
+def carried_to_content(carried: Mapping[str, str]) -> dict[str, str]:
+    """Return what new content of an object takes over from the version before."""
+    return {name: value for name, value in carried.items() if name.removeprefix(RAW) not in _OF_CONTENT}
+
+
+def renamed_metadata(source: ObjectInfo, uuid: str) -> dict[str, str]:
+    """Return the metadata of a renamed object: its own, and where it comes from."""
+    new = {GENERATION: uuid, RENAMED_FROM: source.etag}
+    kept = {
+        name: value for name, value in (source.carried or {}).items() if name.removeprefix(RAW) not in new
+    }
+    return {**kept, **new}
 
 
 def symlink_metadata(uuid: str, target: str, attributes: PosixAttributes) -> dict[str, str]:

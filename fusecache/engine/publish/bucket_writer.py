@@ -8,13 +8,21 @@ object there carries our uuid, an earlier attempt took effect.
 
 import hashlib
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fusecache.disk.staging import model_error
 from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Refused, Throttled, UploadLost
-from fusecache.model.metadata import GENERATION, content_metadata, symlink_metadata
-from fusecache.model.objects import ObjectId, ObjectInfo
+from fusecache.model.metadata import (
+    GENERATION,
+    RENAMED_FROM,
+    carried_to_content,
+    content_metadata,
+    renamed_metadata,
+    symlink_metadata,
+    symlink_target,
+)
+from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
 from fusecache.remote.store import Condition, FileSlice, Sent, Store
 
@@ -46,10 +54,13 @@ class BucketWriter:
         """
         metadata = content_metadata(record.uuid, record.attributes)
         condition = Condition(record.base_etag)
+        taken_over: dict[str, str] | None = None
 
         def put() -> str:
+            nonlocal taken_over
+            taken_over = carried_by(self._store, record)
             body = FileSlice(str(path), 0, record.size, sent=sent)
-            return self._store.put(record.key, body, metadata=metadata, condition=condition)
+            return self._store.put(record.key, body, metadata={**taken_over, **metadata}, condition=condition)
 
         def complete() -> str:
             self._check_base(record.key, record.base_etag)
@@ -57,8 +68,11 @@ class BucketWriter:
                 record.key, record.upload_id, record.part_etags, condition=condition
             )
 
-        etag = self._resolve_lost_answer(record, complete if record.upload_id else put, path)
-        return ObjectInfo(record.key, etag, record.size, time.time(), metadata)
+        try:
+            etag = complete() if record.upload_id else put()
+        except (ObjectChanged, UploadLost, Refused) as exc:
+            return self._resolve_lost_answer(record, path, exc)
+        return ObjectInfo(record.key, etag, record.size, time.time(), metadata, taken_over)
 
     def current_etag(self, key: str) -> str | None:
         """Return the ETag that the bucket shows under a key now; None: no object."""
@@ -80,27 +94,28 @@ class BucketWriter:
             case OperationKind.RENAME:
                 return self._rename(record)
 
-    def _resolve_lost_answer(self, record: FileRecord, publish: Callable[[], str], path: str) -> str:
+    def _resolve_lost_answer(
+        self, record: FileRecord, path: str, error: ObjectChanged | UploadLost | Refused
+    ) -> ObjectInfo:
+        """Return what the bucket has if an earlier attempt took effect, or another node did the same; else raise.
+
+        An upload is also unknown after it was completed.
+        """
         try:
-            return publish()
-        except (ObjectChanged, UploadLost, Refused) as exc:
-            # An upload is also unknown after it was completed. A request that is refused now may have succeeded
-            # in an earlier attempt.
-            try:
-                there = self._head(record.key)
-            except AccessDenied:
-                if isinstance(exc, Refused):
-                    raise exc from None  # this key may be neither written nor read
-                raise
-            if there is None:
-                raise
-            is_ours = _uuid(there) == record.uuid
-            if not is_ours and (isinstance(exc, Refused) or not self._is_same_content(there, record, path)):
-                raise
-            if record.upload_id:
-                # Also succeeds if the upload is unknown because it was completed.
-                self._store.abort_multipart(record.key, record.upload_id)
-            return there.etag
+            there = self._head(record.key)
+        except AccessDenied:
+            if isinstance(error, Refused):
+                raise error from None  # this key may be neither written nor read
+            raise
+        if there is None:
+            raise error
+        is_ours = _uuid(there) == record.uuid
+        if not is_ours and (isinstance(error, Refused) or not self._is_same_content(there, record, path)):
+            raise error
+        if record.upload_id:
+            # Also succeeds if the upload is unknown because it was completed.
+            self._store.abort_multipart(record.key, record.upload_id)
+        return there
 
     def _check_base(self, key: str, base_etag: str | None) -> None:
         """HEAD before Complete: a precondition that fails at Complete would discard all parts."""
@@ -114,15 +129,15 @@ class BucketWriter:
         Without '-' an ETag is the MD5 of the content. With '-' it is the MD5 of the parts' MD5s, so it matches only
         if both were cut into the same parts.
         """
-        if there.size != record.size:
+        if there.size != record.size or symlink_target(there.metadata):
             return False
         if record.upload_id:
             digests = b"".join(bytes.fromhex(etag) for etag in record.part_etags if _is_md5(etag))
             joined = hashlib.md5(digests, usedforsecurity=False).hexdigest()
-            return there.etag == f"{joined}-{len(record.part_etags)}"
+            return f"{joined}-{len(record.part_etags)}" in _etags(there)
         try:
             with open(path, "rb") as file:
-                return hashlib.file_digest(file, _md5).hexdigest() == there.etag
+                return hashlib.file_digest(file, _md5).hexdigest() in _etags(there)
         except OSError as exc:
             raise model_error(exc, path) from exc
 
@@ -155,34 +170,44 @@ class BucketWriter:
             etag = self._store.put(
                 record.key, self._empty_body(), metadata=metadata, condition=Condition(record.base_etag)
             )
-        except (ObjectChanged, Refused):
+        except (ObjectChanged, Refused) as exc:
             there = self._head(record.key)
-            if there is None or _uuid(there) != record.uuid:
+            if there is None or (
+                _uuid(there) != record.uuid
+                and (isinstance(exc, Refused) or symlink_target(there.metadata) != record.target)
+            ):
                 raise
-            etag = there.etag
+            return PublishResult({record.key: there.etag}, there)
         return PublishResult({record.key: etag}, ObjectInfo(record.key, etag, 0, time.time(), metadata))
 
     def _rename(self, record: OperationRecord) -> PublishResult:
         """Copy, then delete: at every moment at least one of the two keys has the object."""
         source, there = self._head(record.key), self._head(record.target)
-        if there is None or _uuid(there) != record.uuid:
+        if not _is_renamed(record, source, there):
             if source is None:
                 raise ObjectChanged(f"{record.key}: another client removed it before it was renamed")
             if record.source_etag and source.etag != record.source_etag:
                 raise ObjectChanged(f"{record.key}: another client replaced it before it was renamed")
-            metadata = {**(source.metadata or {}), GENERATION: record.uuid}
-            etag = self._store.copy(
-                ObjectId(record.key, source.etag),
-                record.target,
-                condition=Condition(record.base_etag),
-                metadata=metadata,
-            )
-            there = ObjectInfo(record.target, etag, source.size, time.time(), metadata)
+            try:
+                there = self._copy(record, source)
+            except ObjectChanged:
+                there = self._head(record.target)  # another node may just have done the same
+                if not _is_renamed(record, source, there):
+                    raise
+        assert there is not None
         if source is not None and record.source_etag in {"", source.etag}:
             self._store.delete(record.key)
             source = None
         shown = source.etag if source is not None else None  # replaced by another client since: it stays
         return PublishResult({record.key: shown, record.target: there.etag}, there)
+
+    def _copy(self, record: OperationRecord, source: ObjectInfo) -> ObjectInfo:
+        metadata = renamed_metadata(source, record.uuid)
+        etag = self._store.copy(
+            source.object_id, record.target, condition=Condition(record.base_etag), metadata=metadata
+        )
+        shown = {**(source.metadata or {}), GENERATION: record.uuid, RENAMED_FROM: source.etag}
+        return ObjectInfo(record.target, etag, source.size, time.time(), shown)
 
     def _head(self, key: str) -> ObjectInfo | None:
         try:
@@ -192,6 +217,33 @@ class BucketWriter:
 
     def _empty_body(self) -> FileSlice:
         return FileSlice(self._empty_file, 0, 0)
+
+
+def carried_by(store: Store, record: FileRecord) -> dict[str, str]:
+    """Return the headers and foreign metadata that new content takes over, by a HEAD unless the file is new. Blocking.
+
+    The object may have been renamed since: then it is under the name that is replaced.
+    """
+    replaced = record.key if record.base_etag is not None else record.carries
+    for key in dict.fromkeys((record.carries, replaced)) if record.carries else ():
+        with suppress(ObjectMissing):
+            return carried_to_content(store.head(key).carried or {})
+    return {}
+
+
+def _is_renamed(record: OperationRecord, source: ObjectInfo | None, there: ObjectInfo | None) -> bool:
+    """Return whether the new name has what the rename brings there: by an earlier attempt, or by another node."""
+    if there is None or _uuid(there) == record.uuid:
+        return there is not None
+    etag = record.source_etag or (source.etag if source is not None else "")
+    size = source.size if source is not None else record.size
+    is_same = etag in _etags(there) and there.size == size and symlink_target(there.metadata) == record.link
+    return is_same and there.etag != record.base_etag
+
+
+def _etags(there: ObjectInfo) -> set[str]:
+    """Return the ETags of an object's bytes: its own, and the one that it had before it was renamed."""
+    return {there.etag, (there.metadata or {}).get(RENAMED_FROM, there.etag)}
 
 
 def _md5() -> "hashlib._Hash":
