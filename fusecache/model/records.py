@@ -20,6 +20,10 @@ class PosixAttributes:
     mtime_ns: int
 
 
+# As mtime_ns of an object's attributes that this node keeps: the time is the bucket's, as on all other nodes.
+BUCKET_TIME = -(1 << 63)
+
+
 class Reason(Enum):
     """Why content is quarantined or rejected instead of published."""
 
