@@ -28,6 +28,7 @@ _OF_CONTENT = frozenset(
 _SECONDS_MAX = 2**63 // 10**9
 _ID_MAX = 2**32 - 2
 _MODE_BITS = 0o7777
+_TARGET_BYTES_MAX = 4095  # PATH_MAX, less the kernel's zero
 # Programs of a bucket's writer never get another user's rights.
 _SET_ID_BITS = stat.S_ISUID | stat.S_ISGID
 
@@ -48,9 +49,9 @@ def carried_to_content(carried: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in carried.items() if name.removeprefix(RAW) not in _OF_CONTENT}
 
 
-def renamed_metadata(source: ObjectInfo, uuid: str) -> dict[str, str]:
-    """Return the metadata of a renamed object: its own, and where it comes from."""
-    new = {GENERATION: uuid, RENAMED_FROM: source.etag}
+def renamed_metadata(source: ObjectInfo, uuid: str, link: str) -> dict[str, str]:
+    """Return the metadata of a renamed object: its own, and where it comes from. link: a symlink's target, or ""."""
+    new = {GENERATION: uuid, RENAMED_FROM: source.etag, **({SYMLINK_TARGET: link} if link else {})}
     kept = {
         name: value for name, value in (source.carried or {}).items() if name.removeprefix(RAW) not in new
     }
@@ -65,6 +66,12 @@ def symlink_metadata(uuid: str, target: str, attributes: PosixAttributes) -> dic
 def symlink_target(metadata: Mapping[str, str] | None) -> str:
     """Return a symlink's target, or "" if the object is not a symlink."""
     return (metadata or {}).get(SYMLINK_TARGET, "")
+
+
+def has_target_in_body(info: ObjectInfo) -> bool:
+    """Return whether an object is a symlink of s3fs, whose target is its body."""
+    mode = (info.metadata or {}).get("mode", "")
+    return 0 < info.size <= _TARGET_BYTES_MAX and not symlink_target(info.metadata) and _is_link_mode(mode)
 
 
 def attributes_from_metadata(
@@ -96,6 +103,14 @@ def _mode(text: str) -> int | None:
             if stat.S_ISREG(mode) or stat.S_ISLNK(mode) or (base == 8 and 0 <= mode <= _MODE_BITS):
                 return stat.S_IMODE(mode) & ~_SET_ID_BITS
     return None
+
+
+def _is_link_mode(text: str) -> bool:
+    for base in (8, 10):
+        with suppress(ValueError, OverflowError):
+            if stat.S_ISLNK(int(text, base)):
+                return True
+    return False
 
 
 def _nanoseconds(text: str) -> int | None:

@@ -15,7 +15,9 @@ from fusecache.disk.staging import model_error
 from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Refused, Throttled, UploadLost
 from fusecache.model.metadata import (
     GENERATION,
+    RAW,
     RENAMED_FROM,
+    STANDARD,
     carried_to_content,
     content_metadata,
     renamed_metadata,
@@ -34,10 +36,14 @@ _DEFAULT = PosixAttributes(0o644, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """What the bucket shows after an operation: the ETag per key (None: no object), and the node's version, if any."""
+    """What the bucket shows after an operation: the ETag per key (None: no object), and the node's version, if any.
+
+    hidden: the file of another client that has the name of the directory just made.
+    """
 
     shows: dict[str, str | None]
     version: ObjectInfo | None = None
+    hidden: ObjectInfo | None = None
 
 
 class BucketWriter:
@@ -79,8 +85,11 @@ class BucketWriter:
         there = self._head(key)
         return None if there is None else there.etag
 
-    def publish_operation(self, record: OperationRecord) -> PublishResult:
-        """Carry out one operation. Raises ObjectChanged if another client changed its object first."""
+    def publish_operation(self, record: OperationRecord, *, may_hide: bool = False) -> PublishResult:
+        """Carry out one operation. Raises ObjectChanged if another client changed its object first.
+
+        may_hide: a directory may hide a file of its name that no change here removes.
+        """
         match record.kind:
             case OperationKind.DELETE:
                 return self._delete(record)
@@ -88,7 +97,10 @@ class BucketWriter:
                 self._store.delete(record.key)
                 return PublishResult({record.key: None})
             case OperationKind.MKDIR:
-                return PublishResult({record.key: self._make_marker(record)})
+                etag = self._make_marker(record)
+                # Behind the directory: a file that another node publishes from now on finds that.
+                hidden = self._head(record.key.rstrip("/")) if may_hide else None
+                return PublishResult({record.key: etag}, hidden=hidden)
             case OperationKind.SYMLINK:
                 return self._symlink(record)
             case OperationKind.RENAME:
@@ -202,11 +214,14 @@ class BucketWriter:
         return PublishResult({record.key: shown, record.target: there.etag}, there)
 
     def _copy(self, record: OperationRecord, source: ObjectInfo) -> ObjectInfo:
-        metadata = renamed_metadata(source, record.uuid)
+        metadata = renamed_metadata(source, record.uuid, record.link)
         etag = self._store.copy(
             source.object_id, record.target, condition=Condition(record.base_etag), metadata=metadata
         )
-        shown = {**(source.metadata or {}), GENERATION: record.uuid, RENAMED_FROM: source.etag}
+        shown = {
+            **(source.metadata or {}),
+            **{name: value for name, value in metadata.items() if name[0] not in (RAW, STANDARD)},
+        }
         return ObjectInfo(record.target, etag, source.size, time.time(), shown)
 
     def _head(self, key: str) -> ObjectInfo | None:

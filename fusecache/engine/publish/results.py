@@ -121,6 +121,8 @@ class PublishResults:
             self._listener.on_published(key)
             if rejected_before(self._tree.find(key)) is None:
                 changes += self._placement.queue_deletes(key)
+        if result.hidden is not None:
+            changes += self._rejections.set_aside(item, result.hidden)
         record, node = item.record, item.node
         version = result.version
         if node is not None and version is not None and record.kind is OperationKind.RENAME:
