@@ -24,9 +24,9 @@ _HEADS_AT_ONCE = 32
 class ListPageRows(NamedTuple):
     """One page of LIST as rows. token: of the next page; None on the last page.
 
-    asked: loop time of the request. hidden: how many keys are unusable as names, or hidden by a directory. has_marker: the directory has a marker
-    object. end: the page is complete up to this sort name: its last name, hidden ones included. On the last page it is
-    LAST_NAME.
+    asked: loop time of the request. hidden: how many keys are unusable as names, or have a directory's name.
+    has_marker: the directory has a marker object. end: the page is complete up to this sort name: its last name, hidden
+    ones included. On the last page it is LAST_NAME.
     """
 
     asked: float

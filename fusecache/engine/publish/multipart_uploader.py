@@ -231,12 +231,12 @@ class MultipartUploader:
 
     async def _create(self, version: FileVersion, upload: MultipartUpload) -> None:
         record = version.record
-
-        def create() -> str:
-            metadata = {**carried_by(self._store, record), **content_metadata(record.uuid, upload.attributes)}
-            return self._store.create_multipart(upload.key, metadata=metadata)
-
         try:
+            metadata = content_metadata(record.uuid, upload.attributes)
+            if record.carries:
+                ask = partial(self._offload.upload, carried_by, self._store, record)
+                metadata = {**await self._send_request(version, upload, ask), **metadata}
+            create = partial(self._store.create_multipart, upload.key, metadata=metadata)
             upload.upload_id = await self._send_request(
                 version, upload, partial(self._offload.upload, create)
             )
