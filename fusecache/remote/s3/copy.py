@@ -52,7 +52,7 @@ class CopyRequests:
     ) -> str:
         """Copy, as `Store.copy` specifies."""
         kept: dict[str, Any] = {}
-        # For the storage class, which a copy does not keep by itself. One HEAD a copy: other stores need it for the target.
+        # A copy does not keep the storage class by itself. One HEAD a copy: other stores need it for the target.
         asks = self.is_r2 or bool(self.storage_class)
         if asks or metadata is not None or size is None or size > self.transport.single_copy_bytes:
             facts = self.head(source.key)
