@@ -39,7 +39,10 @@ class Rules:
     full_checksums: bool = False
     """A HEAD that asks for checksums gets the SHA-256 of all bytes, whatever parts they came in."""
     conditional_writes: str = "kept"
-    """`kept`; `refused`: 501 to If-Match and If-None-Match of a write; `ignored`: such a write always succeeds."""
+    """`kept`; `refused`: 501 to If-Match and If-None-Match of a write; `ignored`: such a write always succeeds.
+
+    As Ceph 16: `not-of-parts`: a completion always succeeds; `never-holds`: so does it, and an If-Match of a PUT fails.
+    """
     conditional_deletes: bool = False
     """Whether DeleteObjects looks at the ETag of each object, as AWS does; R2 does not."""
 

@@ -351,6 +351,16 @@ class Lookup:
         """Make the node of an object."""
         return self._reconciler.make_file(parent, version)
 
+    def is_listed_as_directory(self, parent: Node, name: str) -> bool:
+        """Return whether the newest listing has a directory of that name. Sends no request."""
+        epoch = max(self._covering(parent, name), default=0)
+        with suppress(ListingLost):
+            rows = self._listings.named(parent.number, epoch, name) if epoch else []
+            seen = parent.listing.page_times.of(name + "/")
+            key = self._tree.child_key(parent, name, directory=True)
+            return any(row.is_directory for row in rows) and not self._tree.is_hidden(key, seen)
+        return False
+
     def rows_after(self, directory: Node, sort_name: str, limit: int) -> list[ListedEntry]:
         """Return rows after a sort name from any listing, however old. Sends no request."""
         return self._lister.rows_after(directory, sort_name, limit)

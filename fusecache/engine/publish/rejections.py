@@ -9,6 +9,7 @@ that is held for it, and the delete of the object that it was renamed from.
 import logging
 import socket
 import time
+import uuid
 from dataclasses import replace
 from itertools import islice
 from typing import TypeGuard
@@ -27,9 +28,10 @@ from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropOperation, PutFile, PutOperation
 from fusecache.model.errors import FusecacheError, ObjectChanged, UploadLost
+from fusecache.model.metadata import symlink_target
 from fusecache.model.names import KEY_BYTES_MAX, NAME_BYTES_MAX
 from fusecache.model.objects import ObjectInfo
-from fusecache.model.records import ANOTHERS, OperationKind
+from fusecache.model.records import ANOTHERS, OperationKind, OperationRecord
 from fusecache.model.states import FileState
 
 log = logging.getLogger(__name__)
@@ -183,6 +185,36 @@ class Rejections:
         log.warning("conflict, replacing the remote version key=%s conflict=last-wins", key)
         item.transition_to(FileState.SEALED)
         await self._journal.submit(*self.base_etags.update(key, etag)).committed()
+
+    def is_directory_there(self, item: FileVersion) -> bool:
+        """Return whether a new file has the name of a directory that another client made: as a listing shows."""
+        node = item.node
+        if item.record.base_etag is not None or node is None or node.parent is None:
+            return False
+        if self._tree.key(node) != item.record.key:
+            return False
+        return self._lookup.is_listed_as_directory(node.parent, node.name)
+
+    def set_aside(self, item: Operation, hidden: ObjectInfo) -> list[Change]:
+        """The directory just made hides another client's file: rename that, so that both show; return the rows."""
+        key, number = item.record.key, item.sequence
+        copy_key = self._free_conflict_key(hidden.key, number)
+        error = ObjectChanged(f"{hidden.key}: another client made a file of this name")
+        self._record_conflict(key, copy_key, hidden.size, error, number)
+        record = OperationRecord(
+            self._journal.next_number(),
+            OperationKind.RENAME,
+            hidden.key,
+            copy_key,
+            source_etag=hidden.etag,
+            size=hidden.size,
+            modified=hidden.modified,
+            uuid=str(uuid.uuid4()),
+            link=symlink_target(hidden.metadata),
+        )
+        self._tree.add_tombstone(hidden.key)
+        self._queue.add(Operation(record, None))
+        return [PutOperation(record)]
 
     async def _conflict(self, item: QueuedChange, error: FusecacheError) -> None:
         """Another client changed the key first: keep both versions."""
