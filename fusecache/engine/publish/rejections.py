@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 # Newest conflicts kept in memory; the journal has every one that no person has resolved yet.
 CONFLICTS_REMEMBERED = 1000
+# A name that was free in a listing of this age is free for a directory: a HEAD would tell little more.
+LISTED_SECONDS = 1.0
 
 
 class PublishListener:
@@ -90,6 +92,7 @@ class Rejections:
         self.conflicts: dict[str, str] = {}
         self.base_etags = BaseEtags(tree, queue, journal)
         self.commit_markers = CommitMarkers(tree, queue, write.states, lambda: self.rejected)
+        lookup.watch_hidden(self._on_hidden)
 
     @property
     def rejected(self) -> list[QueuedChange]:
@@ -193,16 +196,28 @@ class Rejections:
             return False
         if self._tree.key(node) != item.record.key:
             return False
-        return self._lookup.is_listed_as_directory(node.parent, node.name)
+        return any(row.is_directory for row in self._lookup.listed(node.parent, node.name)[0])
 
-    def set_aside(self, item: Operation, hidden: ObjectInfo) -> list[Change]:
-        """The directory just made hides another client's file: rename that, so that both show; return the rows."""
-        key, number = item.record.key, item.sequence
+    def may_hide(self, item: Operation) -> bool:
+        """Return whether a directory's marker may hide another client's file: a HEAD tells, unless a listing does."""
+        node = item.node
+        if item.record.kind is not OperationKind.MKDIR or self._queue.for_key(item.record.key.rstrip("/")):
+            return False  # the file is our own, and goes
+        if node is None or node.parent is None:
+            return True
+        rows, seen = self._lookup.listed(node.parent, node.name)
+        if any(row.is_directory for row in rows):
+            return False  # it shows already, and is empty now
+        return bool(rows) or seen < trio.current_time() - LISTED_SECONDS
+
+    def set_aside(self, hidden: ObjectInfo) -> list[Change]:
+        """A directory hides a file, one of which another client made: rename the file; return the rows."""
+        number = self._journal.next_number()
         copy_key = self._free_conflict_key(hidden.key, number)
-        error = ObjectChanged(f"{hidden.key}: another client made a file of this name")
-        self._record_conflict(key, copy_key, hidden.size, error, number)
+        error = ObjectChanged(f"{hidden.key}: one client made a file of this name, another a directory")
+        self._record_conflict(hidden.key + "/", copy_key, hidden.size, error, number)
         record = OperationRecord(
-            self._journal.next_number(),
+            number,
             OperationKind.RENAME,
             hidden.key,
             copy_key,
@@ -215,6 +230,9 @@ class Rejections:
         self._tree.add_tombstone(hidden.key)
         self._queue.add(Operation(record, None))
         return [PutOperation(record)]
+
+    def _on_hidden(self, ours: ObjectInfo) -> None:
+        self._journal.submit(*self.set_aside(ours))
 
     async def _conflict(self, item: QueuedChange, error: FusecacheError) -> None:
         """Another client changed the key first: keep both versions."""
