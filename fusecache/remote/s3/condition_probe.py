@@ -1,12 +1,13 @@
 """Finds out what the keys may do, and what an S3 store does with the preconditions of writes.
 
 `ask_conditions` sends one write, which must fail, so that it leaves nothing behind even if its answer is lost.
-`test_conditions` needs an object, and a dozen requests: once for each bucket, as a store's answer may depend on the
+`test_conditions` needs two objects, and some 15 requests: once for each bucket, as a store's answer may depend on the
 bucket's versioning (Ceph 16.2.15 refuses every If-Match of a PUT then, and ignores those of uploads in parts).
 """
 
 import base64
 import hashlib
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,10 @@ from fusecache.remote.store import Condition, ConditionalWrites
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+
+# Of one key, as R2 allows (developers.cloudflare.com/r2/platform/limits).
+_WRITE_INTERVAL_SECONDS = 1.0
+_THROTTLED_MAX = 3
 
 
 def _body(data: bytes) -> dict[str, Any]:
@@ -50,86 +55,111 @@ def ask_conditions(client: "S3Client", bucket: str, key: str) -> ConditionalWrit
 
 
 def test_conditions(client: "S3Client", bucket: str, key: str) -> ConditionalWrites:
-    """Write a small object with true and false conditions, in one request and in parts; remove it again.
+    """Write two small objects with true and false conditions, in one request and in parts; remove them again.
 
-    key: of no object. Raises ClientError, BotoCoreError if a request fails for another reason than its condition.
+    key: their keys begin with it; of no object. Each is written once and replaced once. Raises ClientError,
+    BotoCoreError if a request fails for another reason than its condition.
     """
-    test = _Test(client, bucket, key)
+    whole, in_parts = (_Object(client, bucket, f"{key}-{number}") for number in (1, 2))
     try:
-        return test.run()
+        return _found(whole, in_parts)
     finally:
-        test.remove()
+        whole.remove()
+        in_parts.remove()
+
+
+def _found(whole: "_Object", in_parts: "_Object") -> ConditionalWrites:
+    none = condition_arguments(Condition(None))
+    first, other = whole.put(b"1", none), in_parts.put(b"2", none)
+    if first is None or other is None:
+        return ConditionalWrites.REFUSED
+    if whole.put(b"3", none) is not None or whole.put(b"3", {"IfMatch": quoted_etag(other)}) is not None:
+        return ConditionalWrites.IGNORED
+    is_false_refused = in_parts.put_in_parts(first) is None
+    # Ceph 16 compares If-Match with its quotes.
+    if (
+        whole.put(b"4", {"IfMatch": quoted_etag(first)}) is None
+        and whole.put(b"4", {"IfMatch": first}) is None
+    ):
+        return ConditionalWrites.REFUSED
+    is_kept = is_false_refused and in_parts.put_in_parts(other) is not None
+    return ConditionalWrites.KEPT if is_kept else ConditionalWrites.NOT_OF_PARTS
 
 
 @dataclass(slots=True)
-class _Test:
+class _Object:
     client: "S3Client"
     bucket: str
     key: str
     # Of a bucket with versioning: a DELETE of each removes all of the object.
     versions: set[str] = field(default_factory=set)
     uploads: list[str] = field(default_factory=list)
+    may_have_more: bool = False  # a request failed, or it has no versions
 
-    def run(self) -> ConditionalWrites:
-        none = condition_arguments(Condition(None))
-        first = self._put(b"1", none)
-        if first is None:
-            return ConditionalWrites.REFUSED
-        if self._put(b"2", none) is not None:
-            return ConditionalWrites.IGNORED
-        # Ceph 16 compares If-Match with its quotes.
-        second = self._put(b"3", {"IfMatch": quoted_etag(first)}) or self._put(b"3", {"IfMatch": first})
-        if second is None:
-            return ConditionalWrites.REFUSED
-        if self._put(b"4", {"IfMatch": quoted_etag(first)}) is not None:
-            return ConditionalWrites.IGNORED
-        is_kept = self._put_in_parts(first) is None and self._put_in_parts(second) is not None
-        return ConditionalWrites.KEPT if is_kept else ConditionalWrites.NOT_OF_PARTS
-
-    def remove(self) -> None:
-        """Remove what is there now; failures are no reason to stop a mount."""
-        for upload_id in self.uploads:
-            self._try(partial(self.client.abort_multipart_upload, UploadId=upload_id))
-        removed = [self._try(partial(self.client.delete_object, VersionId=each)) for each in self.versions]
-        if not removed or not all(removed):  # not all keys may delete versions
-            self._try(self.client.delete_object)
-
-    def _try(self, call: Callable[..., Any]) -> bool:
-        try:
-            call(Bucket=self.bucket, Key=self.key)
-        except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError):
-            return False
-        return True
-
-    def _put(self, data: bytes, condition: dict[str, Any]) -> str | None:
+    def put(self, data: bytes, condition: dict[str, Any]) -> str | None:
         """Return the ETag of the object; None if the condition was refused."""
-        return self._sent(
-            lambda: self.client.put_object(Bucket=self.bucket, Key=self.key, **_body(data), **condition)
-        )
+        put = partial(self.client.put_object, **self._names(), **_body(data))
+        return self._sent(partial(put, **condition))
 
-    def _put_in_parts(self, etag: str) -> str | None:
-        names: Any = {"Bucket": self.bucket, "Key": self.key}
-        names["UploadId"] = upload_id = self.client.create_multipart_upload(**names)["UploadId"]
+    def put_in_parts(self, etag: str) -> str | None:
+        """As `put`, with If-Match, by an upload in parts."""
+        upload_id = self.client.create_multipart_upload(**self._names())["UploadId"]
         self.uploads.append(upload_id)
+        names: Any = {**self._names(), "UploadId": upload_id}
         part = self.client.upload_part(**names, PartNumber=1, **_body(b"5"))["ETag"]
         parts: Any = {"Parts": [{"PartNumber": 1, "ETag": part}]}
-        complete = self.client.complete_multipart_upload
-        found = self._sent(lambda: complete(**names, MultipartUpload=parts, IfMatch=quoted_etag(etag)))
+        complete = partial(self.client.complete_multipart_upload, **names, MultipartUpload=parts)
+        found = self._sent(partial(complete, IfMatch=quoted_etag(etag)))
         if found is not None:
             self.uploads.remove(upload_id)
         return found
 
-    def _sent(self, call: Callable[[], Any]) -> str | None:
+    def remove(self) -> None:
+        """Remove all that may be there; failures are no reason to stop a mount."""
+        for upload_id in self.uploads:
+            self._try(partial(self.client.abort_multipart_upload, UploadId=upload_id))
+        for version in self.versions:
+            # Not all keys may delete versions.
+            self.may_have_more |= not self._try(partial(self.client.delete_object, VersionId=version))
+        if self.may_have_more:
+            self._try(self.client.delete_object)
+
+    def _names(self) -> Any:
+        return {"Bucket": self.bucket, "Key": self.key}
+
+    def _try(self, call: Callable[..., Any]) -> bool:
         try:
-            answer = call()
+            _patiently(partial(call, **self._names()))
+        except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError):
+            return False
+        return True
+
+    def _sent(self, call: Callable[[], Any]) -> str | None:
+        before, self.may_have_more = self.may_have_more, True
+        try:
+            answer = _patiently(call)
         except botocore.exceptions.ClientError as exc:
-            if _answer(exc)[0] in (404, 409, 412, 501):
-                return None
-            raise
+            if _answer(exc)[0] not in (404, 409, 412, 501):
+                raise
+            self.may_have_more = before
+            return None
         # "null" is the version of a bucket whose versioning is suspended: the next write replaces it.
         if answer.get("VersionId", "null") != "null":
             self.versions.add(answer["VersionId"])
+            self.may_have_more = before
         return bare_etag(answer["ETag"])
+
+
+def _patiently(call: Callable[[], Any]) -> Any:
+    """Make a request, again while the store says that the key is written too often: R2 takes one write a second."""
+    for _ in range(_THROTTLED_MAX):
+        try:
+            return call()
+        except botocore.exceptions.ClientError as exc:
+            if _answer(exc)[0] not in (429, 503):
+                raise
+            time.sleep(_WRITE_INTERVAL_SECONDS)
+    return call()
 
 
 def _may_upload(client: "S3Client", bucket: str, key: str) -> bool:
