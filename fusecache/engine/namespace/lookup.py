@@ -327,6 +327,7 @@ class Lookup:
                 if epoch == parent.listing.epoch:
                     self._lister.on_newer(parent, old, numbered)
                 parent.listing.has_directories |= any(row.is_directory for row in numbered)
+        self._lister.note_hidden(parent, probe.rows, probe.asked)
         # Read back: the rows now have the inode numbers that the listing gives this version.
         for epoch in epochs:
             probe.rows = self._listings.named(parent.number, epoch, name)
@@ -364,12 +365,9 @@ class Lookup:
             return [row for row in rows if not self._tree.is_hidden(prefix + row.sort_name, seen)], seen
         return [], float("-inf")
 
-    def watch_hidden(self, call: Callable[[ObjectInfo], None]) -> None:
-        """Have `call` called for an object published here, if a listing has a directory of its name before it is shown.
-
-        That comes before any change of the tree.
-        """
-        self._reconciler.watch_hidden(call)
+    def watch_hidden(self, call: Callable[[Node], None]) -> None:
+        """Have `call` called for a file published here if the first answer with it has a directory of its name."""
+        self._lister.watch_hidden(call)
 
     def rows_after(self, directory: Node, sort_name: str, limit: int) -> list[ListedEntry]:
         """Return rows after a sort name from any listing, however old. Sends no request."""

@@ -5,7 +5,7 @@ Invariants:
 2. A name that was only listed has no node. Its inode number is looked up in the listing's row.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -43,11 +43,6 @@ class Reconciler:
         self._lister = lister
         self._listings = listings
         self._journal = journal
-        self._on_hidden: Callable[[ObjectInfo], None] = lambda _: None
-
-    def watch_hidden(self, call: Callable[[ObjectInfo], None]) -> None:
-        """See `Lookup.watch_hidden`."""
-        self._on_hidden = call
 
     def reconcile(self, parent: Node, name: str, rows: list[ListedEntry], seen: float) -> Node:
         """Make the child match the rows, unless this node has newer knowledge. Raises NotFound."""
@@ -66,8 +61,6 @@ class Reconciler:
             or self._metadata_changed(child, key, row)
             or self._time_changed(child, key, row)
         ):
-            if row is not None and row.is_directory and child.object is not None:
-                self._tell_hidden(parent, child.object, rows, seen)
             self._tree.detach(child)
             child = None
         if row is None:
@@ -88,21 +81,6 @@ class Reconciler:
             child.object = replace(child.object, modified=row.modified, metadata=row.metadata)
         child.verified = max(child.verified, seen)
         return child
-
-    def _tell_hidden(
-        self, parent: Node, version: ObjectInfo, rows: Sequence[ListedEntry], seen: float
-    ) -> None:
-        """Tell of an object that a directory hides, if it was published here: then its time is not the bucket's yet.
-
-        rows: of its name; without the file's, if readdir comes to the directory's.
-        """
-        if len(rows) == 1:
-            epoch = max(self._lister.page_times_by_epoch(parent), default=0)
-            rows = self._listings.named(parent.number, epoch, rows[0].name) if epoch else []
-        for row in rows:
-            is_same = row.etag == version.etag and row.modified != version.modified
-            if is_same and not row.is_directory and not self._tree.is_hidden(version.key, seen):
-                self._on_hidden(version)
 
     def make_file(self, parent: Node, version: ObjectInfo, number: int = 0) -> Node:
         """Create the node of an object: a symlink if its metadata say so, else a file."""

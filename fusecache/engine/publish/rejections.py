@@ -17,7 +17,14 @@ from typing import TypeGuard
 import trio
 
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import FileVersion, Node, Operation, QueuedChange, dropped_row
+from fusecache.engine.namespace.nodes import (
+    FileVersion,
+    Node,
+    Operation,
+    QueuedChange,
+    attributes_of,
+    dropped_row,
+)
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.base_etags import BaseEtags, row_of
 from fusecache.engine.publish.bucket_writer import CREATES, REMOVES
@@ -210,7 +217,7 @@ class Rejections:
             return False  # it shows already, and is empty now
         return bool(rows) or seen < trio.current_time() - LISTED_SECONDS
 
-    def set_aside(self, hidden: ObjectInfo) -> list[Change]:
+    def set_aside(self, hidden: ObjectInfo, node: Node | None = None) -> list[Change]:
         """A directory hides a file, one of which another client made: rename the file; return the rows."""
         number = self._journal.next_number()
         copy_key = self._free_conflict_key(hidden.key, number)
@@ -225,19 +232,34 @@ class Rejections:
             size=hidden.size,
             modified=hidden.modified,
             uuid=str(uuid.uuid4()),
-            link=symlink_target(hidden.metadata),
+            attributes=attributes_of(node) if node is not None else None,
+            link=symlink_target(hidden.metadata) if node is None else node.target,
         )
         self._tree.add_tombstone(hidden.key)
-        self._queue.add(Operation(record, None))
+        self._queue.add(Operation(record, node))
+        if node is not None:
+            self._tree.hold_local(node)
+            self._show_as(node, hidden.key, copy_key)
         return [PutOperation(record)]
 
-    def _on_hidden(self, ours: ObjectInfo) -> None:
-        self._journal.submit(*self.set_aside(ours))
+    def _on_hidden(self, ours: Node) -> None:
+        if ours.object is not None:
+            self._journal.submit(*self.set_aside(ours.object, ours))
+
+    def _show_as(self, node: Node, key: str, copy_key: str) -> None:
+        """Have the local version show under the name of a conflict's copy."""
+        parent, name = node.parent, node.name
+        if parent is None:
+            return
+        folder = parent
+        for _ in range(key.count("/") - copy_key.count("/")):
+            folder = folder.parent or folder
+        self._tree.move(node, folder, copy_key.rpartition("/")[2])
+        self._listener.on_name_lost(parent, name)
 
     async def _conflict(self, item: QueuedChange, error: FusecacheError) -> None:
         """Another client changed the key first: keep both versions."""
         node = item.node
-        parent, name = (node.parent, node.name) if node is not None else (None, "")
         if isinstance(item, FileVersion):
             key = item.record.key
             copy_key = self._free_conflict_key(key, item.sequence)
@@ -246,14 +268,10 @@ class Rejections:
             self._preparer.restart(item)
             record = item.transition_to(FileState.SEALED, key=copy_key, base_etag=None)
             self._queue.add(item)
-            if node is not None and parent is not None and self._tree.key(node) == key:
+            if node is not None and self._tree.is_linked(node) and self._tree.key(node) == key:
                 # The name shows the remote version from now on. The local one, and what writers still add to it, goes
                 # by the name of the copy.
-                folder = parent
-                for _ in range(key.count("/") - copy_key.count("/")):
-                    folder = folder.parent or folder
-                self._tree.move(node, folder, copy_key.rpartition("/")[2])
-                self._listener.on_name_lost(parent, name)
+                self._show_as(node, key, copy_key)
             rows = [*self.base_etags.update(key, None), *self._placement.retarget(key, copy_key)]
             follower = next(iter(self._queue.for_key(key)), None)
             if isinstance(follower, Operation) and follower.record.kind is OperationKind.RENAME:
