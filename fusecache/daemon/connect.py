@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
 from fusecache.config.option_groups import EndpointOptions
@@ -48,6 +49,8 @@ from fusecache.remote.upload_pace import UploadPace
 from fusecache.remote.within import within
 
 log = logging.getLogger(__name__)
+# What a store does with the conditions of writes, if a later mount need not test it again.
+PROVEN = frozenset({ConditionalWrites.KEPT.value, ConditionalWrites.NOT_OF_PARTS.value})
 T = TypeVar("T")
 
 # A mount that can start without the bucket waits this long for its first answer.
@@ -85,6 +88,7 @@ def connect(
     is_one_of_several: bool = False,
     upload_pace: UploadPace | None = None,
     known: ConditionalWrites | None = None,
+    proven: ConditionalWrites | None = None,
 ) -> StartConnection:
     """Create the stores, and check with one LIST and one write probe that the credentials suffice for the mount.
 
@@ -92,6 +96,7 @@ def connect(
     is_one_of_several: the mount starts whatever this bucket answers. upload_pace: shared with other buckets.
     known: what the bucket told to an earlier daemon of the same mount. Then no check is made, because programs wait;
     what the bucket refuses now shows at the first request.
+    proven: what an earlier mount with this cache directory found the store to do with the conditions of writes.
     Raises MountError or RemoteError if the mount must not start, ConfigError.
     """
     remote = open_stores(options, endpoint, max_connections=max_connections, upload_pace=upload_pace)
@@ -113,7 +118,11 @@ def connect(
                 f"({_endpoint_source(endpoint.kind)}) and the network, proxy and firewall"
             ) from exc
         raise
-    if connection.failure is None and not options.read_only:
+    if connection.failure is not None or options.read_only:
+        return connection
+    if proven is not None and remote.conditional_writes is ConditionalWrites.KEPT:
+        remote.take_conditions(proven)
+    else:
         check_conditions(options, remote)
     return connection
 
@@ -147,11 +156,12 @@ def connect_all(
     max_connections: int,
     used: Container[str],
     known: Mapping[str, ConditionalWrites],
+    proven: Mapping[str, ConditionalWrites] = MappingProxyType({}),
 ) -> dict[str, StartConnection]:
     """Connect a mount's buckets, by the names of their folders. One of several that fails does not stop the others.
 
     used: the names of the buckets that an earlier mount with this cache directory has reached.
-    known: what each bucket told to an earlier daemon of the same mount, as in `connect`.
+    known, proven: of each bucket, as in `connect`.
     Raises MountError or RemoteError if the only bucket fails, or if of several none answers, and none did before;
     ConfigError.
     """
@@ -163,6 +173,7 @@ def connect_all(
                 max_connections=max_connections,
                 was_used="" in used,
                 known=known.get(""),
+                proven=proven.get(""),
             )
         }
     upload_pace = UploadPace(next(iter(mounts.values())).requests.upload_rate)
@@ -177,6 +188,7 @@ def connect_all(
             is_one_of_several=True,
             upload_pace=upload_pace,
             known=known.get(name),
+            proven=proven.get(name),
         )
 
     with ThreadPoolExecutor(len(mounts)) as pool:

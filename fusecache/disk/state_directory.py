@@ -133,6 +133,14 @@ class StateDirectory:
         if identity not in self.identity.split("\n"):
             self._check_identity(f"{self.identity}\n{identity}")
 
+    def record_conditions(self, identity: str, found: str) -> None:
+        """Record what a bucket's store does with the conditions of writes; "": forget it. Raises LocalDiskError."""
+        path = self.directory / "fusecache.json"
+        known = recorded_conditions(self.directory)
+        if known.pop(identity, "") != found:
+            row = json.loads(path.read_text())
+            self._record(path, {**row, "conditions": {**known, **({identity: found} if found else {})}})
+
     def _record(self, path: Path, row: dict[str, object]) -> None:
         try:
             row.setdefault("free_bytes", shutil.disk_usage(self.directory).free)
@@ -193,11 +201,21 @@ def _one_line(identity: str) -> str:
 
 def recorded_identity(directory: Path) -> str:
     """Return the identity of a cache directory, written once its bucket answered; "" if there is none."""
+    return str(_recorded(directory).get("identity", ""))
+
+
+def recorded_conditions(directory: Path) -> dict[str, str]:
+    """Return what the stores of a cache directory's buckets do with the conditions of writes, by identity."""
+    found = _recorded(directory).get("conditions")
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def _recorded(directory: Path) -> dict[str, object]:
     try:
         row = json.loads((directory / "fusecache.json").read_text())
-        return str(row.get("identity", "")) if isinstance(row, dict) else ""
     except (OSError, ValueError):
-        return ""
+        return {}
+    return row if isinstance(row, dict) else {}
 
 
 def _pending_text(directory: Path) -> str:

@@ -172,7 +172,7 @@ class Listings:
         """
         if not rows:
             return set()
-        known: dict[str, tuple[str, str]] = {}
+        known: dict[str, tuple[str, str, str]] = {}
         if older:
             try:
                 known = self._numbers(directory, older, rows[0].sort_name, rows[-1].sort_name)
@@ -309,18 +309,18 @@ class Listings:
             self._file.free(stored)
         del listing.packs[:count], listing.lasts[:count]
 
-    def _numbers(self, directory: int, epoch: int, first: str, last: str) -> dict[str, tuple[str, str]]:
-        """Return sort name -> (etag, number) of the rows from `first` to `last`, and of some around them."""
-        known: dict[str, tuple[str, str]] = {}
+    def _numbers(self, directory: int, epoch: int, first: str, last: str) -> dict[str, tuple[str, str, str]]:
+        """Return sort name -> (etag, time, number) of the rows from `first` to `last`, and of some around them."""
+        known: dict[str, tuple[str, str, str]] = {}
         with self._lock:
             for pack in self._packs_from(directory, epoch, first):
-                numbers = pack.fields[FIELDS - 1 :: FIELDS]
-                known.update(zip(pack.names, zip(pack.fields[1::FIELDS], numbers, strict=True), strict=True))
+                facts = (pack.fields[place::FIELDS] for place in (1, 3, FIELDS - 1))
+                known.update(zip(pack.names, zip(*facts, strict=True), strict=True))
                 if pack.names[-1] >= last:
                     break
             listing = self._listings.get((directory, epoch))
             late = dict(listing.late) if listing is not None else {}
-        known.update((name, (row.etag, str(row.number))) for name, row in late.items())
+        known.update((name, (row.etag, repr(row.modified), str(row.number))) for name, row in late.items())
         return known
 
     def _fields_between(self, directory: int, epoch: int, after: str, end: str) -> list[str]:

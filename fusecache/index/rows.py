@@ -9,7 +9,7 @@ from typing import NamedTuple
 # Cannot occur in a name, nor in JSON text.
 _SEPARATOR = "\0"
 FIELDS = 6
-_UNKNOWN = "", "0"
+_UNKNOWN = "", "", "0"
 
 
 class ListedEntry(NamedTuple):
@@ -90,22 +90,25 @@ def fields_of(row: ListedEntry) -> tuple[str, ...]:
 
 
 def page_fields(
-    rows: Sequence[ListedEntry], known: Mapping[str, tuple[str, str]], first_number: int
+    rows: Sequence[ListedEntry], known: Mapping[str, tuple[str, str, str]], first_number: int
 ) -> list[str]:
     """Return the fields of a page's rows. A row keeps the number that the same version has, or gets a new one.
 
-    known: sort name -> (etag, number). Built column by column, for speed: listings bring over a thousand rows a second.
+    known: sort name -> (etag, time, number). Built column by column, for speed: listings bring over a thousand rows a
+    second.
     """
     fields = [""] * (len(rows) * FIELDS)
     names = [f"{row.name}/" if row.is_directory else row.name for row in rows]
     etags = [row.etag.replace(_SEPARATOR, "") for row in rows]
     numbers = []
-    for number, name, etag in zip(count(first_number), names, etags, strict=False):
-        old_etag, old_number = known.get(name, _UNKNOWN)
-        numbers.append(old_number if old_etag == etag and old_number != "0" else str(number))
+    times = [repr(row.modified) for row in rows]
+    for number, name, etag, time in zip(count(first_number), names, etags, times, strict=False):
+        old_etag, old_time, old_number = known.get(name, _UNKNOWN)
+        is_same = old_etag == etag and old_time == time and old_number != "0"
+        numbers.append(old_number if is_same else str(number))
     fields[0::FIELDS], fields[1::FIELDS] = names, etags
     fields[2::FIELDS] = [str(row.size) for row in rows]
-    fields[3::FIELDS] = [repr(row.modified) for row in rows]
+    fields[3::FIELDS] = times
     fields[4::FIELDS] = ["" if row.metadata is None else json.dumps(row.metadata) for row in rows]
     fields[5::FIELDS] = numbers
     return fields

@@ -9,14 +9,26 @@ from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 
+from fusecache.model.objects import ObjectInfo
 from fusecache.model.records import PosixAttributes
 
 GENERATION = "fusecache-generation"
 SYMLINK_TARGET = "symlink-target"
+# The ETag that a renamed object had under its old name: the copy's may differ (AWS: of an object that came in parts).
+RENAMED_FROM = "fusecache-renamed-from"
+# How the names of what is carried over to a new version begin: a standard header's, and that of user metadata whose
+# value is sent as it was received.
+STANDARD = ":"
+RAW = "="
+# Metadata that describe the bytes, so that new bytes get other ones or none: ours, and checksums of rclone and s3cmd.
+_OF_CONTENT = frozenset(
+    (GENERATION, SYMLINK_TARGET, RENAMED_FROM, "mode", "uid", "gid", "mtime", "md5chksum", "s3cmd-attrs")
+)
 # Limits of the kernel: 64 bits of nanoseconds, and 32 bits of an id without the value that means "none".
 _SECONDS_MAX = 2**63 // 10**9
 _ID_MAX = 2**32 - 2
 _MODE_BITS = 0o7777
+_TARGET_BYTES_MAX = 4095  # PATH_MAX, less the kernel's zero
 # Programs of a bucket's writer never get another user's rights.
 _SET_ID_BITS = stat.S_ISUID | stat.S_ISGID
 
@@ -32,6 +44,20 @@ def content_metadata(uuid: str, attributes: PosixAttributes) -> dict[str, str]:
     }
 
 
+def carried_to_content(carried: Mapping[str, str]) -> dict[str, str]:
+    """Return what new content of an object takes over from the version before."""
+    return {name: value for name, value in carried.items() if name.removeprefix(RAW) not in _OF_CONTENT}
+
+
+def renamed_metadata(source: ObjectInfo, uuid: str, link: str) -> dict[str, str]:
+    """Return the metadata of a renamed object: its own, and where it comes from. link: a symlink's target, or ""."""
+    new = {GENERATION: uuid, RENAMED_FROM: source.etag, **({SYMLINK_TARGET: link} if link else {})}
+    kept = {
+        name: value for name, value in (source.carried or {}).items() if name.removeprefix(RAW) not in new
+    }
+    return {**kept, **new}
+
+
 def symlink_metadata(uuid: str, target: str, attributes: PosixAttributes) -> dict[str, str]:
     """Return the metadata of a symlink's zero-byte object."""
     return {**content_metadata(uuid, attributes), "mode": f"{stat.S_IFLNK | 0o777:o}", SYMLINK_TARGET: target}
@@ -40,6 +66,12 @@ def symlink_metadata(uuid: str, target: str, attributes: PosixAttributes) -> dic
 def symlink_target(metadata: Mapping[str, str] | None) -> str:
     """Return a symlink's target, or "" if the object is not a symlink."""
     return (metadata or {}).get(SYMLINK_TARGET, "")
+
+
+def has_target_in_body(info: ObjectInfo) -> bool:
+    """Return whether an object is a symlink of s3fs, whose target is its body."""
+    mode = (info.metadata or {}).get("mode", "")
+    return 0 < info.size <= _TARGET_BYTES_MAX and not symlink_target(info.metadata) and _is_link_mode(mode)
 
 
 def attributes_from_metadata(
@@ -71,6 +103,14 @@ def _mode(text: str) -> int | None:
             if stat.S_ISREG(mode) or stat.S_ISLNK(mode) or (base == 8 and 0 <= mode <= _MODE_BITS):
                 return stat.S_IMODE(mode) & ~_SET_ID_BITS
     return None
+
+
+def _is_link_mode(text: str) -> bool:
+    for base in (8, 10):
+        with suppress(ValueError, OverflowError):
+            if stat.S_ISLNK(int(text, base)):
+                return True
+    return False
 
 
 def _nanoseconds(text: str) -> int | None:

@@ -1,6 +1,6 @@
 """The nouns of the program: small frozen values, checked once at construction, then trusted."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -49,7 +49,8 @@ class Extent:
 class ObjectInfo:
     """One object's properties in the bucket, from a LIST (metadata None: LIST returns none) or a HEAD.
 
-    size in bytes; modified in seconds since 1970 (UTC); etag without quotes.
+    size in bytes; modified in seconds since 1970 (UTC); etag without quotes. carried: what a rewrite or a copy must
+    send again, as the bucket has it, with names as in `model/metadata.py`; None: not known.
     """
 
     key: str
@@ -57,6 +58,7 @@ class ObjectInfo:
     size: int
     modified: float
     metadata: dict[str, str] | None = None
+    carried: dict[str, str] | None = field(default=None, compare=False)
 
     @property
     def object_id(self) -> ObjectId:

@@ -20,6 +20,10 @@ class PosixAttributes:
     mtime_ns: int
 
 
+# As mtime_ns of an object's attributes that this node keeps: the time is the bucket's, as on all other nodes.
+BUCKET_TIME = -(1 << 63)
+
+
 class Reason(Enum):
     """Why content is quarantined or rejected instead of published."""
 
@@ -44,7 +48,8 @@ class FileRecord:
 
     generation: number, never reused. sequence: position in the publish order; 0 until a close is journaled.
     base_etag: the version that the bucket shows under `key` before this one, the precondition; None: there is none.
-    uuid: identity in the object's metadata, to recognise a request whose response was lost.
+    carries: the key of the object whose content this one continues or replaces, so that its headers and metadata stay;
+    "" for a new file. uuid: identity in the object's metadata, to recognise a request whose response was lost.
     boot_id: the boot in which the bytes were last written. synced: bytes and `checksum` are durable.
     checksum: xxh3_128 hex of the granules' checksums; empty until synced. upload_id, part_bytes, part_etags:
     the multipart upload in progress ("" for a part not stored yet); upload_attributes: those in its object's metadata.
@@ -72,6 +77,7 @@ class FileRecord:
     moment: float = 0.0
     reason: Reason = Reason.NONE
     refused_at: int = 0
+    carries: str = ""
 
 
 def without_upload(record: FileRecord) -> FileRecord:

@@ -39,7 +39,9 @@ T = TypeVar("T")
 
 @runtime_checkable
 class SupportsConditionProbe(Protocol):
-    """A store that can find out whether it honours preconditions of writes."""
+    """A store that can find out whether it honours preconditions of writes. conditional_writes: as far as known."""
+
+    conditional_writes: ConditionalWrites
 
     def probe_conditions(self, prefix: str) -> ConditionalWrites:
         """Find out what the store does with If-Match."""
@@ -85,8 +87,6 @@ class ReadWriteSplit:
         self._writer = writer
         self._prefix = prefix
         self._refused_keys = RefusedKeys(self._probe_writer)
-        # What the writer's store does with preconditions, once known.
-        self.conditional_writes = ConditionalWrites.UNKNOWN
         # Why no object may be written for now; "": they may.
         self.writes_held = ""
         self.reads_denied = Denial()
@@ -235,15 +235,26 @@ class ReadWriteSplit:
         """Check that the writer may write, also while writes are held."""
         self._ask_writer("probe", "", lambda store: store.probe_write(prefix))
 
+    @property
+    def conditional_writes(self) -> ConditionalWrites:
+        """What the writer's store does with preconditions, as far as known."""
+        writer = self._writer
+        return (
+            writer.conditional_writes
+            if isinstance(writer, SupportsConditionProbe)
+            else ConditionalWrites.UNKNOWN
+        )
+
     def probe_conditions(self) -> ConditionalWrites:
-        """Find out, and record, what the writer's store does with If-Match. Leaves nothing behind."""
+        """Find out what the writer's store does with preconditions. Leaves nothing behind."""
         if isinstance(self._writer, SupportsConditionProbe):
-            self.conditional_writes = self._writer.probe_conditions(self._prefix)
+            self._writer.probe_conditions(self._prefix)
         return self.conditional_writes
 
     def take_conditions(self, found: ConditionalWrites) -> None:
         """Use the result of an earlier probe, after which the mount accepted the store."""
-        self.conditional_writes = found
+        if isinstance(self._writer, SupportsConditionProbe):
+            self._writer.conditional_writes = found
         if found in (ConditionalWrites.REFUSED, ConditionalWrites.IGNORED):
             self.send_no_conditions()
 

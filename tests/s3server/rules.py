@@ -28,6 +28,8 @@ class Rules:
     """R2: keys that are equal in NFC name one object, which is listed as it was last written."""
     write_interval_seconds: float = 1.0
     """Two writes of one key must be this far apart; 0 switches the rule off."""
+    spares_probes: bool = True
+    """Not the keys by which a mount tests other stores than R2: else the start of each mount waits for a second."""
     reupload_destroys_part: bool = True
     failed_condition_discards_parts: bool = True
     upload_lifetime_seconds: float = 7 * DAY_SECONDS
@@ -39,7 +41,10 @@ class Rules:
     full_checksums: bool = False
     """A HEAD that asks for checksums gets the SHA-256 of all bytes, whatever parts they came in."""
     conditional_writes: str = "kept"
-    """`kept`; `refused`: 501 to If-Match and If-None-Match of a write; `ignored`: such a write always succeeds."""
+    """`kept`; `refused`: 501 to If-Match and If-None-Match of a write; `ignored`: such a write always succeeds.
+
+    As Ceph 16: `not-of-parts`: a completion always succeeds; `never-holds`: so does it, and an If-Match of a PUT fails.
+    """
     conditional_deletes: bool = False
     """Whether DeleteObjects looks at the ETag of each object, as AWS does; R2 does not."""
 
@@ -57,6 +62,7 @@ class RulesChange(TypedDict, total=False):
     max_metadata_bytes: int
     normalise_keys: bool
     write_interval_seconds: float
+    spares_probes: bool
     reupload_destroys_part: bool
     failed_condition_discards_parts: bool
     upload_lifetime_seconds: float

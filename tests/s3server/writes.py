@@ -207,8 +207,11 @@ def _condition(exchange: Exchange) -> Condition:
         raise S3Error(
             "NotImplemented", "A header you provided implies functionality that is not implemented."
         )
-    if kind == "ignored":
+    is_completion = bool(exchange.request.query.get("uploadId"))
+    if kind == "ignored" or (kind in ("not-of-parts", "never-holds") and is_completion):
         return Condition()
+    if kind == "never-holds" and exchange.header("if-match") is not None:
+        raise S3Error("PreconditionFailed", CONDITION_FAILED)
     return Condition(match=exchange.header("if-match"), none_match=exchange.header("if-none-match"))
 
 

@@ -20,6 +20,7 @@ from fusecache.model.errors import (
     Unavailable,
     UploadLost,
 )
+from fusecache.model.metadata import RAW, STANDARD
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId, ObjectInfo, UnfinishedUpload
 from fusecache.remote.http.file_body import SliceBody
 from fusecache.remote.protocol.headers import multipart_etag
@@ -306,7 +307,10 @@ class MemoryStore:
 
     def _store(self, key: str, data: bytes, etag: str, metadata: Mapping[str, str]) -> str:
         _check_names(key, metadata)
-        self._objects[key] = _Object(data, ObjectInfo(key, etag, len(data), self._now(), dict(metadata)))
+        shown = {each.removeprefix(RAW): value for each, value in metadata.items() if each[0] != STANDARD}
+        kept = {(each if each[0] in (STANDARD, RAW) else RAW + each): v for each, v in metadata.items()}
+        info = ObjectInfo(key, etag, len(data), self._now(), shown, kept)
+        self._objects[key] = _Object(data, info)
         return etag
 
 

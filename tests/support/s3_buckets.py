@@ -154,5 +154,5 @@ class Bucket:
     def _entries(self) -> Iterator[LogEntry]:
         for entry in self.control.log():
             asked = entry.key or entry.query.get("prefix", "")
-            if asked.startswith(self.prefix) and not (entry.operation == "PutObject" and PROBE_NAME in asked):
+            if asked.startswith(self.prefix) and PROBE_NAME not in asked:
                 yield entry

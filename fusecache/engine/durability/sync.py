@@ -144,6 +144,11 @@ class Sync:
                 f"or clear this entry with `fusecache recover --delete {record.number} --yes`"
             )
         kept = self._tree.relative(record.kept_as)
+        if record.key.endswith("/"):
+            return (
+                f"{name}: one client made a file of this name, another a directory; the file is kept as {kept}: "
+                "look at it, then remove or rename it"
+            )
         return (
             f"{name}: another client changed it first; our version is kept as {kept}: "
             "compare them, then remove or rename the copy"

@@ -1,6 +1,7 @@
 """One page of LIST as rows: names that are usable on the mount, plus the metadata that only a HEAD returns."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import trio
@@ -10,8 +11,9 @@ from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import AccessDenied, ObjectMissing, Refused
+from fusecache.model.metadata import SYMLINK_TARGET, has_target_in_body
 from fusecache.model.names import unusable_name
-from fusecache.model.objects import ObjectInfo
+from fusecache.model.objects import Extent, ObjectInfo
 from fusecache.remote.store import Store
 
 PAGE_NAMES = 1000
@@ -69,6 +71,8 @@ async def with_metadata(
         async with limiter:
             try:
                 info = await metadata_client.call(metadata_client.store.head, prefix + row.name)
+                if has_target_in_body(info):
+                    info = await metadata_client.call(_with_target, metadata_client.store, info)
                 full[index] = _completed(row, info)
             except ObjectMissing:
                 del full[index]
@@ -88,6 +92,14 @@ async def with_metadata(
                 else:
                     nursery.start_soon(head, index, row, name=f"head {prefix}{row.name}")
     return [full[index] for index in sorted(full)]
+
+
+def _with_target(store: Store, info: ObjectInfo) -> ObjectInfo:
+    """Return the facts of a symlink of s3fs with the target in its metadata, as in symlinks made here. Blocking."""
+    body = bytearray(info.size)
+    store.get_into(info.object_id, Extent(0, info.size), memoryview(body), lambda _: None)
+    target = body.decode(errors="replace").strip()
+    return replace(info, metadata={**(info.metadata or {}), SYMLINK_TARGET: target})
 
 
 def _completed(row: ListedEntry, info: ObjectInfo) -> ListedEntry:

@@ -19,7 +19,7 @@ from fusecache.index.rows import ListedEntry
 from fusecache.model.errors import ListingLost, NotFound
 from fusecache.model.metadata import attributes_from_metadata, symlink_target
 from fusecache.model.objects import ObjectInfo
-from fusecache.model.records import PosixAttributes
+from fusecache.model.records import BUCKET_TIME, PosixAttributes
 
 # Cached nodes, of about 1 KB each. Beyond this count the least recently used ones that are idle are evicted.
 NODES_KEPT = 50_000
@@ -56,7 +56,10 @@ class Reconciler:
         if child is not None and (child.local_refs > 0 or child.verified > seen):
             return child
         if child is not None and (
-            row is None or not _is_same(child, row) or self._metadata_changed(child, key, row)
+            row is None
+            or not _is_same(child, row)
+            or self._metadata_changed(child, key, row)
+            or self._time_changed(child, key, row)
         ):
             self._tree.detach(child)
             child = None
@@ -82,7 +85,7 @@ class Reconciler:
     def make_file(self, parent: Node, version: ObjectInfo, number: int = 0) -> Node:
         """Create the node of an object: a symlink if its metadata say so, else a file."""
         name = version.key[len(self._tree.key(parent)) :]
-        attributes = self._journal.attributes(version.key, version.etag)
+        attributes = self._kept_attributes(version.key, version.etag, version.modified)
         if attributes is None and version.metadata is not None:
             attributes = self._attributes_from_metadata(version.metadata, version.modified)
         target = symlink_target(version.metadata)
@@ -104,6 +107,25 @@ class Reconciler:
             return False
         return child.object.metadata != row.metadata and self._journal.attributes(key, row.etag) is None
 
+    def _time_changed(self, child: Node, key: str, row: ListedEntry) -> bool:
+        """Whether the bucket has another time for the same bytes than the node shows. See `_metadata_changed`.
+
+        A file that was published here has the time of its write until then. One that is open keeps it.
+        """
+        if child.kind is not Kind.FILE or child.handles or child.object is None or row.metadata is not None:
+            return False
+        if child.object.modified == row.modified:
+            return False
+        kept = self._kept_attributes(key, row.etag, row.modified)
+        return child.mtime_ns != (int(row.modified * 1e9) if kept is None else kept.mtime_ns)
+
+    def _kept_attributes(self, key: str, etag: str, modified: float) -> PosixAttributes | None:
+        """Return what this node keeps of a version's attributes. modified: its time in the bucket."""
+        kept = self._journal.attributes(key, etag)
+        if kept is None or kept.mtime_ns != BUCKET_TIME:
+            return kept
+        return replace(kept, mtime_ns=int(modified * 1e9))
+
     def defaults_below(self, directory: Node) -> DirectoryDefaults:
         """Return what all names of a directory share."""
         return DirectoryDefaults(
@@ -124,7 +146,7 @@ class Reconciler:
             target = symlink_target(row.metadata) if row.metadata else ""
             kind = Kind.SYMLINK if target else Kind.FILE
             if defaults.has_attributes:
-                own = self._journal.attributes(defaults.prefix + row.name, row.etag)
+                own = self._kept_attributes(defaults.prefix + row.name, row.etag, row.modified)
             if own is None and row.metadata is not None:
                 own = self._attributes_from_metadata(row.metadata, row.modified)
                 if own is None and target:

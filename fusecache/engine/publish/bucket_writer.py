@@ -12,12 +12,22 @@ under the other spelling of `é`. Only LIST tells. It is asked for names that ar
 
 import hashlib
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from fusecache.disk.staging import model_error
 from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Refused, Throttled, UploadLost
-from fusecache.model.metadata import GENERATION, content_metadata, symlink_metadata, symlink_target
+from fusecache.model.metadata import (
+    GENERATION,
+    RAW,
+    RENAMED_FROM,
+    STANDARD,
+    carried_to_content,
+    content_metadata,
+    renamed_metadata,
+    symlink_metadata,
+    symlink_target,
+)
 from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
 from fusecache.remote.store import Condition, FileSlice, Sent, Store
@@ -32,10 +42,14 @@ _MD5_OF_NOTHING = "d41d8cd98f00b204e9800998ecf8427e"
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """What the bucket shows after an operation: the ETag per key (None: no object), and the node's version, if any."""
+    """What the bucket shows after an operation: the ETag per key (None: no object), and the node's version, if any.
+
+    hidden: the file of another client that has the name of the directory just made.
+    """
 
     shows: dict[str, str | None]
     version: ObjectInfo | None = None
+    hidden: ObjectInfo | None = None
 
 
 class BucketWriter:
@@ -52,10 +66,13 @@ class BucketWriter:
         """
         metadata = content_metadata(record.uuid, record.attributes)
         condition = Condition(record.base_etag)
+        taken_over: dict[str, str] | None = None
 
         def put() -> str:
+            nonlocal taken_over
+            taken_over = carried_by(self._store, record)
             body = FileSlice(str(path), 0, record.size, sent=sent)
-            return self._store.put(record.key, body, metadata=metadata, condition=condition)
+            return self._store.put(record.key, body, metadata={**taken_over, **metadata}, condition=condition)
 
         def complete() -> str:
             self._check_base(record.key, record.base_etag)
@@ -63,16 +80,22 @@ class BucketWriter:
                 record.key, record.upload_id, record.part_etags, condition=condition
             )
 
-        etag = self._resolve_lost_answer(record, complete if record.upload_id else put, path)
-        return ObjectInfo(record.key, etag, record.size, time.time(), metadata)
+        try:
+            etag = complete() if record.upload_id else put()
+        except (ObjectChanged, UploadLost, Refused) as exc:
+            return self._resolve_lost_answer(record, path, exc)
+        return ObjectInfo(record.key, etag, record.size, time.time(), metadata, taken_over)
 
     def current_etag(self, key: str) -> str | None:
         """Return the ETag that the bucket shows under a key now; None: no object."""
         there = self._head(key)
         return None if there is None else there.etag
 
-    def publish_operation(self, record: OperationRecord) -> PublishResult:
-        """Carry out one operation. Raises ObjectChanged if another client changed its object first."""
+    def publish_operation(self, record: OperationRecord, *, may_hide: bool = False) -> PublishResult:
+        """Carry out one operation. Raises ObjectChanged if another client changed its object first.
+
+        may_hide: a directory may hide a file of its name that no change here removes.
+        """
         match record.kind:
             case OperationKind.DELETE:
                 return self._delete(record)
@@ -80,40 +103,43 @@ class BucketWriter:
                 self._remove(record.key)
                 return PublishResult({record.key: None})
             case OperationKind.MKDIR:
-                return PublishResult({record.key: self._make_marker(record)})
+                etag = self._make_marker(record)
+                # Behind the directory: a file that another node publishes from now on finds that.
+                hidden = self._head(record.key.rstrip("/")) if may_hide else None
+                return PublishResult({record.key: etag}, hidden=hidden)
             case OperationKind.SYMLINK:
                 return self._symlink(record)
             case OperationKind.RENAME:
                 return self._rename(record)
 
-    def _resolve_lost_answer(self, record: FileRecord, publish: Callable[[], str], path: str) -> str:
+    def _resolve_lost_answer(
+        self, record: FileRecord, path: str, error: ObjectChanged | UploadLost | Refused
+    ) -> ObjectInfo:
+        """Return what the bucket has if an earlier attempt took effect, or another node did the same; else raise.
+
+        An upload is also unknown after it was completed.
+        """
         try:
-            return publish()
-        except (ObjectChanged, UploadLost, Refused) as exc:
-            # An upload is also unknown after it was completed. A request that is refused now may have succeeded
-            # in an earlier attempt.
-            try:
-                there = self._head(record.key)
-            except AccessDenied:
-                if isinstance(exc, Refused):
-                    raise exc from None  # this key may be neither written nor read
-                raise
-            if there is None:
-                raise
-            is_ours = _uuid(there) == record.uuid
-            if not is_ours and (isinstance(exc, Refused) or not self._is_same_content(there, record, path)):
-                raise
-            if record.upload_id:
-                # Also succeeds if the upload is unknown because it was completed.
-                self._store.abort_multipart(record.key, record.upload_id)
-            if not is_ours and not record.key.isascii() and self._listed(record.key) is None:
-                # The same bytes under the other spelling: from now on the store lists ours.
-                metadata = content_metadata(record.uuid, record.attributes)
-                version = ObjectId(record.key, there.etag)
-                return self._store.copy(
-                    version, record.key, condition=Condition(there.etag), metadata=metadata
-                )
-            return there.etag
+            there = self._head(record.key)
+        except AccessDenied:
+            if isinstance(error, Refused):
+                raise error from None  # this key may be neither written nor read
+            raise
+        if there is None:
+            raise error
+        is_ours = _uuid(there) == record.uuid
+        if not is_ours and (isinstance(error, Refused) or not self._is_same_content(there, record, path)):
+            raise error
+        if record.upload_id:
+            # Also succeeds if the upload is unknown because it was completed.
+            self._store.abort_multipart(record.key, record.upload_id)
+        if not is_ours and not record.key.isascii() and self._listed(record.key) is None:
+            # The same bytes under the other spelling: from now on the store lists ours.
+            metadata = content_metadata(record.uuid, record.attributes)
+            version = ObjectId(record.key, there.etag)
+            etag = self._store.copy(version, record.key, condition=Condition(there.etag), metadata=metadata)
+            return ObjectInfo(record.key, etag, record.size, time.time(), metadata)
+        return there
 
     def _check_base(self, key: str, base_etag: str | None) -> None:
         """HEAD before Complete: a precondition that fails at Complete would discard all parts."""
@@ -127,15 +153,15 @@ class BucketWriter:
         Without '-' an ETag is the MD5 of the content. With '-' it is the MD5 of the parts' MD5s, so it matches only
         if both were cut into the same parts.
         """
-        if there.size != record.size:
+        if there.size != record.size or symlink_target(there.metadata):
             return False
         if record.upload_id:
             digests = b"".join(bytes.fromhex(etag) for etag in record.part_etags if _is_md5(etag))
             joined = hashlib.md5(digests, usedforsecurity=False).hexdigest()
-            return there.etag == f"{joined}-{len(record.part_etags)}"
+            return f"{joined}-{len(record.part_etags)}" in _etags(there)
         try:
             with open(path, "rb") as file:
-                return hashlib.file_digest(file, _md5).hexdigest() == there.etag
+                return hashlib.file_digest(file, _md5).hexdigest() in _etags(there)
         except OSError as exc:
             raise model_error(exc, path) from exc
 
@@ -170,11 +196,14 @@ class BucketWriter:
             etag = self._store.put(
                 record.key, self._empty_body(), metadata=metadata, condition=Condition(record.base_etag)
             )
-        except (ObjectChanged, Refused):
+        except (ObjectChanged, Refused) as exc:
             there = self._head(record.key)
-            if there is None or _uuid(there) != record.uuid:
+            if there is None or (
+                _uuid(there) != record.uuid
+                and (isinstance(exc, Refused) or symlink_target(there.metadata) != record.target)
+            ):
                 raise
-            etag = there.etag
+            return PublishResult({record.key: there.etag}, there)
         return PublishResult({record.key: etag}, ObjectInfo(record.key, etag, 0, time.time(), metadata))
 
     def _rename(self, record: OperationRecord) -> PublishResult:
@@ -190,7 +219,7 @@ class BucketWriter:
                 and there == replace(source, key=record.target)
             ):
                 there = self._respell(record, source)
-            elif there is None or not _is_copy(there, record, source):
+            elif there is None or not _is_renamed(record, source, there):
                 if source is None:
                     raise ObjectChanged(
                         f"{record.key}: another client removed it before it was renamed"
@@ -217,10 +246,14 @@ class BucketWriter:
             metadata = symlink_metadata(record.uuid, record.link, attributes) if record.link else None
             return ObjectInfo(record.target, etag, record.size, time.time(), metadata)
         found = self._store.head(record.key)
-        metadata = {**(found.metadata or {}), GENERATION: record.uuid}
+        metadata = renamed_metadata(found, record.uuid, record.link)
         source = ObjectId(record.key, record.source_etag or found.etag)
         etag = self._store.copy(source, record.target, condition=condition, metadata=metadata)
-        return ObjectInfo(record.target, etag, found.size, time.time(), metadata)
+        shown = {
+            **(found.metadata or {}),
+            **{name: value for name, value in metadata.items() if name[0] not in (RAW, STANDARD)},
+        }
+        return ObjectInfo(record.target, etag, found.size, time.time(), shown)
 
     def _respell(self, record: OperationRecord, source: ObjectInfo) -> ObjectInfo:
         """Have a store that takes both names of a rename for one object list the new one."""
@@ -248,22 +281,39 @@ class BucketWriter:
         return FileSlice(self._empty_file, 0, 0)
 
 
+def carried_by(store: Store, record: FileRecord) -> dict[str, str]:
+    """Return the headers and foreign metadata that new content takes over, by a HEAD unless the file is new. Blocking.
+
+    The object may have been renamed since: then it is under the name that is replaced.
+    """
+    replaced = record.key if record.base_etag is not None else record.carries
+    for key in dict.fromkeys((record.carries, replaced)) if record.carries else ():
+        with suppress(ObjectMissing):
+            return carried_to_content(store.head(key).carried or {})
+    return {}
+
+
+def _is_renamed(record: OperationRecord, source: ObjectInfo | None, there: ObjectInfo | None) -> bool:
+    """Return whether the new name has what the rename brings there: by an earlier attempt, or by another node."""
+    if there is None or _uuid(there) == record.uuid:
+        return there is not None
+    etag = record.source_etag or (source.etag if source is not None else "")
+    size = source.size if source is not None else record.size or there.size
+    is_same = etag in _etags(there) and there.size == size and symlink_target(there.metadata) == record.link
+    return is_same and there.etag != record.base_etag
+
+
+def _etags(there: ObjectInfo) -> set[str]:
+    """Return the ETags of an object's bytes: its own, and the one that it had before it was renamed."""
+    return {there.etag, (there.metadata or {}).get(RENAMED_FROM, there.etag)}
+
+
 def _md5() -> "hashlib._Hash":
     return hashlib.md5(usedforsecurity=False)
 
 
 def _is_md5(etag: str) -> bool:
     return len(etag) == 32 and all(letter in "0123456789abcdef" for letter in etag)
-
-
-def _is_copy(there: ObjectInfo, record: OperationRecord, source: ObjectInfo | None) -> bool:
-    """Return whether an object is a rename's copy, or has the same content. source: the object under the old key."""
-    if _uuid(there) == record.uuid or (
-        source is not None and _uuid(source) and _uuid(there) == _uuid(source)
-    ):
-        return True
-    is_same = _is_md5(there.etag) and there.etag == record.source_etag
-    return is_same and symlink_target(there.metadata) == record.link
 
 
 def _uuid(info: ObjectInfo) -> str:

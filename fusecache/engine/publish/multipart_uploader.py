@@ -25,6 +25,7 @@ from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace.upload_state import MultipartUpload
+from fusecache.engine.publish.bucket_writer import carried_by
 from fusecache.engine.publish.multipart_aborts import MultipartAborts
 from fusecache.engine.publish.upload_eligibility import can_become_object, may_upload_early
 from fusecache.engine.runtime.journal_writer import JournalWriter
@@ -220,9 +221,13 @@ class MultipartUploader:
         return upload
 
     async def _create(self, version: FileVersion, upload: MultipartUpload) -> None:
-        metadata = content_metadata(version.record.uuid, upload.attributes)
-        create = partial(self._store.create_multipart, upload.key, metadata=metadata)
+        record = version.record
         try:
+            metadata = content_metadata(record.uuid, upload.attributes)
+            if record.carries:
+                ask = partial(self._offload.upload, carried_by, self._store, record)
+                metadata = {**await self._send_request(version, upload, ask), **metadata}
+            create = partial(self._store.create_multipart, upload.key, metadata=metadata)
             upload.upload_id = await self._send_request(
                 version, upload, partial(self._offload.upload, create)
             )

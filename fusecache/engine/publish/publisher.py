@@ -445,6 +445,10 @@ class Publisher:
             await self._preparer.wait(item)
             if not self._schedule.may_go(item, trio.current_time()):
                 return  # dropped, or renamed and so at another place in the order, while its bytes were sent
+            if self._rejections.is_directory_there(item):
+                name = f"{item.record.key}: another client made a directory of this name"
+                await self._rejections.handle_error(item, ObjectChanged(name))
+                return
             self._rejections.commit_markers.check(item)
             submit = (
                 self._journal.submit
@@ -465,7 +469,8 @@ class Publisher:
             return
         item.in_flight = True
         await self._journal.wait_all_committed()  # the row must be on disk before the bucket can change
-        result = await self._send(item, self._bucket_writer.publish_operation, item.record)
+        publish = partial(self._bucket_writer.publish_operation, may_hide=self._rejections.may_hide(item))
+        result = await self._send(item, publish, item.record)
         await self._results.done(item, result)
 
     async def _repeat_rejected(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import FileVersion, Operation, attributes_of
+from fusecache.engine.namespace.nodes import FileVersion, Kind, Operation, attributes_of
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.base_etags import rejected_before
 from fusecache.engine.publish.bucket_writer import REMOVES, PublishResult
@@ -27,9 +27,13 @@ from fusecache.index.journal import (
     PutFile,
     PutOperation,
 )
+from fusecache.model.metadata import GENERATION
 from fusecache.model.objects import ObjectId, ObjectInfo
-from fusecache.model.records import OperationKind, OperationRecord
+from fusecache.model.records import BUCKET_TIME, OperationKind, OperationRecord, PosixAttributes
 from fusecache.model.states import FileState
+
+# The kernel's time of a write differs from that of the close by less, unless a program set it.
+TIME_SLACK_SECONDS = 60.0
 
 
 class PublishResults:
@@ -64,13 +68,16 @@ class PublishResults:
         before all later rows; only freeing the bytes waits for its commit.
         """
         record = version.transition_to(FileState.STORED)
+        is_ours = (published.metadata or {}).get(
+            GENERATION
+        ) == record.uuid  # else another node had the same bytes
         self._queue.remove(version, published=True)
         self._events.on_published(published.key)
         self._events.on_gone(published.key, record.base_etag)
         changes = [
             PutFile(record),
             *_dropped_attributes(published.key, record.base_etag),
-            PutAttributes(published.key, published.etag, record.attributes),
+            *(self._kept_attributes(published, record.attributes, record.moment) if is_ours else ()),
             *self._base_etags.update(published.key, published.etag, published),
             *self._disposal.drop_replaced(version),
             *(PutOperation(removal.record) for removal in self._queue.settle_deletes(published.key)),
@@ -78,6 +85,9 @@ class PublishResults:
             *self._rejections.forget((published.key,)),
             *self._rejections.commit_markers.on_resolved(version),
         ]
+        if not is_ours:
+            # Not as the node shows it: the next listing corrects that.
+            published = replace(published, metadata=None)
         node = version.node
         if node is not None:
             self._tree.set_object(node, published)
@@ -107,18 +117,12 @@ class PublishResults:
         if item in self._queue:  # else it was rejected before
             self._queue.remove(item, published=True)
         forgotten = self._rejections.forget(item.changed_keys())
-        changes: list[Change] = [DropOperation(item.sequence), *forgotten]
-        for key, etag in result.shows.items():
-            is_new = result.version is not None and result.version.key == key
-            changes += self._base_etags.update(key, etag, result.version if is_new else None)
-            self._events.on_published(key)
-            if rejected_before(self._tree.find(key)) is None:
-                changes += self._placement.queue_deletes(key)
+        changes: list[Change] = [DropOperation(item.sequence), *forgotten, *self._shown(result)]
         record, node = item.record, item.node
         version = result.version
         if node is not None and version is not None and record.kind is OperationKind.RENAME:
             version = _with_metadata(version, node.object, record)
-            changes.append(PutAttributes(version.key, version.etag, attributes_of(node)))
+            changes += self._kept_attributes(version, attributes_of(node), record.modified)
         if record.kind in REMOVES:
             self._tree.clear_tombstone(record.key, gone=True)
             self._events.on_gone(record.key, record.source_etag or record.base_etag)
@@ -132,6 +136,35 @@ class PublishResults:
                 self._lookup.on_removed(version)
             self._tree.release_local(node)
         await self._journal.submit_batched(*changes).committed()
+
+    def _shown(self, result: PublishResult) -> list[Change]:
+        """Let other changes of the keys know what the bucket shows now; return the rows."""
+        changes: list[Change] = []
+        for key, etag in result.shows.items():
+            is_new = result.version is not None and result.version.key == key
+            changes += self._base_etags.update(key, etag, result.version if is_new else None)
+            self._events.on_published(key)
+            if rejected_before(self._tree.find(key)) is None:
+                changes += self._placement.queue_deletes(key)
+        if result.hidden is not None:
+            changes += self._rejections.set_aside(result.hidden)
+        return changes
+
+    def _kept_attributes(
+        self, published: ObjectInfo, attributes: PosixAttributes, written: float
+    ) -> list[Change]:
+        """Return the row with the attributes that this node keeps of a version; none if they are the defaults.
+
+        The time is the bucket's as soon as a listing has it, so that all nodes see one. Not if other nodes see the one
+        that is stored with the object, nor if a program set it: it is further away from `written`, when the bytes came.
+        """
+        shows_stored = self._lookup.posix_metadata or not published.size
+        if not shows_stored and abs(attributes.mtime_ns / 1e9 - written) <= TIME_SLACK_SECONDS:
+            attributes = replace(attributes, mtime_ns=BUCKET_TIME)
+            default = self._tree.default_attributes(Kind.FILE, 0.0)
+            if attributes == replace(default, mtime_ns=BUCKET_TIME):
+                return []
+        return [PutAttributes(published.key, published.etag, attributes)]
 
 
 def _with_metadata(copy: ObjectInfo, before: ObjectInfo | None, record: OperationRecord) -> ObjectInfo:

@@ -496,7 +496,7 @@ def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:
     if replaced is not None:
         tree.detach(replaced)
     node = tree.find(record.key)
-    if node is not None:
+    if node is not None and node.kind is not Kind.DIRECTORY:
         folder = folder_of(tree, record.target)
         tree.move(node, folder, record.target.rpartition("/")[2])
         return node

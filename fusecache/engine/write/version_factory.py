@@ -84,6 +84,11 @@ class VersionFactory:
 
     def _make(self, node: Node) -> FileVersion:
         number = self._journal.next_number()
+        if node.version is not None:
+            carries = node.version.record.carries
+        else:
+            # Of a version published from here it may be known that it carries nothing.
+            carries = "" if node.object is None or node.object.carried == {} else node.object.key
         record = FileRecord(
             generation=number,
             state=FileState.OPEN,
@@ -93,6 +98,7 @@ class VersionFactory:
             uuid=str(uuid.uuid4()),
             boot_id=self._boot_id,
             attributes=attributes_of(node),
+            carries=carries,
         )
         version = FileVersion(record, self._staging.create(number), node, size=0)
         self._tree.hold_local(node)

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from urllib.parse import quote, unquote, urlencode
 
 from fusecache.model.errors import AccessDenied, Refused, Unavailable, UploadLost
+from fusecache.model.metadata import STANDARD
 from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.remote.clouds.store import CloudStore, whole_response
 from fusecache.remote.http.file_body import SliceBody
@@ -41,6 +42,7 @@ class AzureStore(CloudStore):
 
     metadata_prefix = "x-ms-meta-"
     hyphen = "_"  # Azure's names of metadata are identifiers
+    standard_prefix = "x-ms-blob-"
     object_headers = MappingProxyType({"x-ms-blob-type": "BlockBlob"})
     impossible = MappingProxyType({"if-match": '"0x0"'})
     _is_flat = False
@@ -126,7 +128,8 @@ class AzureStore(CloudStore):
         headers = {
             "x-ms-copy-source": self._http.url(source.key),
             "x-ms-source-if-match": quoted_etag(source.etag),
-            **self._metadata_headers(metadata or {}),
+            # Azure copies the standard headers.
+            **self._metadata_headers({k: v for k, v in (metadata or {}).items() if k[0] != STANDARD}),
             **self._conditions(key, condition),
         }
         with self._named(f"COPY from {source.key!r}", key, "copies") as what:

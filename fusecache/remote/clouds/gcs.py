@@ -22,14 +22,6 @@ from fusecache.remote.store import Condition, ConditionalWrites, FileSlice, List
 
 _GENERATION = "x-goog-generation"
 _IF_GENERATION = "x-goog-if-generation-match"
-# Headers that a copy with new metadata must repeat.
-_KEPT_HEADERS = (
-    "cache-control",
-    "content-disposition",
-    "content-encoding",
-    "content-language",
-    "content-type",
-)
 
 
 class GcsStore(CloudStore):
@@ -131,7 +123,6 @@ class GcsStore(CloudStore):
             **self._conditions(key, condition),
         }
         if metadata is not None:
-            headers |= {name: found[name] for name in _KEPT_HEADERS if name in found}
             headers |= {"x-goog-metadata-directive": "REPLACE", **self._metadata_headers(metadata)}
         with self._named(f"COPY from {source.key!r}", key, "copies") as what, whole_response(what):
             headers["x-goog-copy-source-if-generation-match"] = found[_GENERATION]

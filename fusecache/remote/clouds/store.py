@@ -19,7 +19,12 @@ from fusecache.remote.http.put import DirectPuts, PutRequest
 from fusecache.remote.http.ranged_get import DirectGets, GetRequest
 from fusecache.remote.http.signed_requests import RedirectedRequest
 from fusecache.remote.protocol.headers import bare_etag
-from fusecache.remote.protocol.user_metadata import decode_metadata, encode_metadata
+from fusecache.remote.protocol.user_metadata import (
+    carried,
+    decode_metadata,
+    encode_metadata,
+    standard_headers,
+)
 from fusecache.remote.statistics import RequestCounter, StoreStatistics
 from fusecache.remote.store import PROBE_NAME, Condition, ConditionalWrites, FileSlice, Interruption
 
@@ -27,13 +32,15 @@ from fusecache.remote.store import PROBE_NAME, Condition, ConditionalWrites, Fil
 class CloudStore:
     """The shared part of a `Store`. Thread-safe.
 
-    metadata_prefix: of the headers with user metadata. hyphen: what stands for `-` in their names.
+    metadata_prefix: of the headers with user metadata. hyphen: what stands for `-` in their names. standard_prefix: of
+    standard headers such as Content-Type, where they are set.
     object_headers: of every PUT of an object. impossible: a precondition that fails for an object that does not exist.
     promise: what the store does with preconditions, if it does not ignore them.
     """
 
     metadata_prefix: str
     hyphen = "-"
+    standard_prefix = ""
     object_headers: Mapping[str, str] = MappingProxyType({})
     impossible: Mapping[str, str]
     promise = ConditionalWrites.KEPT
@@ -47,6 +54,7 @@ class CloudStore:
         self._gets = DirectGets(http, partial(self._counter.add, "bytes_read"))
         self._puts = DirectPuts(http)
         self._sends_conditions = True
+        self.conditional_writes = ConditionalWrites.UNKNOWN
 
     def statistics(self) -> StoreStatistics:
         """Return the request counts."""
@@ -63,6 +71,11 @@ class CloudStore:
     def head(self, key: str) -> ObjectInfo:
         """Return an object's properties with its metadata."""
         headers = self._head(key)
+        found = {
+            name.removeprefix(self.metadata_prefix).replace(self.hyphen, "-"): value
+            for name, value in headers.items()
+            if name.startswith(self.metadata_prefix)
+        }
         with whole_response(f"HEAD {self._place}/{key}"):
             return ObjectInfo(
                 key=key,
@@ -70,13 +83,8 @@ class CloudStore:
                 # Google unpacks gzip on the way, and names the stored size in a header of its own.
                 size=int(headers.get("x-goog-stored-content-length") or headers["content-length"]),
                 modified=parsedate_to_datetime(headers["last-modified"]).timestamp(),
-                metadata=decode_metadata(
-                    {
-                        name.removeprefix(self.metadata_prefix).replace(self.hyphen, "-"): value
-                        for name, value in headers.items()
-                        if name.startswith(self.metadata_prefix)
-                    }
-                ),
+                metadata=decode_metadata(found),
+                carried=carried(headers, found),
             )
 
     def get_into(
@@ -124,7 +132,9 @@ class CloudStore:
         with self._named("PUT", key, "puts") as what, suppress(ObjectChanged, ObjectMissing):
             self._http.call(what, "PUT", key, {**self.object_headers, **self.impossible})
             self.delete(key)
-            return ConditionalWrites.IGNORED
+            self.conditional_writes = ConditionalWrites.IGNORED
+            return self.conditional_writes
+        self.conditional_writes = self.promise
         return self.promise
 
     def send_no_conditions(self) -> None:
@@ -158,9 +168,14 @@ class CloudStore:
         return answer
 
     def _metadata_headers(self, metadata: Mapping[str, str]) -> dict[str, str]:
-        encoded = encode_metadata(metadata)
+        """Return the headers of a request that makes an object."""
+        standard, encoded = standard_headers(metadata), encode_metadata(metadata)
         return {
-            self.metadata_prefix + name.replace("-", self.hyphen): value for name, value in encoded.items()
+            **{self.standard_prefix + name: value for name, value in standard.items()},
+            **{
+                self.metadata_prefix + name.replace("-", self.hyphen): value
+                for name, value in encoded.items()
+            },
         }
 
     def _etag_of(self, key: str, headers: Mapping[str, str]) -> str:

@@ -29,7 +29,7 @@ from fusecache.remote.http.connection_pool import (
 from fusecache.remote.http.tls import TlsContext
 from fusecache.remote.protocol.responses import error_of_response, retry_after_seconds
 from fusecache.remote.protocol.signing import ALGORITHM, EMPTY_SHA256, Signer, SigningKeys
-from fusecache.remote.protocol.user_metadata import METADATA_PREFIX
+from fusecache.remote.protocol.user_metadata import METADATA_PREFIX, STANDARD_HEADERS
 from fusecache.remote.request_settings import HEADER_NAMES, RequestSettings
 
 T = TypeVar("T")
@@ -54,6 +54,7 @@ KNOWN_SIGNED = frozenset(
         "x-amz-date",
         "x-amz-security-token",
         *HEADER_NAMES,
+        *STANDARD_HEADERS,
     ]
 )
 _AUTHORIZATION = re.compile(

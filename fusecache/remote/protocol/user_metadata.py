@@ -1,35 +1,75 @@
-"""Encoding of user metadata values in headers: percent-encoded UTF-8.
+"""What belongs to an object besides its bytes, in headers: user metadata, and standard headers such as Content-Type.
 
-R2 decodes RFC 2047 words in values, and S3 allows ASCII only. A value is therefore sent as plain unreserved ASCII.
-Values written by other clients are returned unchanged, unless they happen to be valid percent-encoding.
+R2 decodes RFC 2047 words in values, and S3 allows ASCII only. A value is therefore sent as plain unreserved ASCII:
+percent-encoded UTF-8. Values written by other clients are returned unchanged, unless they happen to be valid
+percent-encoding. What a rewrite carries over (`ObjectInfo.carried`) is sent as it was received.
 """
 
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 from urllib.parse import quote, unquote
+
+from fusecache.model.metadata import RAW, STANDARD
 
 # Excluded: `%` (our escape), `=` and `?` (RFC 2047 words), space (proxies trim it at the ends).
 SAFE_CHARACTERS = "/:+,;@!$&'()*~"
 METADATA_PREFIX = "x-amz-meta-"
+# Standard headers that belong to an object, with botocore's names for them.
+STANDARD_HEADERS = {
+    "cache-control": "CacheControl",
+    "content-disposition": "ContentDisposition",
+    "content-encoding": "ContentEncoding",
+    "content-language": "ContentLanguage",
+    "content-type": "ContentType",
+}
 # A header's name (RFC 9110, 5.6.2), in lower case.
 _NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 
 
 def encode_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the values as ASCII; names must be lower-case ASCII already.
+    """Return the user metadata with values as ASCII; names must be lower-case ASCII already.
 
     Raises ValueError for a name that is not valid in a header, or that would change there.
     """
-    for name in metadata:
-        if not _NAME.fullmatch(name):
+    encoded: dict[str, str] = {}
+    for name, value in metadata.items():
+        if name.startswith(STANDARD):
+            continue
+        bare = name.removeprefix(RAW)
+        if not _NAME.fullmatch(bare):
             raise ValueError(f"metadata name {name!r}: allowed are lower-case ASCII names valid in a header")
-    return {name: quote(value, safe=SAFE_CHARACTERS) for name, value in metadata.items()}
+        encoded[bare] = value if name.startswith(RAW) else quote(value, safe=SAFE_CHARACTERS)
+    return encoded
 
 
-def metadata_headers(encoded: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers for encoded metadata."""
-    return {f"{METADATA_PREFIX}{name}": value for name, value in encoded.items()}
+def standard_headers(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return the standard headers that metadata carries."""
+    return {name[1:]: value for name, value in metadata.items() if name.startswith(STANDARD)}
+
+
+def metadata_headers(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return all headers for metadata."""
+    encoded = {f"{METADATA_PREFIX}{name}": value for name, value in encode_metadata(metadata).items()}
+    return {**standard_headers(metadata), **encoded}
+
+
+def metadata_arguments(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return botocore's arguments for metadata."""
+    standard = {STANDARD_HEADERS[name]: value for name, value in standard_headers(metadata).items()}
+    return {**standard, "Metadata": encode_metadata(metadata)}
+
+
+def carried(headers: Mapping[str, str], metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return what a rewrite or a copy carries over. headers, metadata: of a HEAD's response, as received."""
+    standard = {f"{STANDARD}{name}": headers[name] for name in STANDARD_HEADERS if headers.get(name)}
+    # A request takes no value that is not ASCII: encoded, it is carried over for mounts at least.
+    user = {(RAW + name if value.isascii() else name): value for name, value in metadata.items()}
+    return {
+        **standard,
+        **{name: _decode_value(user[name]) if name[0] != RAW else user[name] for name in user},
+    }
 
 
 def decode_metadata(headers: Mapping[str, str]) -> dict[str, str]:

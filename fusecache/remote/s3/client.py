@@ -261,8 +261,8 @@ def _parse_page(
 
 
 def _add_headers(settings: RequestSettings, model: Any, params: dict[str, Any], **_: object) -> None:
-    """Add the headers of the settings before the request is signed."""
-    params["headers"].update(settings.headers(model.name))
+    """Add the headers of the settings before the request is signed. What a request says itself comes first."""
+    params["headers"] = {**settings.headers(model.name), **params["headers"]}
 
 
 def _header(request: Any, name: str) -> str:

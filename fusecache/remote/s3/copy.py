@@ -17,7 +17,7 @@ from fusecache.remote.protocol.headers import (
     copy_condition_headers,
     quoted_etag,
 )
-from fusecache.remote.protocol.user_metadata import encode_metadata
+from fusecache.remote.protocol.user_metadata import STANDARD_HEADERS, metadata_arguments
 from fusecache.remote.s3.errors import RequestNames
 from fusecache.remote.store import Condition, Store
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef
 
-# Headers that a copy inside the bucket keeps, besides the user metadata.
-KEPT_HEADERS = ("CacheControl", "ContentDisposition", "ContentEncoding", "ContentLanguage", "ContentType")
-
 
 @dataclass(frozen=True, slots=True)
 class CopyRequests:
-    """Copies objects inside one bucket. head: returns botocore's HeadObject response for a key."""
+    """Copies objects inside one bucket. head: returns botocore's HeadObject response for a key.
+
+    storage_class: of new objects; a copy has that of its source.
+    """
 
     store: Store
     client: "S3Client"
@@ -40,6 +40,7 @@ class CopyRequests:
     bucket: str
     transport: Transport
     is_r2: bool
+    storage_class: str = ""
 
     def copy(
         self,
@@ -51,12 +52,20 @@ class CopyRequests:
     ) -> str:
         """Copy, as `Store.copy` specifies."""
         kept: dict[str, Any] = {}
-        if metadata is not None or size is None or size > self.transport.single_copy_bytes:
+        # A copy does not keep the storage class by itself. One HEAD a copy: other stores need it for the target.
+        asks = self.is_r2 or bool(self.storage_class)
+        if asks or metadata is not None or size is None or size > self.transport.single_copy_bytes:
             facts = self.head(source.key)
             self._require_version(facts, source)
-            kept = {name: facts[name] for name in KEPT_HEADERS if facts.get(name)}  # type: ignore[literal-required]
-            # The raw values, not decoded and encoded again: metadata of other clients must not change.
-            kept["Metadata"] = dict(facts["Metadata"]) if metadata is None else encode_metadata(metadata)
+            if metadata is not None:
+                kept = metadata_arguments(metadata)
+            else:
+                names = (*STANDARD_HEADERS.values(), "Metadata")
+                kept = {name: facts[name] for name in names if facts.get(name)}  # type: ignore[literal-required]
+            # A store that has classes names that of every object but those of the standard one.
+            storage_class = facts.get("StorageClass") or ("STANDARD" if self.storage_class else "")
+            if storage_class:
+                kept["StorageClass"] = storage_class
             if facts["ContentLength"] > self.transport.single_copy_bytes:
                 return self._copy_in_parts(source, key, facts["ContentLength"], condition, kept)
         arguments: dict[str, Any] = {
@@ -68,6 +77,8 @@ class CopyRequests:
         }
         if metadata is not None:
             arguments |= {"MetadataDirective": "REPLACE", **kept}
+        elif "StorageClass" in kept:
+            arguments["StorageClass"] = kept["StorageClass"]
         if condition is not None and self.is_r2:
             arguments[HEADERS_PARAMETER] = copy_condition_headers(condition)
         elif condition is not None:

@@ -25,6 +25,7 @@ from fusecache.model.errors import (
     FusecacheError,
     ObjectChanged,
     ObjectMissing,
+    Refused,
     RemoteError,
     Unavailable,
     UploadLost,
@@ -49,11 +50,16 @@ from fusecache.remote.protocol.headers import (
     quoted_etag,
 )
 from fusecache.remote.protocol.responses import GetResponse, check_get_response
-from fusecache.remote.protocol.user_metadata import decode_metadata, encode_metadata, metadata_headers
+from fusecache.remote.protocol.user_metadata import (
+    carried,
+    decode_metadata,
+    metadata_arguments,
+    metadata_headers,
+)
 from fusecache.remote.request_settings import RequestSettings
 from fusecache.remote.s3.bulk_delete import BulkDelete
 from fusecache.remote.s3.client import PAGE, ClientAccess, open_access
-from fusecache.remote.s3.condition_probe import ask_conditions
+from fusecache.remote.s3.condition_probe import ask_conditions, test_conditions
 from fusecache.remote.s3.copy import CopyRequests
 from fusecache.remote.s3.errors import RequestNames
 from fusecache.remote.s3.uploads import list_uploads
@@ -103,7 +109,7 @@ class S3Store:
         self._credentials_file = credentials_file
         self._settings = settings
         self._sends_conditions = True
-        self._conditional_writes = ConditionalWrites.UNKNOWN
+        self.conditional_writes = ConditionalWrites.KEPT if endpoint.is_r2 else ConditionalWrites.UNKNOWN
         self._transport = transport or Transport()
         self._counter = RequestCounter()
         self._request_names = RequestNames(bucket, self._counter)
@@ -167,6 +173,7 @@ class S3Store:
                 size=answer["ContentLength"],
                 modified=answer["LastModified"].timestamp(),
                 metadata=decode_metadata(answer["Metadata"]),
+                carried=carried(answer["ResponseMetadata"]["HTTPHeaders"], answer["Metadata"]),
             )
 
     def content(self, key: str) -> ObjectContent:
@@ -209,13 +216,26 @@ class S3Store:
         except ObjectChanged:
             if condition is None or condition.etag is None or not self._is_version(key, condition.etag):
                 raise
-            # The version matches, yet the bucket refuses: Ceph 16 compares If-Match with its quotes (seen on 16.2.15).
-            return self._put(key, body, metadata, {"IfMatch": condition.etag})
+            return self._put_again(key, body, metadata, condition.etag)
         except ObjectMissing as exc:
             if condition is None or condition.etag is None:
                 raise
             # S3 answers 404 where R2 answers 412: the object to replace is gone.
             raise ObjectChanged(f"s3://{self._bucket}/{key} no longer exists: not replaced") from exc
+
+    def _put_again(self, key: str, body: FileSlice, metadata: Mapping[str, str], etag: str) -> str:
+        """The version matches, yet the bucket refuses: Ceph 16 compares If-Match with its quotes (seen on 16.2.15)."""
+        try:
+            return self._put(key, body, metadata, {"IfMatch": etag})
+        except ObjectChanged as exc:
+            if not self._is_version(key, etag):
+                raise
+            self.conditional_writes = ConditionalWrites.REFUSED
+            raise Refused(
+                f"s3://{self._bucket}/{key}: the store refuses If-Match although the object has that version, as older "
+                "Ceph gateways do once a bucket has versioning; suspend versioning, or mount again with "
+                "--conflict last-wins, then `fusecache recover --restore`"
+            ) from exc
 
     def _is_version(self, key: str, etag: str) -> bool:
         try:
@@ -227,7 +247,7 @@ class S3Store:
         """Begin a multipart upload; return its UploadId."""
         with self._request_names.named("CREATE UPLOAD", key, "creates"):
             answer = self._client.create_multipart_upload(
-                Bucket=self._bucket, Key=key, Metadata=encode_metadata(metadata)
+                Bucket=self._bucket, Key=key, **metadata_arguments(metadata)
             )
         return answer["UploadId"]
 
@@ -257,7 +277,8 @@ class S3Store:
         self, key: str, upload_id: str, part_etags: Sequence[str], *, condition: Condition | None = None
     ) -> str:
         """Publish parts 1..n; return the object's ETag."""
-        condition = condition if self._sends_conditions else None
+        if not self._sends_conditions or self.conditional_writes is ConditionalWrites.NOT_OF_PARTS:
+            condition = None
         with self._request_names.named("COMPLETE UPLOAD", key, "completes"):
             answer = self._client.complete_multipart_upload(
                 Bucket=self._bucket,
@@ -308,6 +329,7 @@ class S3Store:
             bucket=self._bucket,
             transport=self._transport,
             is_r2=self._endpoint.is_r2,
+            storage_class=self._settings.storage_class,
         )
         return copies.copy(source, key, condition, metadata, size)
 
@@ -345,13 +367,20 @@ class S3Store:
         self._probe(prefix)
 
     def probe_conditions(self, prefix: str) -> ConditionalWrites:
-        """Find out what the store does with If-Match; leave nothing behind. `probe_write` has found that out, too."""
-        if self._endpoint.is_r2:
-            return ConditionalWrites.KEPT  # documented
-        if self._conditional_writes is ConditionalWrites.UNKNOWN:
+        """Find out what the store does with the conditions of writes; leave nothing behind.
+
+        R2 keeps them: that is documented.
+        """
+        if not self._endpoint.is_r2:
             with suppress(RemoteError):
-                self._probe(prefix)
-        return self._conditional_writes
+                if self.conditional_writes is ConditionalWrites.UNKNOWN:
+                    self._probe(prefix)
+                if self.conditional_writes is ConditionalWrites.KEPT:
+                    self.conditional_writes = ConditionalWrites.UNKNOWN
+                    key = self._probe_key(prefix)
+                    with self._request_names.named("TEST CONDITIONS", key, "puts"):
+                        self.conditional_writes = test_conditions(self._client, self._bucket, key)
+        return self.conditional_writes
 
     def send_no_conditions(self) -> None:
         """From now on send writes without their conditions, for a store that does not honour them."""
@@ -376,13 +405,18 @@ class S3Store:
 
     def _probe(self, prefix: str) -> None:
         """Send a write that must fail. Raises RemoteError unless the answer shows that the keys may write."""
-        key = f"{prefix}{PROBE_NAME}{uuid.uuid4().hex}"
+        key = self._probe_key(prefix)
         access = self._access
         with self._request_names.named("PUT", key, "puts"):
-            self._conditional_writes = ask_conditions(access.client, self._bucket, key)
+            found = ask_conditions(access.client, self._bucket, key)
+        if not self._endpoint.is_r2:
+            self.conditional_writes = found
         access.set_up_direct_http(key)
-        if self._conditional_writes is ConditionalWrites.IGNORED:
+        if found is ConditionalWrites.IGNORED:
             self.delete(key)
+
+    def _probe_key(self, prefix: str) -> str:
+        return f"{prefix}{PROBE_NAME}{uuid.uuid4().hex}"
 
     def _get_by_botocore(self, access: ClientAccess, get: GetRequest) -> None:
         """Run a GET through botocore; the first success sets up the direct HTTP path."""
@@ -418,8 +452,7 @@ class S3Store:
 
     def _put(self, key: str, body: FileSlice, metadata: Mapping[str, str], condition: dict[str, Any]) -> str:
         access = self._access
-        encoded = encode_metadata(metadata)
-        headers = {**condition_headers(condition), **metadata_headers(encoded)}
+        headers = {**condition_headers(condition), **metadata_headers(metadata)}
         with (
             SliceBody(body, self._count_sent) as stream,
             self._request_names.named("PUT", key, "puts") as what,
@@ -427,7 +460,11 @@ class S3Store:
             etag = self._put_direct(access, PutRequest(what, key, headers), stream)
             if etag is None:
                 answer = access.client.put_object(
-                    Bucket=self._bucket, Key=key, **_body_arguments(stream), Metadata=encoded, **condition
+                    Bucket=self._bucket,
+                    Key=key,
+                    **_body_arguments(stream),
+                    **metadata_arguments(metadata),
+                    **condition,
                 )
                 access.set_up_direct_http(key)
                 with _whole_answer(what):
