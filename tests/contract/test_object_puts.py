@@ -20,8 +20,9 @@ from fusecache.model.errors import (
 from fusecache.model.objects import MIB
 from fusecache.remote.endpoints import Credentials, Endpoint
 from fusecache.remote.http.file_body import SliceBody
-from fusecache.remote.http.put import SMALL_BYTES, DirectPuts, PutRequest
-from fusecache.remote.protocol.signing import SigningKeys
+from fusecache.remote.http.put import SMALL_BYTES, delete, send_body
+from fusecache.remote.http.signed_requests import Request, SignedHttp
+from fusecache.remote.protocol.headers import bare_etag
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Condition, FileSlice
 from tests.contract.conftest import ONCE, closed_later, s3_store
@@ -349,11 +350,10 @@ GOOD = f'HTTP/1.1 200 OK\r\nETag: "{ETAG}"\r\nContent-Length: 0\r\n\r\n'.encode(
 GONE = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
-def put(puts: DirectPuts, whole: FileSlice) -> str:
+def put(puts: SignedHttp, whole: FileSlice) -> str:
     with SliceBody(whole) as stream:
-        return puts.put(
-            PutRequest("PUT it", "dir/a", {"if-none-match": "*"}), stream, SigningKeys("key", "secret")
-        )
+        headers = send_body(puts, Request("PUT it", "PUT", "dir/a", {"if-none-match": "*"}), stream)
+        return bare_etag(headers.get("etag", ""))
 
 
 def bodies(there: Peer) -> list[bytes]:
@@ -364,7 +364,7 @@ def test_a_kept_connection_that_closes_on_a_put_is_replaced_with_its_whole_body(
     peer: MakePeer, body: MakeBody, data: bytes
 ) -> None:
     there = peer([[GOOD], [GOOD]])
-    puts = DirectPuts(there.wire(ONCE))
+    puts = there.wire(ONCE)
     assert [put(puts, body(data)), put(puts, body(data))] == [ETAG] * 2
     assert bodies(there) == [data] * 3
 
@@ -372,14 +372,14 @@ def test_a_kept_connection_that_closes_on_a_put_is_replaced_with_its_whole_body(
 def test_a_new_connection_that_closes_on_a_put_is_an_error(peer: MakePeer, body: MakeBody) -> None:
     there = peer([[], [GOOD]])
     with pytest.raises(Unavailable, match="PUT it: the connection ended before a response"):
-        put(DirectPuts(there.wire(ONCE)), body(b"bytes"))
+        put(there.wire(ONCE), body(b"bytes"))
     assert len(there.requests) == 1
 
 
 @pytest.mark.parametrize("cut", [GOOD[:5], GOOD[:40]])
 def test_a_put_whose_answer_is_cut_is_not_sent_again(peer: MakePeer, body: MakeBody, cut: bytes) -> None:
     there = peer([[GOOD, cut, HANG_UP], [GOOD]])
-    puts = DirectPuts(there.wire(ONCE))
+    puts = there.wire(ONCE)
     put(puts, body(b"first"))
     with pytest.raises(Unavailable, match="PUT it: the connection ended before a response"):
         put(puts, body(b"second"))
@@ -394,14 +394,14 @@ def test_what_comes_unasked_before_an_answer_is_not_the_answer(
     peer: MakePeer, body: MakeBody, data: bytes, interim: bytes
 ) -> None:
     there = peer([[interim * 3 + GOOD, interim + GOOD]])
-    puts = DirectPuts(there.wire(ONCE))
+    puts = there.wire(ONCE)
     assert [put(puts, body(data)) for _ in range(2)] == [ETAG] * 2
     assert bodies(there) == [data] * 2
 
 
 def test_an_answer_without_an_etag_is_no_success(peer: MakePeer, body: MakeBody) -> None:
     with pytest.raises(Unavailable, match="no ETag"):
-        put(DirectPuts(peer([[b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]]).wire(ONCE)), body(b"bytes"))
+        put(peer([[b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]]).wire(ONCE), body(b"bytes"))
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_a_connection_with_an_unclear_end_is_not_used_again(
     peer: MakePeer, body: MakeBody, answer: bytes
 ) -> None:
     there = peer([[answer], [GOOD]])
-    puts = DirectPuts(there.wire(ONCE))
+    puts = there.wire(ONCE)
     assert [put(puts, body(b"first")), put(puts, body(b"second"))] == [ETAG] * 2
     assert bodies(there) == [b"first", b"second"]
 
@@ -428,7 +428,7 @@ def test_a_refusal_says_how_long_to_wait_and_spoils_no_later_put(
     error = b"<Error><Code>SlowDown</Code><Message>a &lt; b</Message></Error>"
     refusal = b"HTTP/1.1 429 Slow\r\nRetry-After: 7\r\nContent-Length: %d\r\n\r\n%b" % (len(error), error)
     there = peer([[refusal], [GOOD]])
-    puts = DirectPuts(there.wire(ONCE))
+    puts = there.wire(ONCE)
     with pytest.raises(Throttled, match=r"PUT it: SlowDown \(429\): a < b") as caught:
         put(puts, body(data))
     assert caught.value.asks_to_slow_down
@@ -439,10 +439,10 @@ def test_a_refusal_says_how_long_to_wait_and_spoils_no_later_put(
 
 def test_deletes_and_puts_take_turns_on_one_connection(peer: MakePeer, body: MakeBody) -> None:
     there = peer([[GOOD, GONE, GOOD, GONE]])
-    puts = DirectPuts(there.wire(ONCE))
+    puts = there.wire(ONCE)
     for _ in range(2):
         assert put(puts, body(b"bytes")) == ETAG
-        puts.delete("DELETE it", "dir/a", SigningKeys("key", "secret"))
+        delete(puts, "DELETE it", "dir/a")
     assert [request.partition(b" HTTP")[0] for request in there.requests] == [
         b"PUT /bucket/dir/a",
         b"DELETE /bucket/dir/a",

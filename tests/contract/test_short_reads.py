@@ -12,8 +12,8 @@ import pytest
 from fusecache.model.errors import AccessDenied, Refused, Throttled, Unavailable
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
-from fusecache.remote.http.ranged_get import DirectGets, GetRequest
-from fusecache.remote.protocol.signing import SigningKeys
+from fusecache.remote.http.ranged_get import GetRequest, fill
+from fusecache.remote.http.signed_requests import SignedHttp
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Interruption
 from tests.contract.conftest import ONCE, closed_later, s3_store
@@ -30,16 +30,16 @@ GOOD = (
 )
 
 
-def gets_from(peer: Peer, transport: Transport = ONCE) -> DirectGets:
-    return DirectGets(peer.wire(transport), lambda count: None)
+def gets_from(peer: Peer, transport: Transport = ONCE) -> SignedHttp:
+    return peer.wire(transport)
 
 
-def ask(gets: DirectGets, size: int = 5) -> bytes:
+def ask(gets: SignedHttp, size: int = 5) -> bytes:
     buffer = bytearray(size)
     get = GetRequest(
         "GET it", OBJECT, Extent(0, size), memoryview(buffer), lambda count: None, Interruption()
     )
-    gets.fill(get, SigningKeys("key", "secret"))
+    fill(gets, get, lambda count: None)
     return bytes(buffer)
 
 
@@ -147,7 +147,7 @@ def test_bytes_that_have_come_are_reported_while_the_rest_is_still_awaited(
             there.may_go_on.set()
 
     get = GetRequest("GET it", OBJECT, Extent(0, 5), memoryview(buffer), progress, Interruption())
-    gets.fill(get, SigningKeys("key", "secret"))
+    fill(gets, get, lambda count: None)
     assert there.may_go_on.is_set()
     assert bytes(buffer) == b"12345"
 
