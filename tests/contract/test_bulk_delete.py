@@ -11,7 +11,7 @@ from fusecache.model.objects import ObjectInfo
 from fusecache.remote.endpoints import Credentials, Endpoint
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import FileSlice
-from tests.contract.conftest import ONCE, Subject, closed_later
+from tests.contract.conftest import ONCE, Subject, closed_later, s3_store
 from tests.s3server import Account, Fault, FaultAction, S3Server
 
 
@@ -86,7 +86,8 @@ def test_keys_outside_of_xml_are_deleted_alone(server: S3Server, store: S3Store)
     assert server.control.counts()["DeleteObject"] == 1
 
 
-def test_store_without_batches_is_asked_once(server: S3Server, store: S3Store) -> None:
+def test_store_without_batches_is_asked_once(server: S3Server) -> None:
+    store = s3_store(server, ONCE)
     server.control.faults(
         Fault(FaultAction.ANSWER, operation="DeleteObjects", status=405, code="MethodNotAllowed")
     )

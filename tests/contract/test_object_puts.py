@@ -1,8 +1,9 @@
-"""Whole objects that are put and deleted without botocore: the same requests, every failure named, none taken twice."""
+"""Whole objects that are put and deleted: the same requests, every failure named, none taken twice."""
 
 import hashlib
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from fusecache.remote.http.signed_requests import Request, SignedHttp
 from fusecache.remote.protocol.headers import bare_etag
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Condition, FileSlice
-from tests.contract.conftest import ONCE, closed_later, s3_store
+from tests.contract.conftest import ONCE, closed_later
 from tests.s3server import Account, Fault, FaultAction, S3Server
 from tests.support.peer import HANG_UP, MakePeer, Peer
 
@@ -146,34 +147,8 @@ def test_many_puts_at_once_do_not_mix(server: S3Server, store: S3Store, tmp_path
 # ---- who asks
 
 
-@pytest.mark.parametrize("first", ["put", "delete", "part", "probe"])
-def test_the_first_request_of_a_client_shows_the_way_to_the_others(
-    shared_server: S3Server, body: MakeBody, first: str
-) -> None:
-    """Over plain HTTP botocore's requests are known by the hash of their bodies."""
-    server, store = shared_server, s3_store(shared_server, ONCE)
-    key = f"shown by {first}"
-    upload_id = store.create_multipart(key, metadata={})
-    begin: dict[str, Callable[[], object]] = {
-        "put": lambda: store.put(key, body(b"bytes"), metadata=METADATA, condition=NEW),
-        "delete": lambda: store.delete(key),
-        "part": lambda: store.upload_part(key, upload_id, 1, body(b"bytes")),
-        "probe": lambda: store.probe_write(""),
-    }
-    for _ in range(2):  # the second time with new keys
-        begin[first]()
-        server.control.clear_log()
-        store.put(key, body(b"bytes"), metadata={})
-        store.upload_part(key, upload_id, 1, body(b"bytes"))
-        hashes = {entry.headers["x-amz-content-sha256"] for entry in server.control.log()}
-        assert hashes == {"UNSIGNED-PAYLOAD"}
-        store.delete(key)
-        store.reload()
-    store.abort_multipart(key, upload_id)
-
-
 @pytest.mark.parametrize(("status", "code"), [(301, "PermanentRedirect"), (307, "TemporaryRedirect")])
-def test_an_answer_that_sends_elsewhere_is_botocores_to_follow(
+def test_an_answer_that_sends_elsewhere_and_names_no_region_is_refused(
     server: S3Server, store: S3Store, body: MakeBody, data: bytes, status: int, code: str
 ) -> None:
     for operation in ("PutObject", "DeleteObject"):
@@ -399,9 +374,13 @@ def test_what_comes_unasked_before_an_answer_is_not_the_answer(
     assert bodies(there) == [data] * 2
 
 
-def test_an_answer_without_an_etag_is_no_success(peer: MakePeer, body: MakeBody) -> None:
-    with pytest.raises(Unavailable, match="no ETag"):
-        put(peer([[b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]]).wire(ONCE), body(b"bytes"))
+def test_an_answer_without_an_etag_is_no_success(body: MakeBody) -> None:
+    with closing(Peer([[b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]], None, None)) as there:
+        keys = Credentials("key", "secret")
+        endpoint = Endpoint(f"http://127.0.0.1:{there.port}", "auto")
+        store = closed_later(S3Store("bucket", endpoint, credentials=keys, transport=ONCE))
+        with pytest.raises(Unavailable, match="no ETag"):
+            store.put("a", body(b"bytes"), metadata={})
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,8 @@ class Connection:
             filled += count
 
     def _send(self, sock: socket.socket, request: bytes, body: FileRange | None) -> None:
+        if self._interrupted:
+            raise ConnectionAbortedError("interrupted")
         try:
             (self._tls or sock).sendall(request)
             if body is None:

@@ -117,9 +117,10 @@ def trust(path: str | None) -> "TlsContext | ssl.SSLContext":
     Raises ConfigError if there are none.
     """
     openssl, paths = library(), ssl.get_default_verify_paths()
-    cafile, capath = (paths.cafile, paths.capath) if path is None else (path, None)
-    if path is not None and os.path.isdir(path):
-        cafile, capath = None, path
+    cafile, capath = paths.cafile, paths.capath
+    if path is not None:
+        is_directory = os.path.isdir(path)
+        cafile, capath = None if is_directory else path, path if is_directory else None
     try:
         if openssl is not None:
             return TlsContext(openssl, cafile=cafile, capath=capath)

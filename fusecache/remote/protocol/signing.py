@@ -83,7 +83,7 @@ class Signer:
         lines = "".join([f"{name}:{' '.join(signed[name].split())}\n" for name in names])
         canonical = f"{method}\n{path}\n{query}\n{lines}\n{listed}\n{payload}"
         scope = f"{stamp[:8]}/{self._region}/s3/aws4_request"
-        digest = hashlib.sha256(canonical.encode("latin-1")).hexdigest()
+        digest = hashlib.sha256(canonical.encode()).hexdigest()
         text = f"{ALGORITHM}\n{stamp}\n{scope}\n{digest}"
         signature = hmac.digest(self._day_key(keys.secret_key, stamp[:8]), text.encode(), "sha256").hex()
         signed["authorization"] = (

@@ -48,7 +48,8 @@ class ClientAccess:
         """Return the current keys; those that expire are renewed first if needed. Raises CredentialsMissing."""
         assert self.kept_keys is not None
         frozen = self.kept_keys.get_frozen_credentials()
-        assert frozen.access_key and frozen.secret_key
+        assert frozen.access_key
+        assert frozen.secret_key
         return SigningKeys(frozen.access_key, frozen.secret_key, frozen.token)
 
     def _site(self, region: str) -> Site:
