@@ -22,7 +22,7 @@ from fusecache.model.objects import MIB
 from fusecache.remote.endpoints import Credentials, Endpoint
 from fusecache.remote.http.file_body import SliceBody
 from fusecache.remote.http.put import SMALL_BYTES, delete, send_body
-from fusecache.remote.http.signed_requests import Request, SignedHttp
+from fusecache.remote.http.signed_requests import HttpRequest, SignedHttp
 from fusecache.remote.protocol.headers import bare_etag
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Condition, FileSlice
@@ -327,7 +327,7 @@ GONE = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 def put(puts: SignedHttp, whole: FileSlice) -> str:
     with SliceBody(whole) as stream:
-        headers = send_body(puts, Request("PUT it", "PUT", "dir/a", {"if-none-match": "*"}), stream)
+        headers = send_body(puts, HttpRequest("PUT it", "PUT", "dir/a", {"if-none-match": "*"}), stream)
         return bare_etag(headers.get("etag", ""))
 
 

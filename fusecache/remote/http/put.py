@@ -5,7 +5,6 @@ A small body is sent with its request in one call, and a large one straight from
 
 import base64
 import hashlib
-from dataclasses import replace
 from functools import partial
 from urllib.parse import quote
 
@@ -16,7 +15,7 @@ from fusecache.remote.http.file_body import SliceBody
 from fusecache.remote.http.signed_requests import (
     SLOWEST_BYTES_PER_SECOND,
     SUCCESS,
-    Request,
+    HttpRequest,
     SignedHttp,
     error_of,
     parse_head,
@@ -32,7 +31,7 @@ def part_query(upload_id: str, number: int) -> str:
     return f"partNumber={number}&uploadId={quote(upload_id, safe='-_.~')}"
 
 
-def send_body(http: SignedHttp, put: Request, stream: SliceBody) -> dict[str, str]:
+def send_body(http: SignedHttp, put: HttpRequest, stream: SliceBody) -> dict[str, str]:
     """Send a body; return the headers of the response. Its length, MD5 and payload are added to the request.
 
     Raises LocalDiskError, and the error of the response. After Unavailable the object may be stored or not.
@@ -49,7 +48,7 @@ def send_body(http: SignedHttp, put: Request, stream: SliceBody) -> dict[str, st
         "content-length": str(len(stream)),
         "content-md5": base64.b64encode(md5).decode("ascii"),
     }
-    request = replace(put, headers=headers, payload=UNSIGNED)
+    request = HttpRequest(put.what, "PUT", put.key, headers, put.query, UNSIGNED)
     try:
         return http.exchange(request, partial(_ask, http, put.what, body, file))
     except ShortFile as exc:
@@ -58,7 +57,7 @@ def send_body(http: SignedHttp, put: Request, stream: SliceBody) -> dict[str, st
 
 def delete(http: SignedHttp, what: str, key: str) -> None:
     """Delete an object. Raises the error of the response."""
-    http.exchange(Request(what, "DELETE", key), partial(_ask, http, what, b"", None))
+    http.exchange(HttpRequest(what, "DELETE", key), partial(_ask, http, what, b"", None))
 
 
 def _ask(

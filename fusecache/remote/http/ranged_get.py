@@ -11,7 +11,7 @@ from fusecache.model.objects import KIB, MIB, Extent, ObjectId
 from fusecache.remote.http.connection_pool import Connection
 from fusecache.remote.http.signed_requests import (
     SLOWEST_BYTES_PER_SECOND,
-    Request,
+    HttpRequest,
     SignedHttp,
     error_of,
     parse_head,
@@ -66,7 +66,7 @@ def fill(http: SignedHttp, get: GetRequest, count_bytes: Callable[[int], None]) 
         "if-match": quoted_etag(get.object_id.etag),
         "range": f"bytes={get.extent.start}-{get.extent.stop - 1}",
     }
-    request = Request(get.what, "GET", get.object_id.key, asked)
+    request = HttpRequest(get.what, "GET", get.object_id.key, asked)
     http.exchange(request, partial(_ask, get, http.read_timeout, count_bytes))
 
 

@@ -59,7 +59,7 @@ _NO_VALUE = re.compile("[^\t -~\x80-\xff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """One request. what: its name in errors. key: None is the bucket. headers: names in lower case.
 
     query: percent-encoded, sorted by name (`query_of`). payload: as for `Sign`.
@@ -112,7 +112,7 @@ class SignedHttp:
         site: Site,
         transport: Transport,
         *,
-        options: Callable[[Request], Mapping[str, str]] = lambda _: {},
+        options: Callable[[HttpRequest], Mapping[str, str]] = lambda _: {},
         move: Callable[[str], Site] | None = None,
     ) -> None:
         """options: headers that a request carries unless it has its own. move: returns the site in another region.
@@ -126,7 +126,7 @@ class SignedHttp:
         self._move = move
         self._route = _Route(site, transport)
 
-    def exchange(self, request: Request, ask: Callable[[Connection, bytes], T]) -> T:
+    def exchange(self, request: HttpRequest, ask: Callable[[Connection, bytes], T]) -> T:
         """Call `ask` with a connection and the request's head; return its result.
 
         Raises Unavailable if the connection fails, Refused for a request that HTTP cannot carry.
@@ -156,7 +156,7 @@ class SignedHttp:
         if method not in ("GET", "HEAD"):
             headers = {**headers, "content-length": str(len(body))}
         payload = hashlib.sha256(body).hexdigest() if body else EMPTY_SHA256
-        request = Request(what, method, key, headers, query, payload)
+        request = HttpRequest(what, method, key, headers, query, payload)
         for attempt in range(1, self._transport.attempts):
             try:
                 return self.exchange(request, partial(self._reply, request, body))
@@ -182,7 +182,7 @@ class SignedHttp:
 
     # ---- private
 
-    def _lend(self, route: "_Route", request: Request, ask: Callable[[Connection, bytes], T]) -> T:
+    def _lend(self, route: "_Route", request: HttpRequest, ask: Callable[[Connection, bytes], T]) -> T:
         head = route.head(request, {**self._options(request), **request.headers})
         return route.lend(request.what, lambda connection: ask(connection, head))
 
@@ -195,7 +195,7 @@ class SignedHttp:
             used.pool.close()
         return self._route
 
-    def _reply(self, request: Request, body: bytes, connection: Connection, head: bytes) -> Reply:
+    def _reply(self, request: HttpRequest, body: bytes, connection: Connection, head: bytes) -> Reply:
         head, rest = connection.exchange(head + body)
         status, headers = parse_head(head)
         answer = response_of(connection, head, rest, self.read_timeout, request.method)
@@ -242,7 +242,7 @@ class _Route:
         base = self.site.base_path
         return base.removesuffix("/") if key is None else base + quoted_key(key)
 
-    def head(self, request: Request, headers: Mapping[str, str]) -> bytes:
+    def head(self, request: HttpRequest, headers: Mapping[str, str]) -> bytes:
         """Return a request's head, signed now. Raises Refused."""
         if request.key == "":
             raise Refused(f"{request.what}: an empty key names no object")

@@ -13,7 +13,7 @@ from fusecache.model.objects import Extent, ObjectId, ObjectInfo
 from fusecache.remote.http.file_body import SliceBody
 from fusecache.remote.http.put import delete, send_body
 from fusecache.remote.http.ranged_get import GetRequest, fill
-from fusecache.remote.http.signed_requests import Request, SignedHttp
+from fusecache.remote.http.signed_requests import HttpRequest, SignedHttp
 from fusecache.remote.protocol.headers import bare_etag
 from fusecache.remote.protocol.user_metadata import (
     carried,
@@ -158,7 +158,7 @@ class HttpStore:
             SliceBody(body, self._count_sent) as stream,
             self._named(verb, key, field) as what,
         ):
-            answer = send_body(self._http, Request(what, "PUT", key, headers, query), stream)
+            answer = send_body(self._http, HttpRequest(what, "PUT", key, headers, query), stream)
         self._counter.add("bytes_written", body.size)
         return answer
 

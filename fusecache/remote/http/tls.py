@@ -117,10 +117,10 @@ def trust(path: str | None) -> "TlsContext | ssl.SSLContext":
     Raises ConfigError if there are none.
     """
     openssl, paths = library(), ssl.get_default_verify_paths()
-    cafile, capath = paths.cafile, paths.capath
-    if path is not None:
-        is_directory = os.path.isdir(path)
-        cafile, capath = None if is_directory else path, path if is_directory else None
+    cafile: str | None = path or paths.cafile
+    capath: str | None = None if path else paths.capath
+    if path is not None and os.path.isdir(path):
+        cafile, capath = None, path
     try:
         if openssl is not None:
             return TlsContext(openssl, cafile=cafile, capath=capath)

@@ -27,7 +27,7 @@ def send_unsigned(
 
 
 def sign_by_v4(region: str, keys: "Callable[[], SigningKeys]") -> Sign:
-    """Return how to sign by AWS Signature Version 4. keys: returns those that are valid now."""
+    """Return how to sign by AWS Signature Version 4. keys: returns the valid ones."""
     signer = Signer(region)
 
     def sign(
@@ -80,7 +80,9 @@ class Signer:
         names = sorted(signed)
         listed = ";".join(names)
         # A signature has one blank where a value has several.
-        lines = "".join([f"{name}:{' '.join(signed[name].split())}\n" for name in names])
+        lines = "".join([f"{name}:{signed[name]}\n" for name in names])
+        if " " in lines:
+            lines = "".join([f"{name}:{' '.join(signed[name].split())}\n" for name in names])
         canonical = f"{method}\n{path}\n{query}\n{lines}\n{listed}\n{payload}"
         scope = f"{stamp[:8]}/{self._region}/s3/aws4_request"
         digest = hashlib.sha256(canonical.encode()).hexdigest()

@@ -18,7 +18,7 @@ from botocore.credentials import ReadOnlyCredentials
 from fusecache.model.errors import ConfigError, CredentialsMissing
 from fusecache.model.format_text import nearest_text
 from fusecache.remote.endpoints import URL_VARIABLES, Credentials, Endpoint, Transport
-from fusecache.remote.http.signed_requests import Request, SignedHttp, Site
+from fusecache.remote.http.signed_requests import HttpRequest, SignedHttp, Site
 from fusecache.remote.http.tls import trust
 from fusecache.remote.protocol.signing import SigningKeys, send_unsigned, sign_by_v4
 from fusecache.remote.request_settings import RequestSettings
@@ -45,7 +45,7 @@ class ClientAccess:
         return SignedHttp(self._site(self.region), transport, options=options, move=self._site)
 
     def keys(self) -> SigningKeys:
-        """Return the current keys; those that expire are renewed first if needed. Raises CredentialsMissing."""
+        """Return the current keys, renewed first if they are about to expire. Raises CredentialsMissing."""
         assert self.kept_keys is not None
         frozen = self.kept_keys.get_frozen_credentials()
         assert frozen.access_key
@@ -156,11 +156,11 @@ def _ca_path(session: botocore.session.Session) -> str:
     return named or str(botocore.httpsession.get_cert_path(True))  # noqa: FBT003 (botocore's signature)
 
 
-def _option_headers(settings: RequestSettings, request: Request) -> Mapping[str, str]:
+def _option_headers(settings: RequestSettings, request: HttpRequest) -> Mapping[str, str]:
     return settings.headers(_operation(request))
 
 
-def _operation(request: Request) -> str:
+def _operation(request: HttpRequest) -> str:
     """Return the name of a request in the S3 API, if it makes, reads or writes one object; else ""."""
     is_part, is_copy = "partNumber=" in request.query, "x-amz-copy-source" in request.headers
     match request.method:
