@@ -192,6 +192,14 @@ def test_a_region_that_is_wrong_too_ends_the_search(server: S3Server, status: in
         assert len(server.control.log()) == count
 
 
+@pytest.mark.parametrize("region", ["elsewhere.example/", "a@b", "a.b", "EU"])
+def test_a_region_that_is_none_is_not_followed(server: S3Server, region: str) -> None:
+    server.control.faults(Fault(FaultAction.ANSWER, status=301, code="PermanentRedirect", region=region))
+    with pytest.raises(Refused, match="check the endpoint and the region"):
+        s3(server.endpoint_url, server=server).list_page("")
+    assert len(server.control.log()) == 1
+
+
 def test_aws_is_asked_in_the_region_of_the_bucket(body: MakeBody, monkeypatch: pytest.MonkeyPatch) -> None:
     with S3Server(tls=True) as server, TunnelProxy(server.port) as proxy:
         monkeypatch.setenv("AWS_CA_BUNDLE", str(server.ca_path))

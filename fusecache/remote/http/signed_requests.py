@@ -53,6 +53,8 @@ SUCCESS = (200, 201, 202, 204)
 _LATE_ERROR = re.compile(rb"\s*(<\?xml[^>]*>)?\s*<Error[ >]")
 # A HEAD has no body that says so: 400 is the answer to a signature for another region.
 _ELSEWHERE = (301, 302, 307, 400)
+# It becomes a part of the host's name.
+_REGION = re.compile(r"[a-z0-9-]+")
 # Answers to be retried by the engine alone: another write is in flight, or the store does not know the request.
 _FINAL = (409, 501)
 _NO_VALUE = re.compile("[^\t -~\x80-\xff]")
@@ -352,7 +354,8 @@ def error_of_body(what: str, answer: http.client.HTTPResponse, body: bytes) -> E
         storage_class=xml_element("StorageClass", text),
     )
     region = answer.getheader("x-amz-bucket-region", "") or xml_element("Region", text)
-    return Redirected(error, region) if region and status in _ELSEWHERE else error
+    is_elsewhere = status in _ELSEWHERE and _REGION.fullmatch(region) is not None
+    return Redirected(error, region) if is_elsewhere else error
 
 
 def xml_element(name: str, text: str) -> str:
