@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fusecache.bucket.address import BucketKeys, Place, open_store
 from fusecache.model.errors import (
@@ -21,6 +21,7 @@ from fusecache.model.errors import (
     ObjectArchived,
     ObjectChanged,
     ObjectMissing,
+    Refused,
     RemoteError,
     Unavailable,
 )
@@ -150,7 +151,7 @@ class _Probe:
         self._ask(LIST, ask)
 
     def try_put(self) -> None:
-        """Write an object; then find out whether the store honours preconditions."""
+        """Write an object; then find out whether the store honours preconditions, true and false ones."""
 
         def put() -> None:
             with self._writing(self._objects) as name:
@@ -163,6 +164,16 @@ class _Probe:
                 self.written = ObjectId(name, etag)
 
         def put_conditionally() -> None:
+            if self.written is not None:
+                try:
+                    etag = self._store.put(
+                        self.written.key, _BODY, metadata={}, condition=Condition(self.written.etag)
+                    )
+                except (ObjectChanged, Refused) as exc:
+                    raise AccessDenied(
+                        "the store refuses If-Match of the right version: mounts need --conflict last-wins"
+                    ) from exc
+                self.written = replace(self.written, etag=etag)
             with self._writing(self._objects) as name:
                 # Of an object that does not exist: no version matches.
                 self._store.put(name, _BODY, metadata={}, condition=Condition("0" * 32))

@@ -1,5 +1,6 @@
 """What a store does with the conditions of writes, true and false ones, is found out by writes of a small object."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -7,9 +8,16 @@ import pytest
 from fusecache.remote.endpoints import Credentials, Endpoint
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import ConditionalWrites
-from tests.s3server import S3Server
+from tests.s3server import Fault, FaultAction, S3Server
 
-REQUESTS_MAX = 14
+REQUESTS_MAX = 16
+KINDS = [
+    ("kept", ConditionalWrites.KEPT),
+    ("ignored", ConditionalWrites.IGNORED),
+    ("refused", ConditionalWrites.REFUSED),
+    ("never-holds", ConditionalWrites.REFUSED),
+    ("not-of-parts", ConditionalWrites.NOT_OF_PARTS),
+]
 
 
 @pytest.fixture
@@ -28,16 +36,7 @@ def store(server: S3Server) -> Iterator[S3Store]:
     made.close()
 
 
-@pytest.mark.parametrize(
-    ("kind", "found"),
-    [
-        ("kept", ConditionalWrites.KEPT),
-        ("ignored", ConditionalWrites.IGNORED),
-        ("refused", ConditionalWrites.REFUSED),
-        ("never-holds", ConditionalWrites.REFUSED),
-        ("not-of-parts", ConditionalWrites.NOT_OF_PARTS),
-    ],
-)
+@pytest.mark.parametrize(("kind", "found"), KINDS)
 def test_each_kind_of_store_is_known_by_few_requests_that_leave_nothing(
     server: S3Server, store: S3Store, kind: str, found: ConditionalWrites
 ) -> None:
@@ -45,6 +44,49 @@ def test_each_kind_of_store_is_known_by_few_requests_that_leave_nothing(
     store.probe_write("mine/")
     assert store.probe_conditions("mine/") is found
     assert len(server.control.log()) <= REQUESTS_MAX
+    assert (server.control.objects(), server.control.uploads()) == ({}, [])
+
+
+@pytest.mark.parametrize(("kind", "found"), KINDS)
+def test_a_store_that_takes_one_write_a_second_of_a_key_gives_the_same_answer(
+    server: S3Server, store: S3Store, kind: str, found: ConditionalWrites
+) -> None:
+    """As R2 does, here under an address that is not known as R2's."""
+    server.control.set_rules(conditional_writes=kind, spares_probes=False)
+    store.probe_write("mine/")
+    assert store.probe_conditions("mine/") is found
+    accepted = Counter(
+        entry.key
+        for entry in server.control.log()
+        if entry.status == 200 and entry.operation in ("PutObject", "CompleteMultipartUpload")
+    )
+    assert max(accepted.values(), default=0) <= 2
+    assert (server.control.objects(), server.control.uploads()) == ({}, [])
+
+
+# Requests of the test: those that the store carries out, and those whose condition it refuses.
+CARRIED_OUT = [
+    *(("PutObject", number) for number in (1, 2, 5)),
+    *(("UploadPart", number) for number in (1, 2)),
+    ("CompleteMultipartUpload", 2),
+]
+REFUSED = [("PutObject", 3), ("PutObject", 4), ("CompleteMultipartUpload", 1)]
+
+
+@pytest.mark.parametrize(
+    ("operation", "number", "action"),
+    [
+        *((*each, FaultAction.ANSWER_AFTER) for each in CARRIED_OUT),
+        *((*each, FaultAction.ANSWER) for each in (*CARRIED_OUT, *REFUSED, ("CreateMultipartUpload", 2))),
+    ],
+)
+def test_a_request_that_fails_in_the_middle_leaves_nothing(
+    server: S3Server, store: S3Store, operation: str, number: int, action: FaultAction
+) -> None:
+    """Whether the store had carried it out or not."""
+    store.probe_write("mine/")
+    server.control.faults(Fault(action, operation=operation, nth=number, status=403, code="AccessDenied"))
+    assert store.probe_conditions("mine/") is ConditionalWrites.UNKNOWN
     assert (server.control.objects(), server.control.uploads()) == ({}, [])
 
 

@@ -246,7 +246,7 @@ def test_interrupted_test_leaves_nothing(store: Store, number: signal.Signals, o
     assert store.left() == []
 
 
-@pytest.mark.parametrize("conditions", ["ignored", "refused"])
+@pytest.mark.parametrize("conditions", ["ignored", "refused", "never-holds"])
 def test_store_without_conditions_is_found(store: Store, conditions: str) -> None:
     store.server.control.set_rules(conditional_writes=conditions)
     status, rows = store.test("--credentials-from", "DATASET")

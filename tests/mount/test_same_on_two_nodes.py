@@ -150,7 +150,7 @@ def test_a_directory_over_another_nodes_file_is_a_conflict(
     (nodes[1].path / "dir/result/part-0").write_bytes(b"of two")
     status, said = sync_status(nodes[1])
     assert status == 3
-    assert "another client made a file of this name" in said
+    assert "one client made a file of this name, another a directory" in said
     (copy,) = [name for name in bucket.names() if ".conflict-" in name]
     assert copy in said
     for node in nodes:
@@ -159,6 +159,31 @@ def test_a_directory_over_another_nodes_file_is_a_conflict(
         assert (node.path / "dir/result/part-0").read_bytes() == b"of two"
     (nodes[1].path / copy).unlink()
     assert sync_status(nodes[1])[0] == 0
+
+
+def test_a_file_that_is_published_after_another_nodes_directory_is_a_conflict(
+    nodes: tuple[Mount, Mount], bucket: Bucket, expect_log: ExpectedLog
+) -> None:
+    """The node of the file notices by its next listing: no condition of the upload could tell."""
+    expect_log("conflict key=")
+    with open(nodes[0].path / "dir/result", "wb") as file:
+        file.write(b"of one")
+        (nodes[1].path / "dir/result").mkdir()
+        (nodes[1].path / "dir/result/part-0").write_bytes(b"of two")
+        assert sync_status(nodes[1])[0] == 0
+    nodes[0].sync()
+
+    def copies(node: Mount) -> list[str]:
+        return [name for name in os.listdir(node.path / "dir") if ".conflict-" in name]
+
+    for node in nodes:
+        wait_until(lambda node=node: len(copies(node)) == 1, "the copy", seconds=KNOWN_SECONDS)
+        assert (node.path / "dir" / copies(node)[0]).read_bytes() == b"of one"
+        assert (node.path / "dir/result/part-0").read_bytes() == b"of two"
+    status, said = sync_status(nodes[0])
+    assert (status, "one client made a file of this name, another a directory" in said) == (3, True)
+    (nodes[0].path / "dir" / copies(nodes[0])[0]).unlink()
+    assert sync_status(nodes[0])[0] == 0
 
 
 @pytest.mark.parametrize("way", ["removed", "renamed"])

@@ -28,6 +28,8 @@ class Rules:
     """R2: keys that are equal in NFC name one object, which is listed as it was last written."""
     write_interval_seconds: float = 1.0
     """Two writes of one key must be this far apart; 0 switches the rule off."""
+    spares_probes: bool = True
+    """Not the keys by which a mount tests other stores than R2: else the start of each mount waits for a second."""
     reupload_destroys_part: bool = True
     failed_condition_discards_parts: bool = True
     upload_lifetime_seconds: float = 7 * DAY_SECONDS
@@ -60,6 +62,7 @@ class RulesChange(TypedDict, total=False):
     max_metadata_bytes: int
     normalise_keys: bool
     write_interval_seconds: float
+    spares_probes: bool
     reupload_destroys_part: bool
     failed_condition_discards_parts: bool
     upload_lifetime_seconds: float

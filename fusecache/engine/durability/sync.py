@@ -146,8 +146,8 @@ class Sync:
         kept = self._tree.relative(record.kept_as)
         if record.key.endswith("/"):
             return (
-                f"{name}: another client made a file of this name; it is kept as {kept}: look at it, then remove or "
-                "rename it"
+                f"{name}: one client made a file of this name, another a directory; the file is kept as {kept}: "
+                "look at it, then remove or rename it"
             )
         return (
             f"{name}: another client changed it first; our version is kept as {kept}: "

@@ -113,7 +113,7 @@ def fetch_page(store: Store, prefix: str, token: str | None, asked: float, after
     """Request one page, starting after the sort name `after`, and return it as rows. Blocking: runs in a thread."""
     start_after = prefix + after if after else ""
     page = store.list_page(prefix, delimiter="/", token=token, start_after=start_after, limit=PAGE_NAMES)
-    start, directories = len(prefix), {each[:-1] for each in page.prefixes}
+    start = len(prefix)
     rows: list[ListedEntry] = []
     hidden, has_marker, end = 0, False, ""
     for info in page.objects:
@@ -123,7 +123,6 @@ def fetch_page(store: Store, prefix: str, token: str | None, asked: float, after
             hidden += info.size > 0  # nothing shows its content, and the directory is not removed with it
         elif unusable_name(name) is None:
             rows.append(file_row(name, info))
-            hidden += info.key in directories  # the directory shows
         else:
             hidden += 1
     for common in page.prefixes:

@@ -10,7 +10,7 @@ Invariants:
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,7 @@ import trio
 
 from fusecache.engine.namespace.list_page import ListPageRows, fetch_page, lacks_metadata, with_metadata
 from fusecache.engine.namespace.listing_state import INODE_RANGE, LAST_NAME, LISTED_NUMBERS, PageTimes
-from fusecache.engine.namespace.nodes import Node
+from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
@@ -105,6 +105,7 @@ class Lister:
         self._epoch = 0
         self._garbage: deque[tuple[int, int]] = deque()
         self._has_garbage = trio.Event()
+        self._on_hidden: Callable[[Node], None] = lambda _: None
         self._listings.watch_lost(self._on_rows_lost)
 
     async def delete_discarded(self) -> None:
@@ -171,6 +172,30 @@ class Lister:
         number = listing.free_numbers[0]
         listing.free_numbers = listing.free_numbers[1:]
         return number
+
+    # ---- files and directories of one name
+
+    def watch_hidden(self, call: Callable[[Node], None]) -> None:
+        """See `Lookup.watch_hidden`."""
+        self._on_hidden = call
+
+    def note_hidden(self, directory: Node, rows: Sequence[ListedEntry], asked: float, epoch: int = 0) -> None:
+        """Tell of files published here that directories hide. Until a listing has one, its time is this node's.
+
+        epoch: of the listing that has the rows before these.
+        """
+        for row in rows if directory.children else ():
+            child = directory.children.get(row.name) if row.is_directory else None
+            if child is None or child.kind is Kind.DIRECTORY or child.local_refs or child.verified > asked:
+                continue
+            ours = child.object
+            if ours is None or self._tree.is_hidden(ours.key + "/", asked):
+                continue
+            file = next((each for each in rows if each.sort_name == row.name), None)
+            if file is None and epoch:
+                file = self._listings.get(directory.number, epoch, row.name)
+            if file is not None and file.etag == ours.etag and file.modified != ours.modified:
+                self._on_hidden(child)
 
     # ---- changes by this node
 
@@ -282,6 +307,7 @@ class Lister:
         directory.has_marker |= page.has_marker
         listing.has_directories |= any(row.is_directory for row in rows)
         listing.page_times.renew(start, end, refresh.asked)
+        self.note_hidden(directory, rows, refresh.asked, epoch)
         if not start and end == LAST_NAME:
             listing.finished = refresh.asked
             self._count_hidden(directory, page.hidden)
@@ -434,6 +460,7 @@ class Lister:
             # A page requested before the publish may show the replaced version.
             if moment >= page.asked or self._listings.get(number, run.epoch, sort_name) is None:
                 self._put(directory, run, row)
+        self.note_hidden(directory, rows, page.asked, run.epoch)
         run.announce()
 
     async def _completed(

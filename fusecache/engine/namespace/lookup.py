@@ -15,7 +15,7 @@ from fusecache.engine.namespace.cached_names import CachedNames
 from fusecache.engine.namespace.list_page import file_row, with_metadata
 from fusecache.engine.namespace.lister import Lister, ListingRun
 from fusecache.engine.namespace.listing_refresher import ListingRefresher
-from fusecache.engine.namespace.listing_state import LISTED_NUMBERS
+from fusecache.engine.namespace.listing_state import LISTED_NUMBERS, PageTimes
 from fusecache.engine.namespace.nodes import Kind, Node, in_use
 from fusecache.engine.namespace.readdir import DirectoryReader
 from fusecache.engine.namespace.reconciler import Reconciler
@@ -327,6 +327,7 @@ class Lookup:
                 if epoch == parent.listing.epoch:
                     self._lister.on_newer(parent, old, numbered)
                 parent.listing.has_directories |= any(row.is_directory for row in numbered)
+        self._lister.note_hidden(parent, probe.rows, probe.asked)
         # Read back: the rows now have the inode numbers that the listing gives this version.
         for epoch in epochs:
             probe.rows = self._listings.named(parent.number, epoch, name)
@@ -351,15 +352,22 @@ class Lookup:
         """Make the node of an object."""
         return self._reconciler.make_file(parent, version)
 
-    def is_listed_as_directory(self, parent: Node, name: str) -> bool:
-        """Return whether the newest listing has a directory of that name. Sends no request."""
-        epoch = max(self._covering(parent, name), default=0)
+    def listed(self, parent: Node, name: str) -> tuple[list[ListedEntry], float]:
+        """Return what the newest listing has of a name, without what this node removed, and when that was.
+
+        Sends no request.
+        """
+        epoch, prefix = max(self._covering(parent, name), default=0), self._tree.key(parent)
         with suppress(ListingLost):
             rows = self._listings.named(parent.number, epoch, name) if epoch else []
-            seen = parent.listing.page_times.of(name + "/")
-            key = self._tree.child_key(parent, name, directory=True)
-            return any(row.is_directory for row in rows) and not self._tree.is_hidden(key, seen)
-        return False
+            times = self._lister.page_times_by_epoch(parent).get(epoch, PageTimes())
+            seen = min(times.of(name), times.of(name + "/"))
+            return [row for row in rows if not self._tree.is_hidden(prefix + row.sort_name, seen)], seen
+        return [], float("-inf")
+
+    def watch_hidden(self, call: Callable[[Node], None]) -> None:
+        """Have `call` called for a file published here if the first answer with it has a directory of its name."""
+        self._lister.watch_hidden(call)
 
     def rows_after(self, directory: Node, sort_name: str, limit: int) -> list[ListedEntry]:
         """Return rows after a sort name from any listing, however old. Sends no request."""

@@ -468,8 +468,7 @@ class Publisher:
             return
         item.in_flight = True
         await self._journal.wait_all_committed()  # the row must be on disk before the bucket can change
-        may_hide = not self._queue.for_key(item.record.key.rstrip("/"))
-        publish = partial(self._bucket_writer.publish_operation, may_hide=may_hide)
+        publish = partial(self._bucket_writer.publish_operation, may_hide=self._rejections.may_hide(item))
         result = await self._send(item, publish, item.record)
         await self._results.done(item, result)
 

@@ -17,7 +17,14 @@ from typing import TypeGuard
 import trio
 
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.nodes import FileVersion, Node, Operation, QueuedChange, dropped_row
+from fusecache.engine.namespace.nodes import (
+    FileVersion,
+    Node,
+    Operation,
+    QueuedChange,
+    attributes_of,
+    dropped_row,
+)
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.base_etags import BaseEtags, row_of
 from fusecache.engine.publish.bucket_writer import CREATES, REMOVES
@@ -38,6 +45,8 @@ log = logging.getLogger(__name__)
 
 # Newest conflicts kept in memory; the journal has every one that no person has resolved yet.
 CONFLICTS_REMEMBERED = 1000
+# A name that was free in a listing of this age is free for a directory: a HEAD would tell little more.
+LISTED_SECONDS = 1.0
 
 
 class PublishListener:
@@ -90,6 +99,7 @@ class Rejections:
         self.conflicts: dict[str, str] = {}
         self.base_etags = BaseEtags(tree, queue, journal)
         self.commit_markers = CommitMarkers(tree, queue, write.states, lambda: self.rejected)
+        lookup.watch_hidden(self._on_hidden)
 
     @property
     def rejected(self) -> list[QueuedChange]:
@@ -193,16 +203,28 @@ class Rejections:
             return False
         if self._tree.key(node) != item.record.key:
             return False
-        return self._lookup.is_listed_as_directory(node.parent, node.name)
+        return any(row.is_directory for row in self._lookup.listed(node.parent, node.name)[0])
 
-    def set_aside(self, item: Operation, hidden: ObjectInfo) -> list[Change]:
-        """The directory just made hides another client's file: rename that, so that both show; return the rows."""
-        key, number = item.record.key, item.sequence
+    def may_hide(self, item: Operation) -> bool:
+        """Return whether a directory's marker may hide another client's file: a HEAD tells, unless a listing does."""
+        node = item.node
+        if item.record.kind is not OperationKind.MKDIR or self._queue.for_key(item.record.key.rstrip("/")):
+            return False  # the file is our own, and goes
+        if node is None or node.parent is None:
+            return True
+        rows, seen = self._lookup.listed(node.parent, node.name)
+        if any(row.is_directory for row in rows):
+            return False  # it shows already, and is empty now
+        return bool(rows) or seen < trio.current_time() - LISTED_SECONDS
+
+    def set_aside(self, hidden: ObjectInfo, node: Node | None = None) -> list[Change]:
+        """A directory hides a file, one of which another client made: rename the file; return the rows."""
+        number = self._journal.next_number()
         copy_key = self._free_conflict_key(hidden.key, number)
-        error = ObjectChanged(f"{hidden.key}: another client made a file of this name")
-        self._record_conflict(key, copy_key, hidden.size, error, number)
+        error = ObjectChanged(f"{hidden.key}: one client made a file of this name, another a directory")
+        self._record_conflict(hidden.key + "/", copy_key, hidden.size, error, number)
         record = OperationRecord(
-            self._journal.next_number(),
+            number,
             OperationKind.RENAME,
             hidden.key,
             copy_key,
@@ -210,16 +232,34 @@ class Rejections:
             size=hidden.size,
             modified=hidden.modified,
             uuid=str(uuid.uuid4()),
-            link=symlink_target(hidden.metadata),
+            attributes=attributes_of(node) if node is not None else None,
+            link=symlink_target(hidden.metadata) if node is None else node.target,
         )
         self._tree.add_tombstone(hidden.key)
-        self._queue.add(Operation(record, None))
+        self._queue.add(Operation(record, node))
+        if node is not None:
+            self._tree.hold_local(node)
+            self._show_as(node, hidden.key, copy_key)
         return [PutOperation(record)]
+
+    def _on_hidden(self, ours: Node) -> None:
+        if ours.object is not None:
+            self._journal.submit(*self.set_aside(ours.object, ours))
+
+    def _show_as(self, node: Node, key: str, copy_key: str) -> None:
+        """Have the local version show under the name of a conflict's copy."""
+        parent, name = node.parent, node.name
+        if parent is None:
+            return
+        folder = parent
+        for _ in range(key.count("/") - copy_key.count("/")):
+            folder = folder.parent or folder
+        self._tree.move(node, folder, copy_key.rpartition("/")[2])
+        self._listener.on_name_lost(parent, name)
 
     async def _conflict(self, item: QueuedChange, error: FusecacheError) -> None:
         """Another client changed the key first: keep both versions."""
         node = item.node
-        parent, name = (node.parent, node.name) if node is not None else (None, "")
         if isinstance(item, FileVersion):
             key = item.record.key
             copy_key = self._free_conflict_key(key, item.sequence)
@@ -228,14 +268,10 @@ class Rejections:
             self._preparer.restart(item)
             record = item.transition_to(FileState.SEALED, key=copy_key, base_etag=None)
             self._queue.add(item)
-            if node is not None and parent is not None and self._tree.key(node) == key:
+            if node is not None and self._tree.is_linked(node) and self._tree.key(node) == key:
                 # The name shows the remote version from now on. The local one, and what writers still add to it, goes
                 # by the name of the copy.
-                folder = parent
-                for _ in range(key.count("/") - copy_key.count("/")):
-                    folder = folder.parent or folder
-                self._tree.move(node, folder, copy_key.rpartition("/")[2])
-                self._listener.on_name_lost(parent, name)
+                self._show_as(node, key, copy_key)
             rows = [*self.base_etags.update(key, None), *self._placement.retarget(key, copy_key)]
             follower = next(iter(self._queue.for_key(key)), None)
             if isinstance(follower, Operation) and follower.record.kind is OperationKind.RENAME:

@@ -116,21 +116,12 @@ class PublishResults:
         if item in self._queue:  # else it was rejected before
             self._queue.remove(item, published=True)
         forgotten = self._rejections.forget(item.changed_keys())
-        changes: list[Change] = [DropOperation(item.sequence), *forgotten]
-        for key, etag in result.shows.items():
-            is_new = result.version is not None and result.version.key == key
-            changes += self._base_etags.update(key, etag, result.version if is_new else None)
-            self._listener.on_published(key)
-            if rejected_before(self._tree.find(key)) is None:
-                changes += self._placement.queue_deletes(key)
-        if result.hidden is not None:
-            changes += self._rejections.set_aside(item, result.hidden)
+        changes: list[Change] = [DropOperation(item.sequence), *forgotten, *self._shown(result)]
         record, node = item.record, item.node
         version = result.version
         if node is not None and version is not None and record.kind is OperationKind.RENAME:
             version = _with_metadata(version, node.object, record)
-            known = node.object.modified if node.object is not None else 0.0
-            changes += self._kept_attributes(version, attributes_of(node), known)
+            changes += self._kept_attributes(version, attributes_of(node), record.modified)
         if record.kind in REMOVES:
             self._tree.clear_tombstone(record.key, gone=True)
             self._listener.on_gone(record.key, record.source_etag or record.base_etag)
@@ -144,6 +135,19 @@ class PublishResults:
                 self._lookup.on_removed(version)
             self._tree.release_local(node)
         await self._journal.submit_batched(*changes).committed()
+
+    def _shown(self, result: PublishResult) -> list[Change]:
+        """Let other changes of the keys know what the bucket shows now; return the rows."""
+        changes: list[Change] = []
+        for key, etag in result.shows.items():
+            is_new = result.version is not None and result.version.key == key
+            changes += self._base_etags.update(key, etag, result.version if is_new else None)
+            self._listener.on_published(key)
+            if rejected_before(self._tree.find(key)) is None:
+                changes += self._placement.queue_deletes(key)
+        if result.hidden is not None:
+            changes += self._rejections.set_aside(result.hidden)
+        return changes
 
     def _kept_attributes(
         self, published: ObjectInfo, attributes: PosixAttributes, written: float

@@ -1,12 +1,13 @@
 """Finds out what the keys may do, and what an S3 store does with the preconditions of writes.
 
 `ask_conditions` sends one write, which must fail, so that it leaves nothing behind even if its answer is lost.
-`test_conditions` needs an object, and a dozen requests: once for each bucket, as a store's answer may depend on the
+`test_conditions` needs two objects, and some 15 requests: once for each bucket, as a store's answer may depend on the
 bucket's versioning (Ceph 16.2.15 refuses every If-Match of a PUT then, and ignores those of uploads in parts).
 """
 
 import base64
 import hashlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,9 +18,10 @@ from fusecache.remote.http.xml_store import completion, text_of
 from fusecache.remote.protocol.headers import bare_etag, quoted_etag
 from fusecache.remote.store import ConditionalWrites
 
+# Of one key, as R2 allows (developers.cloudflare.com/r2/platform/limits).
+_WRITE_INTERVAL_SECONDS = 1.0
+_THROTTLED_MAX = 3
 _NONE = {"if-none-match": "*"}
-# Statuses of answers to a condition.
-_REFUSALS = (404, 409, 412, 501)
 
 
 def ask_conditions(http: SignedHttp, what: str, key: str) -> ConditionalWrites:
@@ -28,125 +30,133 @@ def ask_conditions(http: SignedHttp, what: str, key: str) -> ConditionalWrites:
     KEPT: a false If-Match was refused; whether a true one is accepted is not known.
     Raises RemoteError if the keys may not write.
     """
+    place = _Object(http, what, key, throttled_max=0)
     try:
         # Of an object that does not exist: no ETag matches.
-        _put(http, what, key, b"", {"if-match": quoted_etag("0" * 32)})
+        place.send("PUT", _match("0" * 32), data=b"")
     except RemoteError as exc:
         # AWS answers 404 for an object that is not there.
         if exc.status in (404, 409, 412) and not isinstance(exc, BucketMissing):
             return ConditionalWrites.KEPT
         # A store without conditions. AWS answers 403 to keys that may write but not read: they cannot compare ETags.
-        if exc.status in (403, 501) and _may_upload(http, what, key):
+        if exc.status in (403, 501) and place.may_upload():
             return ConditionalWrites.REFUSED if exc.status == 501 else ConditionalWrites.UNKNOWN
         raise
     return ConditionalWrites.IGNORED
 
 
 def test_conditions(http: SignedHttp, what: str, key: str) -> ConditionalWrites:
-    """Write a small object with true and false conditions, in one request and in parts; remove it again.
+    """Write two small objects with true and false conditions, in one request and in parts; remove them again.
 
-    key: of no object. Raises RemoteError if a request fails for another reason than its condition.
+    key: their keys begin with it; of no object. Each is written once and replaced once. Raises RemoteError if a request
+    fails for another reason than its condition.
     """
-    test = _Test(http, what, key)
+    whole, in_parts = (_Object(http, what, f"{key}-{number}") for number in (1, 2))
     try:
-        return test.run()
+        return _found(whole, in_parts)
     finally:
-        test.remove()
+        whole.remove()
+        in_parts.remove()
+
+
+def _found(whole: "_Object", in_parts: "_Object") -> ConditionalWrites:
+    first, other = whole.put(b"1", _NONE), in_parts.put(b"2", _NONE)
+    if first is None or other is None:
+        return ConditionalWrites.REFUSED
+    if whole.put(b"3", _NONE) is not None or whole.put(b"3", _match(other)) is not None:
+        return ConditionalWrites.IGNORED
+    is_false_refused = not in_parts.is_put_in_parts(first)
+    # Ceph 16 compares If-Match with its quotes.
+    if whole.put(b"4", _match(first)) is None and whole.put(b"4", {"if-match": first}) is None:
+        return ConditionalWrites.REFUSED
+    is_kept = is_false_refused and in_parts.is_put_in_parts(other)
+    return ConditionalWrites.KEPT if is_kept else ConditionalWrites.NOT_OF_PARTS
 
 
 @dataclass(slots=True)
-class _Test:
+class _Object:
     http: SignedHttp
     what: str
     key: str
     # Of a bucket with versioning: a DELETE of each removes all of the object.
     versions: set[str] = field(default_factory=set)
     uploads: list[str] = field(default_factory=list)
+    may_have_more: bool = False  # a request failed, or it has no versions
+    throttled_max: int = _THROTTLED_MAX
 
-    def run(self) -> ConditionalWrites:
-        first = self._put(b"1", _NONE)
-        if first is None:
-            return ConditionalWrites.REFUSED
-        if self._put(b"2", _NONE) is not None:
-            return ConditionalWrites.IGNORED
-        # Ceph 16 compares If-Match with its quotes.
-        second = self._put(b"3", {"if-match": quoted_etag(first)}) or self._put(b"3", {"if-match": first})
-        if second is None:
-            return ConditionalWrites.REFUSED
-        if self._put(b"4", {"if-match": quoted_etag(first)}) is not None:
-            return ConditionalWrites.IGNORED
-        is_kept = not self._puts_in_parts(first) and self._puts_in_parts(second)
-        return ConditionalWrites.KEPT if is_kept else ConditionalWrites.NOT_OF_PARTS
+    def put(self, data: bytes, condition: Mapping[str, str]) -> str | None:
+        """Return the ETag of the object; None if the condition was refused."""
+        reply = self._written("PUT", condition, data=data)
+        return None if reply is None else bare_etag(reply.headers["etag"])
+
+    def is_put_in_parts(self, etag: str) -> bool:
+        """Replace that version by an upload in parts; return whether the condition was met."""
+        upload_id = text_of(self.send("POST", {}, query="uploads=").body, "UploadId")
+        self.uploads.append(upload_id)
+        part = self.send("PUT", {}, query=part_query(upload_id, 1), data=b"5").headers["etag"]
+        query, body = query_of({"uploadId": upload_id}), completion([bare_etag(part)])
+        if self._written("POST", _match(etag), query=query, data=body) is None:
+            return False
+        self.uploads.remove(upload_id)
+        return True
 
     def remove(self) -> None:
-        """Remove what is there now; failures are no reason to stop a mount."""
+        """Remove all that may be there; failures are no reason to stop a mount."""
         for upload_id in self.uploads:
             self._delete(uploadId=upload_id)
-        removed = [self._delete(versionId=each) for each in self.versions]
-        if not removed or not all(removed):  # not all keys may delete versions
+        for version in self.versions:
+            # Not all keys may delete versions.
+            self.may_have_more |= not self._delete(versionId=version)
+        if self.may_have_more:
             self._delete()
+
+    def may_upload(self) -> bool:
+        """Return whether the keys may send a part: of an upload that does not exist, so that nothing is stored."""
+        try:
+            self.send("PUT", {}, query=part_query("none", 1), data=b"")
+        except RemoteError as exc:
+            return isinstance(exc, UploadLost)
+        return False
+
+    def send(self, method: str, headers: Mapping[str, str], *, query: str = "", data: bytes = b"") -> Reply:
+        """Send a request, again while the store says that the key is written too often."""
+        digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode("ascii")
+        if method == "PUT":
+            headers = {**headers, "content-md5": digest}
+        for _ in range(self.throttled_max):
+            try:
+                return self.http.call(self.what, method, self.key, headers, query=query, body=data)
+            except RemoteError as exc:
+                if exc.status not in (429, 503):
+                    raise
+                time.sleep(_WRITE_INTERVAL_SECONDS)
+        return self.http.call(self.what, method, self.key, headers, query=query, body=data)
+
+    def _written(
+        self, method: str, condition: Mapping[str, str], *, query: str = "", data: bytes
+    ) -> Reply | None:
+        """Send a request that makes a version; return None if its condition was refused."""
+        before, self.may_have_more = self.may_have_more, True
+        try:
+            reply = self.send(method, condition, query=query, data=data)
+        except RemoteError as exc:
+            if exc.status not in (404, 409, 412, 501):
+                raise
+            self.may_have_more = before
+            return None
+        # "null" is the version of a bucket whose versioning is suspended: the next write replaces it.
+        if (version := reply.headers.get("x-amz-version-id", "null")) != "null":
+            self.versions.add(version)
+            self.may_have_more = before
+        return reply
 
     def _delete(self, **query: str) -> bool:
         try:
-            self.http.call(self.what, "DELETE", self.key, query=query_of(query))
+            self.send("DELETE", {}, query=query_of(query))
         except RemoteError:
             return False
         return True
 
-    def _put(self, data: bytes, condition: Mapping[str, str]) -> str | None:
-        """Return the ETag of the object; None if the condition was refused."""
-        try:
-            reply = _put(self.http, self.what, self.key, data, condition)
-        except RemoteError as exc:
-            if exc.status not in _REFUSALS:
-                raise
-            return None
-        self._remember(reply)
-        return bare_etag(reply.headers["etag"])
 
-    def _puts_in_parts(self, etag: str) -> bool:
-        """Return whether an upload in parts replaces that version."""
-        begun = self.http.call(self.what, "POST", self.key, query="uploads=")
-        upload_id = text_of(begun.body, "UploadId")
-        self.uploads.append(upload_id)
-        part = _put(self.http, self.what, self.key, b"5", query=part_query(upload_id, 1)).headers["etag"]
-        condition, query = {"if-match": quoted_etag(etag)}, query_of({"uploadId": upload_id})
-        try:
-            reply = self.http.call(
-                self.what, "POST", self.key, condition, query=query, body=completion([bare_etag(part)])
-            )
-        except RemoteError as exc:
-            if exc.status not in _REFUSALS:
-                raise
-            return False
-        self.uploads.remove(upload_id)
-        self._remember(reply)
-        return True
-
-    def _remember(self, reply: Reply) -> None:
-        # "null" is the version of a bucket whose versioning is suspended: the next write replaces it.
-        version = reply.headers.get("x-amz-version-id", "null")
-        if version != "null":
-            self.versions.add(version)
-
-
-def _put(
-    http: SignedHttp,
-    what: str,
-    key: str,
-    data: bytes,
-    headers: Mapping[str, str] | None = None,
-    query: str = "",
-) -> Reply:
-    digest = hashlib.md5(data, usedforsecurity=False).digest()
-    md5 = {"content-md5": base64.b64encode(digest).decode("ascii")}
-    return http.call(what, "PUT", key, {**(headers or {}), **md5}, query=query, body=data)
-
-
-def _may_upload(http: SignedHttp, what: str, key: str) -> bool:
-    """Return whether the keys may send a part: of an upload that does not exist, so that nothing is stored."""
-    try:
-        _put(http, what, key, b"", query=part_query("none", 1))
-    except RemoteError as exc:
-        return isinstance(exc, UploadLost)
-    return False
+def _match(etag: str) -> dict[str, str]:
+    return {"if-match": quoted_etag(etag)}
