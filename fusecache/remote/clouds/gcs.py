@@ -7,7 +7,6 @@ belongs to an ETag. The completion of a multipart upload takes none at all: a HE
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from fusecache.model.errors import ObjectChanged, ObjectMissing
 from fusecache.model.objects import ObjectId
 from fusecache.remote.http.store import whole_response
 from fusecache.remote.http.xml_store import XmlStore, text_of
@@ -62,17 +61,6 @@ class GcsStore(XmlStore):
 
     def _generation(self, key: str, etag: str | None) -> str:
         """Return the generation of a version; "0" for None: no object. Raises ObjectChanged if there is another."""
-        try:
-            found = self._head(key)
-        except ObjectMissing as exc:
-            if etag is None:
-                return "0"
-            raise ObjectChanged(f"{self._place}/{key} no longer exists: not replaced") from exc
-        self._require_version(key, found, etag)
+        found = self._head_of_version(key, etag)
         with whole_response(f"HEAD {self._place}/{key}"):
-            return found[_GENERATION]
-
-    def _require_version(self, key: str, found: Mapping[str, str], etag: str | None) -> None:
-        there = self._etag_of(key, found)
-        if there != etag:
-            raise ObjectChanged(f"{self._place}/{key}: expected {etag or 'none'}, found {there}")
+            return "0" if found is None else found[_GENERATION]

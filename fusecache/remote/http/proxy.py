@@ -1,4 +1,4 @@
-"""The HTTP proxy that the environment names: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, also in lower case."""
+"""The HTTP proxy that the environment names: HTTP_PROXY, HTTPS_PROXY and NO_PROXY, also in lower case."""
 
 import base64
 import socket
@@ -23,8 +23,8 @@ class Proxy:
 
 def proxy_for(url: str) -> Proxy | None:
     """Return the proxy for requests to a URL; None if they go straight there. Raises ConfigError."""
-    target, named = urlsplit(url), getproxies()
-    chosen = named.get(target.scheme) or named.get("all")
+    target = urlsplit(url)
+    chosen = getproxies().get(target.scheme)
     if not chosen or proxy_bypass(target.netloc):
         return None
     parts = urlsplit(chosen if "://" in chosen else f"http://{chosen}")

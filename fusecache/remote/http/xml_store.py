@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import datetime
 from urllib.parse import unquote_plus
 
-from fusecache.model.errors import ObjectMissing, UploadLost
+from fusecache.model.errors import ObjectChanged, ObjectMissing, UploadLost
 from fusecache.model.objects import UnfinishedUpload
 from fusecache.remote.http.put import part_query
 from fusecache.remote.http.signed_requests import query_of
@@ -104,6 +104,25 @@ class XmlStore(HttpStore):
     def _conditions_of_parts(self, key: str, condition: Condition | None) -> dict[str, str]:
         """Return the headers for the precondition of an upload's end. Raises ObjectChanged."""
         raise NotImplementedError
+
+    def _require_version(self, key: str, found: Mapping[str, str], etag: str | None) -> None:
+        there = self._etag_of(key, found)
+        if there != etag:
+            raise ObjectChanged(f"{self._place}/{key}: expected {etag or 'none'}, found {there}")
+
+    def _head_of_version(self, key: str, etag: str | None) -> Mapping[str, str] | None:
+        """Return what a HEAD says of a version; None for None: no object. Raises ObjectChanged for another version.
+
+        It takes the place of a precondition, where a request has none. Not atomic.
+        """
+        try:
+            found = self._head(key)
+        except ObjectMissing as exc:
+            if etag is None:
+                return None
+            raise ObjectChanged(f"{self._place}/{key} no longer exists: not replaced") from exc
+        self._require_version(key, found, etag)
+        return found
 
     def _begin_upload(self, key: str, headers: Mapping[str, str]) -> str:
         with self._named("CREATE UPLOAD", key, "creates") as what, whole_response(what):

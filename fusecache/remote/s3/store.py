@@ -160,7 +160,7 @@ class S3Store(XmlStore):
         asks = self._endpoint.is_r2 or bool(self._settings.storage_class)
         if asks or metadata is not None or size is None or size > self._transport.single_copy_bytes:
             found = self._head(source.key)
-            self._require_version(source, found)
+            self._require_version(source.key, found, source.etag)
             # A store that has classes names that of every object but those of the standard one.
             storage_class = found.get(_STORAGE_CLASS) or ("STANDARD" if self._settings.storage_class else "")
             if storage_class:
@@ -180,7 +180,7 @@ class S3Store(XmlStore):
             value = "*" if condition.etag is None else quoted_etag(condition.etag)
             headers[f"cf-copy-destination-if-{name}"] = value
         elif condition is not None:
-            self._require_condition(key, condition)
+            self._head_of_version(key, condition.etag)
         with self._named(f"COPY from {source.key!r}", key, "copies") as what, whole_response(what):
             return bare_etag(text_of(self._http.call(what, "PUT", key, headers).body, "ETag"))
 
@@ -200,9 +200,9 @@ class S3Store(XmlStore):
                     etags.append(bare_etag(text_of(reply.body, "ETag")))
             # R2's part copies take no precondition on the source. The version is checked before the first part and
             # after the last, so every part is from that version.
-            self._require_version(source, self._head(source.key))
+            self._require_version(source.key, self._head(source.key), source.etag)
             if condition is not None:
-                self._require_condition(key, condition)
+                self._head_of_version(key, condition.etag)
             return self.complete_multipart(key, upload_id, etags, condition=condition)
         except FusecacheError:
             # Abandoned parts cost storage for a week. If the abort fails, raise the copy's error regardless.
@@ -220,24 +220,6 @@ class S3Store(XmlStore):
             for name, value in found.items()
             if name in STANDARD_HEADERS or name.startswith(self.metadata_prefix)
         }
-
-    def _require_version(self, source: ObjectId, found: Mapping[str, str]) -> None:
-        etag = self._etag_of(source.key, found)
-        if etag != source.etag:
-            raise ObjectChanged(
-                f"{self._place}/{source.key} is now version {etag}, not {source.etag}: not copied"
-            )
-
-    def _require_condition(self, key: str, condition: Condition) -> None:
-        """Check the destination with a HEAD, for endpoints whose copies take no precondition. Not atomic."""
-        try:
-            found: str | None = self._etag_of(key, self._head(key))
-        except ObjectMissing:
-            found = None
-        if found != condition.etag:
-            raise ObjectChanged(
-                f"{self._place}/{key}: expected {condition.etag or 'none'}, found {found or 'none'}"
-            )
 
     # ---- bulk deletes
 
