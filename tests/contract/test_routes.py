@@ -138,6 +138,8 @@ def test_other_clouds_go_through_the_proxy_too(
 )
 def test_a_proxy_that_cannot_be_used_is_refused(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     monkeypatch.setenv("HTTPS_PROXY", proxy)
+    monkeypatch.setenv("ALL_PROXY", "socks5://other")  # for programs that know such proxies
+    s3("http://far.invalid")
     with pytest.raises(
         ConfigError, match=r"HTTPS_PROXY = .*http://HOST:PORT.*add far\.invalid to NO_PROXY"
     ) as caught:
