@@ -206,7 +206,8 @@ class SignedHttp:
             raise Unavailable(
                 f"{request.what}: the response is incomplete, or longer than {RESPONSE_BYTES} bytes"
             )
-        connection.is_clean = not answer.will_close
+        is_exact = len(rest) <= len(received) or "transfer-encoding" in headers
+        connection.is_clean = is_exact and not answer.will_close
         if status not in SUCCESS or _LATE_ERROR.match(received):
             raise error_of_body(request.what, answer, received)
         return Reply(headers, received)

@@ -130,15 +130,14 @@ def _chain_keys(session: botocore.session.Session) -> ReadOnlyCredentials:
 
 
 def _configured_url(session: botocore.session.Session) -> str | None:
-    """Return the endpoint that the environment or the profile names: for S3, else for all services."""
+    """Return the endpoint that environment or profile name: for S3, else for all services. Raises ConfigError."""
     if session.get_config_variable("ignore_configured_endpoint_urls"):
         return None
     config = session.get_scoped_config()
     services = session.full_config.get("services", {}).get(config.get("services", ""), {})
     named = [os.environ.get(name) for name in URL_VARIABLES[1:]]
-    return next(
-        filter(None, [*named, services.get("s3", {}).get("endpoint_url"), config.get("endpoint_url")]), None
-    )
+    named += [services.get("s3", {}).get("endpoint_url"), config.get("endpoint_url")]
+    return next((Endpoint(url).url for url in named if url), None)
 
 
 def _aws_url(session: botocore.session.Session, region: str) -> str:
