@@ -309,6 +309,7 @@ check: $(VENV)/.installed ## format, lint, types, layers; under a minute
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest --quiet tests/test_layers.py tests/test_prose.py tests/unit/docs \
 	    tests/cases/test_table.py
+	@$(VENV)/bin/python -m tests.support.rooms --report
 
 .PHONY: fmt
 fmt: $(VENV)/.installed ## format, and mend what ruff can

@@ -100,10 +100,6 @@ JUDGES: Mapping[str, Judge] = {
     "order-py1e": _several(
         _at_most("seconds", 2.0, "CPU seconds", "s"), _at_most("memory_bytes", 150, "memory", "MB", 1e-6)
     ),
-    "order-machine": _several(
-        _at_most("seconds", 15.0, "seconds, once a machine", "s"),
-        _at_most("memory_bytes", 100, "memory of a process", "MB", 1e-6),
-    ),
     "order-native": _several(
         _at_most("batch_seconds", 10, "first batch of an epoch", "ms", 1e3),
         _at_most("memory_bytes", 100, "memory", "MB", 1e-6),

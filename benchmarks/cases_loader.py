@@ -122,11 +122,9 @@ def steady(case: str, share: int, ranks: int, bench: Bench, origin: Origin) -> N
 
 
 def orders(bench: Bench, origin: Origin) -> None:
-    """Orders of 10**7 samples (py1e) and 10**9 (native), and how soon the first batch is there; 10**8 for a machine."""
+    """Orders of 10**7 samples (py1e) and 10**9 (native), and how soon the first batch is there."""
     for case, name, samples in (("order-py1e", "py1e", 10**7), ("order-native", "native", 10**9)):
         bench.record(f"{case} {origin.name}", "fusecache", partial(_order, name, samples))
-    folder = bench.directory / "orders"
-    bench.record(f"order-machine {origin.name}", "fusecache", partial(_machine_order, folder))
 
 
 def index(bench: Bench, origin: Origin) -> None:
@@ -285,18 +283,6 @@ def _fetched_share(counted: dict[str, Any], policy: str) -> dict[str, float]:
 def _order(name: str, samples: int) -> dict[str, float]:
     answer = load("order", name=name, samples=samples, shard_samples=8190)
     return _only(answer, "seconds", "batch_seconds", "memory_bytes")
-
-
-def _machine_order(folder: Path) -> dict[str, float]:
-    """seconds: of the process that makes the order. memory_bytes: of that one, or of one that maps it."""
-    try:
-        maker, other = (
-            load("machine-order", samples=10**8, shard_samples=8190, folder=str(folder)) for _ in range(2)
-        )
-    finally:
-        remove_folder(folder)
-    memory_bytes = max(maker["memory_bytes"], other["memory_bytes"])
-    return {"seconds": float(maker["seconds"]), "memory_bytes": float(memory_bytes)}
 
 
 def _import(words: str) -> dict[str, float]:

@@ -23,7 +23,7 @@ from benchmarks.loading_peers import READERS, WRITERS, Epoch, Reader, cleanups
 from benchmarks.processes import DescendantsWatch, drop_pages, tree
 from benchmarks.samples import CONTEXT, DeliveryError, check_count, check_delivery, make_value
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
-from loader.order import EpochOrders, OrderFiles, OrderSpec, StreamTable, batch_plan
+from loader.order import EpochOrders, OrderSpec, StreamTable, batch_plan
 
 CANONICAL_NODES = 8
 # Samples of a block of the shuffle where the cache is small: 8 blocks at a time are an eighth of the shards. The usual
@@ -349,24 +349,6 @@ def order(name: str, samples: int, shard_samples: int) -> dict[str, Any]:
     }
 
 
-def machine_order(samples: int, shard_samples: int, folder: str) -> dict[str, Any]:
-    """Make the order that the processes of a machine share, or map it, and go through a rank's part of the epoch.
-
-    seconds: of the clock, until the first batch. memory_bytes: the most that the process had, pages of the file too.
-    """
-    sizes = np.full(samples // shard_samples, shard_samples, np.int64)
-    spec = OrderSpec("py1e")
-    began = time.monotonic()
-    table = StreamTable.of(sizes, [sizes.size], spec)
-    epoch_orders = EpochOrders(table, spec, OrderFiles(Path(folder), "benchmark"))
-    plan = batch_plan(epoch_orders, World(0, 8, 8), 512, drop_last=True)
-    plan.batch(0, 0, 0)
-    seconds = time.monotonic() - began
-    for number in range(plan.batches(0, drop_last=True)):
-        plan.batch(0, 0, number)
-    return {"seconds": seconds, "memory_bytes": _peak_bytes()}
-
-
 def _peak_bytes() -> int:
     # Not ru_maxrss, which begins with what the process had that started this one.
     status = Path("/proc/self/status").read_text()
@@ -388,7 +370,6 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "steady": steady,
     "policies": policies,
     "order": order,
-    "machine-order": machine_order,
     "index": open_index,
 }
 

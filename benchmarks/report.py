@@ -84,7 +84,6 @@ SHOWN = {
     "steady-25": Shown("fetched an epoch, cache 25 %", "fetched_share", _share),
     "ranks-50": Shown("the same by 8 ranks of one node", "fetched_share", _share),
     "order-py1e": Shown("order of 10 000 000, py1e", "seconds", _seconds),
-    "order-machine": Shown("order of 100 000 000 samples, py1e, once a machine", "seconds", _seconds),
     "order-native": Shown("first batch of 1 000 000 000, native", "batch_seconds", _seconds),
     "index": Shown("index of 1 000 000 shards", "seconds", _seconds),
     "import": Shown("import", "seconds", _seconds),

@@ -16,7 +16,6 @@ from fusecache.cli.main import make_parser
 from fusecache.config.bucket_options import TABLE_KEYS as BUCKET_KEYS
 from fusecache.config.endpoint_options import TABLE_KEYS
 from fusecache.config.options import FIELDS, VARIABLE_PREFIX, add_flags
-from fusecache.config.profiles import PROFILES
 from tests.support import ROOT
 from tests.support.node import Bucket, running_node
 
@@ -296,16 +295,6 @@ def _options() -> Iterator[str]:
     for name, item in FIELDS.items():
         text = helps.get(name) or item.metadata["help"]
         yield f"| `{name}` | {_cell(text)} |"
-    yield ""
-    yield "### Profiles"
-    yield ""
-    yield "`profile_for` changes these defaults. An option that is set in the file, a variable or a flag wins."
-    yield ""
-    yield "| profile | default | why |"
-    yield "|---|---|---|"
-    for kind, defaults in PROFILES.items():
-        for each in defaults:
-            yield f"| `{kind}` | `{each.name}` = {each.text} | {each.reason} |"
     yield ""
 
 

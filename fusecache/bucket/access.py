@@ -26,7 +26,7 @@ from fusecache.model.errors import (
     Unavailable,
 )
 from fusecache.model.objects import Extent, ObjectId
-from fusecache.policy.access import (
+from fusecache.policy.key_rights import (
     CONDITIONAL,
     DELETE,
     GET,

@@ -5,7 +5,7 @@ from contextlib import closing
 from typing import Any
 
 from fusecache.bucket.address import BucketKeys, Place, open_store
-from fusecache.engine.admin.uploads import UploadsInUse, UploadSurvey, survey_bucket
+from fusecache.engine.admin.upload_survey import UploadsInUse, UploadSurvey, survey_bucket
 
 
 def bucket_uploads(

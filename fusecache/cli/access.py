@@ -16,7 +16,7 @@ from fusecache.cli.sources import SCHEME, add_source_flags, split_source
 from fusecache.config.key_families import key_family
 from fusecache.config.options import load_options
 from fusecache.model.errors import ConfigError
-from fusecache.policy.access import RIGHTS, KeyRole, unknown_rights, wrong_rights
+from fusecache.policy.key_rights import RIGHTS, KeyRole, unknown_rights, wrong_rights
 
 if TYPE_CHECKING:
     from fusecache.bucket.access import Finding, ProbedKey

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fusecache.config.profiles import PROFILES, profiles_text
 from fusecache.config.values import (
     Duration,
     as_bucket,
@@ -281,15 +280,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitoringOptions:
-    """What the mount is for, what it logs, and where monitoring reads its numbers: a group of `MountOptions`."""
-
-    profile_for: str | None = option(
-        one_of(*PROFILES),
-        f"other defaults, for a kind of use; what is set anywhere wins over them. {profiles_text()}",
-        default=None,
-        default_text="none",
-        metavar="|".join(PROFILES),
-    )
+    """What the mount logs, and where monitoring reads its numbers: a group of `MountOptions`."""
 
     log_level: str = option(
         one_of("debug", "info", "warning", "error"),

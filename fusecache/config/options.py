@@ -31,7 +31,6 @@ from fusecache.config.option_groups import (
     WritebackOptions,
     option,
 )
-from fusecache.config.profiles import profile_defaults
 from fusecache.config.values import (
     Duration,
     as_flag,
@@ -376,7 +375,6 @@ def load_options(
         if value is not None
     }
     values: dict[str, Any] = {name: _parse(name, value, label) for name, (value, label) in chosen.items()}
-    values = profile_defaults(values.get("profile_for")) | values
     values |= resolve_places(values, content, buckets, environment, label=str(config_path or "the options"))
     for name in ("source", "mountpoint"):
         if name not in values:

@@ -6,13 +6,14 @@ Each function gives constructors what they work with. Who hears of what is in `e
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from fusecache.disk.native import dirty_limit_bytes
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.admin.inspector import Inspector
 from fusecache.engine.admin.pinning import PinnedKeys, PinnedObjects
-from fusecache.engine.admin.uploads import UploadAdmin
+from fusecache.engine.admin.upload_survey import UploadAdmin
 from fusecache.engine.admin.warmup import WarmupRunner
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
 from fusecache.engine.durability.drain import Drain
@@ -21,17 +22,7 @@ from fusecache.engine.durability.remote_fsync import RemoteFsync
 from fusecache.engine.durability.request_costs import RequestCosts
 from fusecache.engine.durability.status import QueueStatus
 from fusecache.engine.durability.sync import Sync
-from fusecache.engine.events import (
-    EventTargets,
-    InspectorEvents,
-    MetadataEvents,
-    NamespaceEvents,
-    PublishEvents,
-    QueueEvents,
-    TreeEvents,
-    UploadEvents,
-    WriteEvents,
-)
+from fusecache.engine.events import EngineEvents
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.paths import Paths
 from fusecache.engine.namespace.symlinks import Symlinks
@@ -109,7 +100,6 @@ class WriteBack:
     """Local changes, and how they get into the bucket."""
 
     write: WriteParts
-    write_events: WriteEvents
     backpressure: Backpressure
     snapshots: OpenFileSnapshots
     uploaders: ByBucket[MultipartUploader]
@@ -168,33 +158,34 @@ def open_storage(
         )
 
 
-def build_names(storage: Storage, options: EngineOptions, targets: EventTargets, tasks: Tasks) -> Names:
+def build_names(storage: Storage, options: EngineOptions, events: EngineEvents, tasks: Tasks) -> Names:
     """Build the tree, the queue and the lookup."""
     cache, prefixes = storage.cache, options.prefixes
     tree = Tree(
         options.prefix,
         options.ownership,
-        TreeEvents(targets),
+        events,
         {name: each.read_only for name, each in options.buckets.items()},
         0 if options.predecessor is None else options.predecessor.start,
         lambda key: storage.journal_rows.attributes(key, ""),
     )
-    queue = WritebackQueue(QueueEvents(targets), prefixes, options.order_last)
+    queue = WritebackQueue(events, prefixes, options.order_last)
 
     def make_client(name: str) -> MetadataClient:
         return MetadataClient(
             storage.store,
             storage.offload,
             cache.limit_of(name) if name in options.buckets else RequestLimit(1),
-            MetadataEvents(targets, name),
+            on_unresponsive=events.on_unresponsive,
+            on_granted=partial(events.on_granted, name),
             prefix=prefixes.get(name, ""),
             writes_by_other_keys=options.buckets.get(name, BucketAccess()).writes_by_other_keys,
         )
 
     # The first client of several buckets is that of the folder of all buckets, which sends no request.
     names = options.buckets if "" in options.buckets else ("", *options.buckets)
-    clients = targets.metadata_clients = ByBucket(names, make_client)
-    lookup = targets.lookup = Lookup(
+    clients = events.metadata_clients = ByBucket(names, make_client)
+    lookup = events.lookup = Lookup(
         tree,
         storage.listings,
         clients,
@@ -210,13 +201,12 @@ def build_names(storage: Storage, options: EngineOptions, targets: EventTargets,
 
 
 def build_write_back(
-    storage: Storage, names: Names, options: EngineOptions, targets: EventTargets, tasks: TaskNursery
+    storage: Storage, names: Names, options: EngineOptions, events: EngineEvents, tasks: TaskNursery
 ) -> WriteBack:
     """Build what carries a change from a program's call to the bucket."""
     tree, queue, lookup = names.tree, names.queue, names.lookup
     store, offload, cache, journal = storage.store, storage.offload, storage.cache, storage.journal
     backpressure = Backpressure(cache, queue, store)
-    write_events = WriteEvents(targets)
     write = build_write_parts(
         tree,
         cache,
@@ -225,11 +215,11 @@ def build_write_back(
         queue,
         offload,
         backpressure,
-        write_events,
+        events,
         WriteOptions(options.local_only, options.temp_names),
         storage.boot_id,
     )
-    targets.sibling_readahead = SiblingReadahead(tree, lookup, cache, names.hints)
+    events.sibling_readahead = SiblingReadahead(tree, lookup, cache, names.hints)
     offloads = ByBucket(options.buckets, lambda name: offload.with_own_threads() if name else offload)
 
     def make_uploader(name: str) -> MultipartUploader:
@@ -242,12 +232,12 @@ def build_write_back(
             cache.limit_of(name),
             queue,
             options.temp_names,
-            UploadEvents(targets),
+            events,
             tasks,
         )
 
-    uploaders = targets.uploaders = ByBucket(options.buckets, make_uploader)
-    preparers = targets.preparers = ByBucket(
+    uploaders = events.uploaders = ByBucket(options.buckets, make_uploader)
+    preparers = events.preparers = ByBucket(
         options.buckets, lambda name: Preparer(uploaders.of(name), cache, journal, offload, tasks)
     )
     bucket_writer = BucketWriter(primary_of(store), str(storage.empty_file))
@@ -270,10 +260,10 @@ def build_write_back(
             temp_names=options.temp_names,
             delete_delay=options.delete_delay,
             last_wins=options.last_wins,
-            listener=PublishEvents(targets),
+            events=events,
         )
 
-    publisher = targets.publisher = Publishers(ByBucket(options.buckets, make_publisher))
+    publisher = events.publisher = Publishers(ByBucket(options.buckets, make_publisher))
     remote_fsync = RemoteFsync(
         tree,
         write,
@@ -284,7 +274,7 @@ def build_write_back(
         is_remote=options.fsync_is_remote,
         settle_seconds=options.settle_seconds,
     )
-    snapshots = targets.snapshots = OpenFileSnapshots(
+    snapshots = events.snapshots = OpenFileSnapshots(
         tree, write.states, write.snapshots, queue, cache, snapshot_seconds=options.snapshot_seconds
     )
     namespace_ops = NamespaceOps(
@@ -294,13 +284,12 @@ def build_write_back(
         queue,
         journal,
         names.metadata_clients,
-        NamespaceEvents(targets),
+        events,
         ImmutableDirectories(tree, options.immutable),
     )
-    conflict_log = targets.conflict_log = ConflictLog(journal)
+    conflict_log = events.conflict_log = ConflictLog(journal)
     return WriteBack(
         write,
-        write_events,
         backpressure,
         snapshots,
         uploaders,
@@ -318,14 +307,14 @@ def build_services(
     write_back: WriteBack,
     options: EngineOptions,
     pinned: PinnedKeys,
-    targets: EventTargets,
+    events: EngineEvents,
     tasks: TaskNursery,
 ) -> Services:
     """Build what answers commands and queries."""
     tree, queue, resolve = names.tree, names.queue, names.paths.resolve
     cache, clients = storage.cache, names.metadata_clients
     publisher, write, conflict_log = write_back.publisher, write_back.write, write_back.conflict_log
-    pinned_objects = targets.pinned = PinnedObjects(cache, clients, pinned, tasks)
+    pinned_objects = events.pinned = PinnedObjects(cache, clients, pinned, tasks)
     status = QueueStatus(
         tree,
         queue,
@@ -338,12 +327,12 @@ def build_services(
         clients,
         keys_from=ByBucket(options.buckets, lambda name: options.buckets[name].keys_from),
     )
-    quarantine = targets.quarantine = Quarantine(
+    quarantine = events.quarantine = Quarantine(
         tree,
         names.lookup,
         write_back.namespace_ops,
         write,
-        write_back.write_events,
+        events,
         queue,
         storage.journal,
         publisher,
@@ -366,7 +355,7 @@ def build_services(
     )
     return Services(
         WarmupRunner(tree, clients, cache, resolve, tasks),
-        Inspector(tree, clients, cache, names.symlinks, resolve, InspectorEvents(targets)),
+        Inspector(tree, clients, cache, names.symlinks, resolve, events),
         UploadAdmin(tree, clients, storage.journal_rows),
         pinned_objects,
         status,

@@ -17,7 +17,8 @@ from fusecache.engine.admin.pinning import PinnedKeys
 from fusecache.engine.assembly import Tasks, build_names, build_services, build_write_back, open_storage
 from fusecache.engine.durability.pending import Pending
 from fusecache.engine.durability.sync import Durability
-from fusecache.engine.events import EventTargets, KernelListener
+from fusecache.engine.events import EngineEvents
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileHandle, Node, Operation, QueuedChange
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.recovery.journal_replay import ReplayResult, rebuild_tree
@@ -45,21 +46,21 @@ class FileSystem:
         offload: Offload,
         options: EngineOptions,
         supervisor: Supervisor,
-        kernel: KernelListener | None = None,
+        kernel: Events | None = None,
     ) -> None:
         """Open the cache directory (blocking). Raises StateError, LocalDiskError.
 
         kernel: hears what the kernel must forget.
         """
         self.options = options
-        targets = EventTargets(kernel or KernelListener())
+        events = EngineEvents(kernel or Events())
         pinned = PinnedKeys(options.pin, options.prefix)
         self._tasks = tasks = Tasks(supervisor)
         self._storage = storage = open_storage(store, offload, options, pinned, supervisor)
-        self._names = names = build_names(storage, options, targets, tasks)
-        self._write_back = write_back = build_write_back(storage, names, options, targets, tasks.clients)
+        self._names = names = build_names(storage, options, events, tasks)
+        self._write_back = write_back = build_write_back(storage, names, options, events, tasks.clients)
         self._services = services = build_services(
-            storage, names, write_back, options, pinned, targets, tasks.clients
+            storage, names, write_back, options, pinned, events, tasks.clients
         )
         self.cache, self.journal = storage.cache, storage.journal
         self.tree, self.queue, self.lookup, self.hints = names.tree, names.queue, names.lookup, names.hints

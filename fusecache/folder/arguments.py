@@ -1,18 +1,14 @@
 """The arguments of `pull`, `push` and `watch`. What the commands do is in `commands.py`, which needs the engine."""
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from fusecache.cli.extras import require_extra
-from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, MountOptions, add_flags, load_options
+from fusecache.config.options import FLAG_VALUES_TEXT, add_flags
 from fusecache.config.values import Duration, as_argument
 from fusecache.folder.patience import GIVE_UP_SECONDS
-from fusecache.model.errors import ConfigError
-from fusecache.model.names import CONTROL_NAME
 
 # Of the options of a mount, what the requests to the bucket need.
 _OPTIONS = (
@@ -116,20 +112,3 @@ def _runs(command: str) -> Callable[[argparse.Namespace, Sequence[str]], int]:
         return status
 
     return run
-
-
-def folder_options(arguments: argparse.Namespace, *, read_only: bool) -> MountOptions:
-    """Return the options of a mount that the folder would be. Raises ConfigError."""
-    config = arguments.config or os.environ.get("FUSECACHE_CONFIG") or None
-    own = Path(os.path.abspath(arguments.folder)) / CONTROL_NAME
-    flags: dict[str, Any] = {name: getattr(arguments, name, None) for name in FIELDS}
-    flags |= {"mountpoint": str(own / "none"), "read_only": read_only}
-    flags["cache_dir"] = flags["cache_dir"] or str(own / "engine")
-    options = load_options(
-        flags, os.environ, config_path=None if config is None else Path(config), user_id=os.geteuid()
-    )
-    if options.requests.buckets:
-        raise ConfigError(
-            "a folder belongs to one bucket: remove the [[bucket]] tables from the configuration"
-        )
-    return options

@@ -3,19 +3,21 @@
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import trio
 
 from fusecache.cli.say import print_line, say
-from fusecache.config.options import MountOptions
+from fusecache.config.options import FIELDS, MountOptions, load_options
 from fusecache.daemon.connect import connect, endpoint_of, identity_of
 from fusecache.daemon.disk_check import check_disk
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
-from fusecache.folder.arguments import folder_options
 from fusecache.folder.follow import followed
 from fusecache.folder.listing import list_bucket
 from fusecache.folder.local_folder import LocalFolder, check_folder
@@ -30,7 +32,7 @@ from fusecache.folder.publishing import (
 )
 from fusecache.folder.pull import WORKERS, Pull, PullReport
 from fusecache.folder.watching import FolderPasses, Show
-from fusecache.model.errors import FolderError, FusecacheError
+from fusecache.model.errors import ConfigError, FolderError, FusecacheError
 from fusecache.model.format_text import count_text, size_text
 from fusecache.model.names import CONTROL_NAME
 from fusecache.mount.launch import READY, Parent, start_in_background
@@ -200,3 +202,20 @@ def _say_names(verb: str, reasons: dict[str, str]) -> None:
         say(f"{verb}: {name}: {why}")
     if len(reasons) > _NAMES_SHOWN:
         say(f"{verb}: {len(reasons) - _NAMES_SHOWN} more; --json names all")
+
+
+def folder_options(arguments: argparse.Namespace, *, read_only: bool) -> MountOptions:
+    """Return the options of a mount that the folder would be. Raises ConfigError."""
+    config = arguments.config or os.environ.get("FUSECACHE_CONFIG") or None
+    own = Path(os.path.abspath(arguments.folder)) / CONTROL_NAME
+    flags: dict[str, Any] = {name: getattr(arguments, name, None) for name in FIELDS}
+    flags |= {"mountpoint": str(own / "none"), "read_only": read_only}
+    flags["cache_dir"] = flags["cache_dir"] or str(own / "engine")
+    options = load_options(
+        flags, os.environ, config_path=None if config is None else Path(config), user_id=os.geteuid()
+    )
+    if options.requests.buckets:
+        raise ConfigError(
+            "a folder belongs to one bucket: remove the [[bucket]] tables from the configuration"
+        )
+    return options

@@ -5,20 +5,20 @@ from contextlib import suppress
 
 import trio
 
-from fusecache.engine.events import KernelListener
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import Node
 from fusecache.fs.kept_files import KeptFiles
 from fusecache.fuse.library import FuseSession
 
 
-class KernelCaches(KernelListener):
+class KernelCaches(Events):
     """The kernel's caches of one mount."""
 
     def __init__(self, kept: KeptFiles) -> None:
         self._kept = kept
         self._session: FuseSession | None = None
 
-    def on_moved(self, node: Node) -> None:
+    def on_node_moved(self, node: Node) -> None:
         """Keep what a successor must know of an open file or a directory."""
         self._kept.on_moved(node)
 
@@ -26,7 +26,7 @@ class KernelCaches(KernelListener):
         """Keep what a successor must know of an open file."""
         self._kept.on_changed(node)
 
-    def on_dropped(self, node: Node) -> None:
+    def on_node_dropped(self, node: Node) -> None:
         """A successor need not know of it."""
         self._kept.on_forgotten([node.number])
 

@@ -25,7 +25,6 @@ from loader.mds.index import INDEX_NAME, Index, join_indices, read_index
 from loader.mds.record_table import RecordTable, Sample, TableSchema
 from loader.mds.shard_reader import DECOMPRESSED_CACHE_BYTES, ReadOptions, ShardReader, dataset_directory
 from loader.mds.stream import Stream
-from loader.mds.watchdog import STALL_SECONDS
 from loader.order.spec import Weight
 
 Where = str | Path | Stream
@@ -40,7 +39,6 @@ class MDSDataset:
     check_hashes: before the first sample of a shard is read, compare the shard with the hashes in its index.
     decompressed_cache_bytes: limit in bytes (or as "200GB") for decompressed shards, in the memory of each process, or
     in cache_folder, which all processes of a machine share. The dataset's own directory is never written to.
-    stall_seconds: log a warning when a read lasts longer.
     The arrays of a sample are writable views into its own memory, or into memory shared with the samples that were
     requested together with it.
     Raises DatasetError if an index is missing or damaged, or has no hashes for check_hashes. Raises ArgumentError for
@@ -56,7 +54,6 @@ class MDSDataset:
         check_hashes: bool = False,
         decompressed_cache_bytes: int | str = DECOMPRESSED_CACHE_BYTES,
         cache_folder: str | Path | None = None,
-        stall_seconds: float = STALL_SECONDS,
     ) -> None:
         streams = _streams(path, split)
         parts = [
@@ -76,7 +73,6 @@ class MDSDataset:
             decompressed_cache_bytes=byte_count(decompressed_cache_bytes, "decompressed_cache_bytes"),
             cache_folder=None if cache_folder is None else os.fspath(cache_folder),
             check_hashes=self._index.hashes is not None,
-            stall_seconds=stall_seconds,
         )
         self._reader = ShardReader(self._index, options)
         self._prepare()

@@ -28,7 +28,6 @@ from loader.base.single_flight import SingleFlight
 from loader.errors import LoaderError, ShardError
 from loader.mds.decompressed_cache import DecompressedCache, ThrashingDetector
 from loader.mds.index import Index
-from loader.mds.watchdog import STALL_SECONDS
 
 # Well below the usual limit of 1024 open files a process, which leaves descriptors for the trainer.
 OPEN_FILES = 256
@@ -86,7 +85,7 @@ class ReadOptions:
     open_files: cached descriptors; during a read, a thread may hold as many more. offset_cache_bytes: cached offset
     tables. decompressed_cache_bytes: decompressed shards, in memory or in cache_folder, which all processes of a
     machine share; the dataset's own directory is refused. check_hashes: compare each shard with the hashes in the
-    index before its first sample is read. stall_seconds: log a warning when a read lasts longer.
+    index before its first sample is read.
     """
 
     open_files: int = OPEN_FILES
@@ -94,7 +93,6 @@ class ReadOptions:
     decompressed_cache_bytes: int = DECOMPRESSED_CACHE_BYTES
     cache_folder: str | None = None
     check_hashes: bool = False
-    stall_seconds: float = STALL_SECONDS
 
 
 class ShardFiles:

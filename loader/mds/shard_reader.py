@@ -9,7 +9,6 @@ Safe for threads and for fork. A pickled copy starts with empty caches.
 
 import os
 from collections.abc import Callable
-from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,7 @@ from loader.mds.shard_files import (
     OpenShardFile,
     ReadOptions,
     ShardFiles,
-    path_of,
 )
-from loader.mds.watchdog import Watchdog
 from loader.order.spec import Ids
 
 __all__ = ["DECOMPRESSED_CACHE_BYTES", "VERIFY_HINT", "ReadOptions", "ShardReader", "dataset_directory"]
@@ -43,7 +40,7 @@ _FEW = 16
 # through a DataLoader, one read each against one call: 7.0 and 7.9 µs for 96 records, 5.9 and 6.4 for 192, 5.5 and 5.4
 # for 256 (2 busy cores, Linux 6.18).
 _FEW_RECORDS = 192
-# This many values are read before the watchdog learns of progress. If they take 30 s, about a second each, it warns.
+# Values that are read at once: as many files stay open.
 _BLOBS_TOGETHER = 32
 # A sample begins with the size of each variable value.
 _SIZE_BYTES = 4
@@ -76,7 +73,6 @@ class ShardReader:
         self._sized: set[int] = set()
         # Shard -> the offset of its first record, where all records have one size.
         self._first_records: dict[int, int] = {}
-        self._watchdog = Watchdog(partial(_describe, self._index), stall_seconds=self._options.stall_seconds)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_index": self._index, "_options": self._options}
@@ -95,11 +91,7 @@ class ShardReader:
         The buffers are bytearrays if the shard has columns whose values are views into them. Raises ShardError, naming
         shard, bytes and samples, if that fails.
         """
-        self._watchdog.begin(shard)
-        try:
-            return self._read_many(shard, samples)
-        finally:
-            self._watchdog.end()
+        return self._read_many(shard, samples)
 
     def read_records(self, shards: Ids, samples: Ids, block: NDArray[np.uint8]) -> bool:
         """Fill each row of a block with a fixed-size sample; the samples may come from several shards.
@@ -115,23 +107,19 @@ class ShardReader:
         firsts = index.raw_bytes[used] - counts * size
         if (firsts < 4 * (counts + 2)).any():
             return False
-        self._watchdog.begin(int(shards[0]), used.size)
-        try:
-            if self._some_packed:
-                if any(map(self._files.is_in_memory, used.tolist())):
-                    return False
-                self._files.thrashing.samples_read += len(block)
-            starts = firsts[which] + samples * size
-            if used.size <= self._options.open_files:
-                self._read_batched(used, which, starts, block, shards, samples)
-            else:
-                # Consecutive rows, not rows of the same shards: those would have to be copied into place.
-                for first in range(0, len(block), self._options.open_files):
-                    part = slice(first, first + self._options.open_files)
-                    some, where = np.unique(shards[part], return_inverse=True)
-                    self._read_batched(some, where, starts[part], block[part], shards[part], samples[part])
-        finally:
-            self._watchdog.end()
+        if self._some_packed:
+            if any(map(self._files.is_in_memory, used.tolist())):
+                return False
+            self._files.thrashing.samples_read += len(block)
+        starts = firsts[which] + samples * size
+        if used.size <= self._options.open_files:
+            self._read_batched(used, which, starts, block, shards, samples)
+        else:
+            # Consecutive rows, not rows of the same shards: those would have to be copied into place.
+            for first in range(0, len(block), self._options.open_files):
+                part = slice(first, first + self._options.open_files)
+                some, where = np.unique(shards[part], return_inverse=True)
+                self._read_batched(some, where, starts[part], block[part], shards[part], samples[part])
         return True
 
     def _read_few_records(self, shards: list[int], samples: list[int], block: NDArray[np.uint8]) -> bool:
@@ -145,22 +133,18 @@ class ShardReader:
                 return False
             firsts[shard] = first
         view, preadv = memoryview(block.reshape(-1).data), os.preadv
-        self._watchdog.begin(shards[0], len(used))
-        try:
-            # Hold the files until this returns, so that an eviction does not close them.
-            files = {shard: self._files.file(shard) for shard in used}
-            start = 0
-            for shard, sample in zip(shards, samples, strict=True):
-                stop = start + size
-                try:
-                    got = preadv(files[shard].fd, (view[start:stop],), firsts[shard] + sample * size)
-                except OSError:
-                    got = -1
-                if got != size:
-                    view[start:stop] = self._read_many(shard, [sample])[0]
-                start = stop
-        finally:
-            self._watchdog.end()
+        # Hold the files until this returns, so that an eviction does not close them.
+        files = {shard: self._files.file(shard) for shard in used}
+        start = 0
+        for shard, sample in zip(shards, samples, strict=True):
+            stop = start + size
+            try:
+                got = preadv(files[shard].fd, (view[start:stop],), firsts[shard] + sample * size)
+            except OSError:
+                got = -1
+            if got != size:
+                view[start:stop] = self._read_many(shard, [sample])[0]
+            start = stop
         return True
 
     def _read_batched(
@@ -190,8 +174,6 @@ class ShardReader:
                 blobs = self._read_few_blobs(shards[part], samples[part], head, tail)
             except OSError:
                 return None
-            finally:
-                self._watchdog.end()
             if blobs is None:
                 return None
             found += blobs
@@ -202,7 +184,7 @@ class ShardReader:
     def _read_few_blobs(
         self, shards: list[int], samples: list[int], head: int, tail: int
     ) -> list[tuple[bytes, bytearray]] | None:
-        """Like `read_blobs`, for at most `open_files` samples. The caller ends the watch. Raises OSError too."""
+        """Like `read_blobs`, for at most `open_files` samples. Raises OSError too."""
         lead, around = _SIZE_BYTES + head, _SIZE_BYTES + head + tail
         opened: dict[int, _OpenedShard] = {}
         blobs: list[tuple[int, int, int]] = []
@@ -218,7 +200,6 @@ class ShardReader:
             start = offset(sample)
             blobs.append((fd, offset(sample + 1) - start - around, start + lead))
         pread = os.pread
-        self._watchdog.begin(shards[0], len(opened))
         values = [pread(fd, size, start) for fd, size, start in blobs]  # OSError for a size below 0
         if [*map(len, values)] != [size for _, size, _ in blobs]:
             return None
@@ -232,7 +213,6 @@ class ShardReader:
 
     def _opened(self, shard: int, sample: int, around: int) -> "_OpenedShard | None":
         """Open a shard; None if it is in memory, or if its table contradicts this sample."""
-        self._watchdog.begin(shard)
         if self._some_packed and self._files.is_in_memory(shard):
             return None
         file, offsets = self._files.file(shard), self._files.table(shard)
@@ -310,13 +290,6 @@ def _keep_freed_memory() -> None:
     Linux 6.18).
     """
     np.empty(_LARGEST_MALLOC, np.uint8)
-
-
-def _describe(index: Index, shard: int) -> str:
-    # Not a method: a watchdog that refers to its reader would keep the reader and its files alive.
-    first = int(index.samples[:shard].sum())
-    last = first + int(index.samples[shard]) - 1
-    return f"path={path_of(index, shard)} shard={shard} samples={first}..{last}"
 
 
 def _hull(extents: list[tuple[int, int]]) -> tuple[int, int]:

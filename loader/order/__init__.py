@@ -7,7 +7,7 @@ state and does not know torch. The steps:
 1. `spec`: the settings. `streams`: how many samples, and which, an epoch takes of each stream and shard (*units*).
 2. `shuffles`: StreamingDataset's, over stored ids. `bijection` and `native`: the native order, computed.
 3. `rank_partition`: the positions that global batches are cut from, and each rank's part. `epoch_order`: the ids at
-   these positions, computed, in memory, or in a file that the processes of a machine share (`order_files`).
+   these positions, computed, or in memory.
 4. `batching`: the positions of global batch b, for each way to mix streams.
 
 Invariants: 1. The set of samples of a complete global batch does not depend on the world (except with
@@ -17,7 +17,6 @@ Invariants: 1. The set of samples of a complete global batch does not depend on 
 from loader.order.batching import BatchPlan, batch_plan
 from loader.order.epoch_order import EpochOrders, ordered_ids
 from loader.order.native import NativePartition, NativeRun, native_units
-from loader.order.order_files import OrderFiles
 from loader.order.rank_partition import RankPartition, rank_positions, samples_per_rank
 from loader.order.shuffles import shuffle_units
 from loader.order.spec import (
@@ -45,7 +44,6 @@ __all__ = [
     "EpochOrders",
     "NativePartition",
     "NativeRun",
-    "OrderFiles",
     "OrderSpec",
     "RankPartition",
     "StreamTable",

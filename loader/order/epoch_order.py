@@ -1,4 +1,4 @@
-"""The ids of an epoch in order, by position: computed, held in memory, or mapped from a file.
+"""The ids of an epoch in order, by position: computed, or held in memory.
 
 An `EpochOrder` covers all streams, or a single one. Its ids at positions below `length_of_any_world` are the same on
 every world.
@@ -14,34 +14,23 @@ import numpy as np
 from loader.base.single_flight import SingleFlight
 from loader.errors import OrderError
 from loader.order.native import NativePartition, NativeRun, native_units
-from loader.order.order_files import OrderFiles, release_pages
 from loader.order.rank_partition import RankPartition
 from loader.order.shuffles import shuffle_units
 from loader.order.spec import NATIVE, Ids, OrderSpec, Stored
 from loader.order.streams import CHUNK_SAMPLES, StreamTable, id_type, sampled_units
 
-# Each rank reads other parts of a mapped order, and the kernel counts their pages as its own. The pages of this many
-# samples are a few MB; releasing them takes less than a millisecond.
-HELD_SAMPLES = 1 << 20
-
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class StoredOrder:
-    """An order in memory or in a mapped file. ids: (samples,) in shuffled order, row after row."""
+    """An order in memory. ids: (samples,) in shuffled order, row after row."""
 
     ids: Stored
     canonical_nodes: int
-    _taken: int = 0
 
     def at(self, positions: Ids, nodes: int = 1) -> Ids:
         """Return (positions,) int64, the ids at these positions, as partitioned for `nodes` nodes."""
-        found: Ids = self.ids[
-            RankPartition(self.ids.size, self.canonical_nodes, nodes).indices(positions)
-        ].astype(np.int64)
-        self._taken += found.size  # not atomic; a lost count does no harm
-        if self._taken >= HELD_SAMPLES:
-            self._taken = 0
-            release_pages(self.ids)
+        indices = RankPartition(self.ids.size, self.canonical_nodes, nodes).indices(positions)
+        found: Ids = self.ids[indices].astype(np.int64)
         return found
 
 
@@ -52,13 +41,12 @@ EpochOrder = StoredOrder | NativePartition
 class EpochOrders:
     """Makes the orders of a dataset's epochs, and keeps those of the epoch requested last.
 
-    cache: files for stored orders that the processes of a machine share; None: memory. A copy has an epoch of its own,
-    for another thread; an order that both use is made once and held once. A pickled copy shares nothing.
+    A copy has an epoch of its own, for another thread; an order that both use is made once and held once. A pickled
+    copy shares nothing.
     """
 
-    def __init__(self, table: StreamTable, spec: OrderSpec, cache: OrderFiles | None = None) -> None:
+    def __init__(self, table: StreamTable, spec: OrderSpec) -> None:
         self.table, self.spec = table, spec
-        self._cache = cache
         self._reset()
 
     def _reset(self) -> None:
@@ -93,7 +81,7 @@ class EpochOrders:
         return epoch_orders[stream]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"table": self.table, "spec": self.spec, "_cache": self._cache}
+        return {"table": self.table, "spec": self.spec}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -112,19 +100,10 @@ class EpochOrders:
     def _make_stored(self, epoch: int, stream: int | None) -> StoredOrder:
         spec, epoch_order = self.spec, self._stored.get((epoch, stream))
         if epoch_order is None:
-            epoch_order = self._stored[epoch, stream] = StoredOrder(self._ids(epoch, stream), spec.rows)
+            epoch_order = self._stored[epoch, stream] = StoredOrder(
+                ordered_ids(self.table, spec, epoch, stream), spec.rows
+            )
         return epoch_order
-
-    def _ids(self, epoch: int, stream: int | None) -> Stored:
-        spec = self.spec
-        if self._cache is None:
-            return ordered_ids(self.table, spec, epoch, stream)
-        return self._cache.get(
-            f"{epoch}-{'all' if stream is None else stream}",
-            self.samples(stream),
-            id_type(int(self.table.sizes.sum())),
-            lambda out: _order_into(out, self.table, spec, epoch, stream),
-        )
 
 
 def ordered_ids(table: StreamTable, spec: OrderSpec, epoch: int, stream: int | None = None) -> Stored:
@@ -157,4 +136,3 @@ def _order_into(out: Stored, table: StreamTable, spec: OrderSpec, epoch: int, st
         for first in range(0, out.size, CHUNK_SAMPLES):
             part = out[first : first + CHUNK_SAMPLES]
             part[:] = ids[part]
-            release_pages(out)

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.errors import OrderError
-from loader.order.order_files import release_pages
 from loader.order.radix import order_of_positions
 from loader.order.spec import STREAMING_ORDERS, Ids, Stored
 from loader.order.streams import CHUNK_SAMPLES, id_type
@@ -81,7 +80,6 @@ class _Spans:
             of = slice(spans[part], spans[part + 1] + 1)
             lengths = np.minimum(ends[of], stop) - np.maximum(ends[of] - self.sizes[of], first)
             ids[first:stop] = np.repeat(offsets[of], np.maximum(lengths, 0)) + np.arange(first, stop)
-            release_pages(ids)
 
     def nodes(self) -> Iterator[Ids]:
         """Yield the span sizes of each canonical node."""
@@ -126,7 +124,6 @@ def _shuffle_slices(ids: Stored, sizes: Ids, generator: np.random.Generator) -> 
         generator.shuffle(ids[offset : offset + size])
         offset += size
         if offset - held >= CHUNK_SAMPLES:
-            release_pages(ids)
             held = offset
 
 
@@ -162,7 +159,6 @@ def _shuffle_py1br(spans: _Spans, generator: np.random.Generator, block_size: in
         for first, last in blocks:
             generator.shuffle(ids[first:last])
             if last - held >= CHUNK_SAMPLES:
-                release_pages(ids)
                 held = last
 
 
@@ -238,7 +234,6 @@ def _sort_by_place(ids: Stored, runs: Iterator[NDArray[np.float64]], block_size:
             places[:left], samples[:left] = places[:held][kept], samples[:held][kept]
             ids[done : drawn - left] = sorted_samples
             done = drawn - left
-        release_pages(ids)
 
 
 def _shuffle_py2s(units: Ids, canonical_nodes: int, seed: int, epoch: int, out: Stored) -> None:

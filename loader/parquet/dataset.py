@@ -5,7 +5,7 @@
 
 A row group is read and decoded as a whole, and cached while the cache has room. So choose an order that uses no more
 row groups at a time than fit into the cache (`block_size`, `canonical_nodes`). The dataset logs a warning if it
-decodes the same row groups repeatedly. It writes nothing. Besides the watchdog, no thread or process outlives a call.
+decodes the same row groups repeatedly. It writes nothing. No thread or process outlives a call.
 """
 
 import hashlib
@@ -33,7 +33,6 @@ from loader.mds.index import Index
 from loader.mds.index_parser import Schema
 from loader.mds.packed_names import PackedNames
 from loader.mds.record_table import RecordTable, Sample
-from loader.mds.watchdog import STALL_SECONDS, Watchdog
 from loader.parquet.arrow_values import Column, column_values, ordered, with_values_in_place
 from loader.parquet.row_groups import (
     OpenParquetFile,
@@ -63,7 +62,6 @@ class ParquetDataset:
     path: a file, a directory, or a list of them. A directory stands for every .parquet file below it, except where a
     part of the path begins with "." or "_". columns: the columns of the samples; None: all. cache_bytes: limit in bytes
     for decoded row groups in each process; the last one always stays. With 0, repeated decoding is not logged.
-    stall_seconds: log a warning when a read lasts longer.
 
     Values: int64 as int, other numbers as numpy scalars, text as str, binary as bytes, null as None. Lists of numbers
     are writable numpy arrays. All other types are as pyarrow's `to_pylist` returns them.
@@ -77,11 +75,10 @@ class ParquetDataset:
         columns: Sequence[str] | None = None,
         *,
         cache_bytes: int | str = CACHE_BYTES,
-        stall_seconds: float = STALL_SECONDS,
     ) -> None:
         optional_module("pyarrow", why="Parquet")
         self._paths, self._names = parquet_files(path)
-        self._cache_bytes, self._stall_seconds = byte_count(cache_bytes, "cache_bytes"), stall_seconds
+        self._cache_bytes = byte_count(cache_bytes, "cache_bytes")
         footers = read_footers(self._paths)
         first = footers[0].schema
         self._columns = chosen_columns(self._paths[0], first, columns)
@@ -96,9 +93,6 @@ class ParquetDataset:
     def _prepare(self) -> None:
         self._ends = np.cumsum(self._sizes)
         self._group_ends = np.cumsum(self._groups)
-        self._watchdog = Watchdog(
-            _Names(self._paths, self._group_ends, self._ends), stall_seconds=self._stall_seconds
-        )
         self._reset()
 
     def _reset(self) -> None:
@@ -113,7 +107,7 @@ class ParquetDataset:
         self._thrashing = ThrashingDetector(_THRASHING_TEXT, rows, self._cache_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
-        rebuilt = ("_ends", "_group_ends", "_watchdog", *_CACHES)
+        rebuilt = ("_ends", "_group_ends", *_CACHES)
         return {name: value for name, value in self.__dict__.items() if name not in rebuilt}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -287,7 +281,6 @@ class ParquetDataset:
     def _read(self, group: int) -> Any:
         file, within = self._place(group)
         arrow = optional_module("pyarrow", why="Parquet")
-        self._watchdog.begin(group)
         try:
             found = self._file(file).read(within, self._columns)
             if found.num_rows != self._sizes[group]:
@@ -295,8 +288,6 @@ class ParquetDataset:
             return with_values_in_place(arrow, found)
         except (OSError, DatasetError, ShardError, arrow.ArrowException) as problem:
             raise self._failed(group, problem) from problem
-        finally:
-            self._watchdog.end()
 
     def _place(self, group: int) -> tuple[int, int]:
         """Return the file of a row group, and its number in the file."""
@@ -328,15 +319,3 @@ class ParquetDataset:
             f"{self._paths[file]}, row group {within}, samples "
             f"{last - int(self._sizes[group])} to {last - 1}: {cause}. {remedy}"
         )
-
-
-class _Names:
-    """Names a row group for the watchdog. A reference to the dataset would keep the dataset's files open."""
-
-    def __init__(self, paths: list[str], group_ends: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        self._paths, self._group_ends, self._ends = paths, group_ends, ends
-
-    def __call__(self, group: int) -> str:
-        file = int(np.searchsorted(self._group_ends, group, side="right"))
-        first = int(self._ends[group - 1]) if group else 0
-        return f"path={self._paths[file]} row_group={group} samples={first}..{int(self._ends[group]) - 1}"

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -26,7 +25,6 @@ from loader.order import (
     DEFAULT_SEED,
     BatchPlan,
     EpochOrders,
-    OrderFiles,
     OrderSpec,
     StreamTable,
     Weight,
@@ -72,8 +70,7 @@ class ElasticBatchSampler:
     drop_last: drop the incomplete last global batch. False: its samples come as a smaller last batch, padded with
     repeats to the same number on each rank (the native order repeats none, so some ranks get one more).
     consumed_when_yielded: count a batch as consumed once it is handed out, for loaders that ask for the state at the
-    moment they take a batch (torchdata's StatefulDataLoader). cache_folder: local rank 0 of each machine writes an
-    epoch's order there and the others map it, worth it from 10 million samples; None: each process has its own copy.
+    moment they take a batch (torchdata's StatefulDataLoader).
 
     An iteration that ends normally moves on to the next epoch; `set_epoch` chooses one. An iteration that is aborted
     starts again at its beginning, even if a DataLoader's workers had already read to the end.
@@ -95,7 +92,6 @@ class ElasticBatchSampler:
         block_size: int = 0,
         drop_last: bool = True,
         consumed_when_yielded: bool = False,
-        cache_folder: str | Path | None = None,
     ) -> None:
         sizes, fingerprint = _shards(dataset)
         self._dataset = repr(dataset) if isinstance(dataset, SupportsShards) else ""
@@ -127,8 +123,7 @@ class ElasticBatchSampler:
         self._drop_last = drop_last
         self._consumed_when_yielded = consumed_when_yielded
         table = StreamTable.of(sizes, shards_per_stream, spec)
-        cache = None if cache_folder is None else self._cache(Path(cache_folder), table)
-        self._epoch_orders = EpochOrders(table, spec, cache)
+        self._epoch_orders = EpochOrders(table, spec)
         self._plan = self._make_plan()
         self._epoch = 0
         self._start = 0  # samples of the epoch consumed before the current iteration
@@ -304,11 +299,6 @@ class ElasticBatchSampler:
 
     def _make_plan(self) -> BatchPlan:
         return batch_plan(self._epoch_orders, self._world, self._global_batch_size, drop_last=self._drop_last)
-
-    def _cache(self, folder: Path, table: StreamTable) -> OrderFiles:
-        what = repr((self._fingerprint, self._spec, table.borders, table.choose))
-        identity = hashlib.blake2b(what.encode() + table.sizes.tobytes(), digest_size=16).hexdigest()
-        return OrderFiles(folder, identity, writes=self._world.machine.local_rank == 0)
 
     def _move(self, epoch: int, samples: int) -> None:
         length = self._plan.length

@@ -47,9 +47,8 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
     Arguments as in StreamingDataset 0.13. streams: made by `Stream` above, or loader.Stream. Differences: an epoch
     resumes only between two global batches; a shard that cannot be read raises at once; and device_per_stream ends
     when no batch is left for one of the ranks. hints: as in loader.fast.Loader; sent by the process that made the
-    dataset, not by its workers. decompressed_cache_bytes: as in MDSDataset. cache_folder: for decompressed shards as
-    in MDSDataset, and for stored orders as in ElasticBatchSampler. batch_size: without it, indexing works, but an
-    iteration raises ArgumentError, as in StreamingDataset.
+    dataset, not by its workers. decompressed_cache_bytes, cache_folder: as in MDSDataset. batch_size:
+    without it, indexing works, but an iteration raises ArgumentError, as in StreamingDataset.
     Raises LoaderError for what this class does not support, and OrderError for settings that cannot work. Raises
     ArgumentError (a ValueError, as in StreamingDataset) for streams together with local or remote, or neither.
     """
@@ -122,7 +121,6 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         )
         if not self.size:
             raise DatasetError("there are no samples: the dataset is empty")
-        self._cache_folder = cache_folder
         self._world = _world(replication)
         self._order: dict[str, Any] = {
             "order": shuffle_algo if shuffle else SEQUENTIAL,
@@ -378,7 +376,6 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
             order=spec,
             world=self._world,
             drop_last=spec.batching != "random",
-            cache_folder=self._cache_folder,
         )
 
 

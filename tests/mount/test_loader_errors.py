@@ -2,11 +2,9 @@
 
 import contextlib
 import gc
-import logging
 import os
 import re
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -243,32 +241,3 @@ def test_a_shard_that_is_replaced_while_it_is_open_is_an_error_not_a_mixture(
     assert len(seen) == first
     assert re.search(rf"{name} \(shard 0\): bytes 1\d+ to \d+, sample {LARGE_SAMPLES - 1}: ", said), said
     assert "Stale file handle; it was replaced" in said
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_read_that_the_bucket_does_not_answer_is_told_of_by_shard_and_age_and_then_goes_on(
-    place: Place, raw: dict[str, bytes], tmp_path: Path, workers: int
-) -> None:
-    upload(place.bucket, raw)
-    name = f"shard.{HARMED:05d}.mds"
-    key = f"{place.bucket.prefix}data/{name}"
-    place.bucket.control.faults(Fault(FaultAction.HOLD, operation="GetObject", key=key))
-    # So long no read lasts that the bucket answers: the word is of the held one.
-    dataset = MDSDataset(place.path / "data", stall_seconds=3)
-    first, stop = np.cumsum(dataset.shard_sizes)[[HARMED - 1, HARMED]].tolist()
-    log, seen = tmp_path / "log", []
-    handler = logging.FileHandler(log)  # forked workers write there, too
-    loop = threading.Thread(target=lambda: seen.extend(train(dataset, workers)[0]))
-    logging.getLogger("loader").addHandler(handler)
-    try:
-        loop.start()
-        path = re.escape(str(place.path / "data" / name))
-        wanted = rf"longest_seconds=\d+ \(path={path} shard={HARMED} samples={first}\.\.{stop - 1}"
-        wait_until(lambda: re.search(wanted, log.read_text()), "a word of the stalled read")
-        assert loop.is_alive()
-    finally:
-        place.bucket.control.clear_faults()
-        loop.join(60)
-        logging.getLogger("loader").removeHandler(handler)
-        handler.close()
-    assert sorted(seen) == list(range(SAMPLES))

@@ -179,6 +179,7 @@ def test_a_file_that_is_published_after_another_nodes_directory_is_a_conflict(
     for node in nodes:
         wait_until(lambda node=node: len(copies(node)) == 1, "the copy", seconds=KNOWN_SECONDS)
         assert (node.path / "dir" / copies(node)[0]).read_bytes() == b"of one"
+        wait_until((node.path / "dir/result/part-0").exists, "the directory", seconds=KNOWN_SECONDS)
         assert (node.path / "dir/result/part-0").read_bytes() == b"of two"
     status, said = sync_status(nodes[0])
     assert (status, "one client made a file of this name, another a directory" in said) == (3, True)

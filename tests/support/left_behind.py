@@ -24,7 +24,6 @@ Found = dict[tuple[str, object], str]
 # Patterns of names, as the message shows them, and why the thing may stay.
 ALLOWED = {
     r"thread Trio thread \d+": "trio's idle worker threads: a cache, each ends by itself after ten seconds",
-    r"thread loader-watchdog": "the loader's watchdog: one thread a process, begun by the first read",
     r"thread tqdm_monitor": "tqdm's own: one thread a process, begun by the first bar",
     r"descriptor .*/matplotlib/mpl-data/fonts/.*": "matplotlib keeps each font open that it has drawn with",
     r"descriptor .*/libuuid/clock\.txt": "libuuid keeps its clock open: one a process (azure-identity calls uuid1)",

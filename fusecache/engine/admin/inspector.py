@@ -9,6 +9,7 @@ import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.cache.maintenance import EvictResult
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.list_page import PAGE_NAMES, file_row, with_metadata
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.symlinks import Symlinks
@@ -58,13 +59,6 @@ class ScrubProgress:
         }
 
 
-class InspectorListener:
-    """Hears of commands. Does nothing unless overridden."""
-
-    async def on_evicted(self, inodes: list[int]) -> None:
-        """A user evicts these files: no copy of their bytes shall stay in memory either."""
-
-
 @dataclass(eq=False, repr=False)
 class Inspector:
     """Carries out `evict` and `check`. `resolve` finds the node of a path, or raises NotFound."""
@@ -74,7 +68,7 @@ class Inspector:
     _cache: BlockCache
     _symlinks: Symlinks
     _resolve: Callable[[str], Awaitable[Node]]
-    _listener: InspectorListener
+    _events: Events
     _checking: bool = field(init=False, default=False)
 
     async def evict(self, paths: list[str]) -> EvictResult:
@@ -109,9 +103,9 @@ class Inspector:
                 if each.kind is Kind.FILE and each.lookups and each.version is None and not each.writers:
                     inodes.append(each.number)
                 if len(inodes) >= _NODES_BETWEEN_CHECKPOINTS:
-                    await self._listener.on_evicted(inodes)
+                    await self._events.on_evicted(inodes)
                     inodes = []
-        await self._listener.on_evicted(inodes)
+        await self._events.on_evicted(inodes)
 
     async def check(self, path: str, progress: ScrubProgress) -> None:
         """Verify the cached blocks at or below a path. Then look for keys that no path names, and links not followed.

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import trio
 
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, in_use
 from fusecache.model.errors import FusecacheError, NotFound, NotPermitted, ReadOnly
 from fusecache.model.names import check_key
@@ -58,24 +59,6 @@ class _Tombstone:
     gone: float = float("-inf")
 
 
-class TreeListener:
-    """Hears of nodes that change or leave memory. Does nothing unless overridden."""
-
-    def on_listing_lost(self, directory: Node) -> None:
-        """The node of a listed directory was dropped: nothing refers to its listing any more."""
-
-    # The next two are called in the middle of a change, before its rows are submitted to the journal.
-
-    def on_moved(self, node: Node) -> None:
-        """A node got another name, or lost its name."""
-
-    def on_content_changed(self, node: Node) -> None:
-        """A node has another version here, or the bucket shows another one under its name."""
-
-    def on_dropped(self, node: Node) -> None:
-        """A node left memory: the kernel does not know its number."""
-
-
 class Tree:
     """Nodes by inode number and by name."""
 
@@ -83,7 +66,7 @@ class Tree:
         self,
         prefix: str,
         ownership: Ownership,
-        listener: TreeListener,
+        events: Events,
         buckets: Mapping[str, bool] = {"": False},
         starts: int = 0,
         kept_attributes: Callable[[str], PosixAttributes | None] = lambda _: None,
@@ -119,7 +102,7 @@ class Tree:
         # Callers that await an answer while nodes must stay; nodes to release when the last of them is done.
         self._freezes = 0
         self._unneeded: list[Node] = []
-        self._listener = listener
+        self._events = events
 
     def now(self) -> float:
         """The loop's time, which listings and tombstones are compared with."""
@@ -302,7 +285,7 @@ class Tree:
     def attach(self, node: Node, parent: Node, name: str) -> None:
         """Link a node without a name under a parent."""
         self._link(node, parent, name)
-        self._listener.on_moved(node)
+        self._events.on_node_moved(node)
 
     def _link(self, node: Node, parent: Node, name: str) -> None:
         if node.parent is not None or name in parent.children:
@@ -320,7 +303,7 @@ class Tree:
         node.parent = None
         self._add_local_refs(parent, -node.local_refs)
         self._note_nameless(node)
-        self._listener.on_moved(node)
+        self._events.on_node_moved(node)
         self._release(node)
         self._release(parent)
 
@@ -340,18 +323,18 @@ class Tree:
         self._forget_nameless(node)
         node.object = shown
         self._note_nameless(node)
-        self._listener.on_content_changed(node)
+        self._events.on_content_changed(node)
 
     def set_version(self, node: Node, version: FileVersion | None) -> None:
         """The node has this local content now; None: the bucket's version is its content."""
         node.version = version
-        self._listener.on_content_changed(node)
+        self._events.on_content_changed(node)
 
     def set_cached(self, node: Node, generation: int) -> None:
         """The cache has the bytes of this published content now, or the bucket alone."""
         if node.staged == generation:
             node.staged = 0
-            self._listener.on_content_changed(node)
+            self._events.on_content_changed(node)
 
     def set_write_error(self, node: Node, error: FusecacheError | None) -> None:
         """Bytes that a program wrote are missing in the node's content: nothing written after them is published.
@@ -359,11 +342,11 @@ class Tree:
         None: the last program that wrote it has heard of that.
         """
         node.write_error = error
-        self._listener.on_content_changed(node)
+        self._events.on_content_changed(node)
 
     def on_failed(self, node: Node) -> None:
         """A write to the node's version failed."""
-        self._listener.on_content_changed(node)
+        self._events.on_content_changed(node)
 
     def hold_local(self, node: Node) -> None:
         """Make the node authoritative for its name until each call is undone by `release_local`."""
@@ -499,9 +482,9 @@ class Tree:
             parent = step.parent
             self.nodes.pop(step.number, None)
             self._forget_nameless(step)
-            self._listener.on_dropped(step)
+            self._events.on_node_dropped(step)
             if step.is_listed:
-                self._listener.on_listing_lost(step)
+                self._events.on_listing_lost(step)
             if parent is not None:
                 del parent.children[step.name]
                 step.parent = None

@@ -14,6 +14,7 @@ import logging
 import posixpath
 import time
 
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import (
     FileVersion,
@@ -28,7 +29,6 @@ from fusecache.engine.namespace.nodes import (
 from fusecache.engine.namespace.tree import ROOT_USER, Tree, User
 from fusecache.engine.namespace_ops.directory_markers import DirectoryMarkers
 from fusecache.engine.namespace_ops.immutable import ImmutableDirectories
-from fusecache.engine.namespace_ops.listener import NamespaceListener
 from fusecache.engine.namespace_ops.operation_queue import OperationQueue
 from fusecache.engine.namespace_ops.rename import Rename
 from fusecache.engine.namespace_ops.rename_directory import DirectoryRename, check_replaceable
@@ -66,7 +66,7 @@ class NamespaceOps:
         queue: WritebackQueue,
         journal: JournalWriter,
         clients: ByBucket[MetadataClient],
-        listener: NamespaceListener,
+        events: Events,
         immutable: ImmutableDirectories,
     ) -> None:
         self._tree = tree
@@ -77,12 +77,12 @@ class NamespaceOps:
         self._local_only = write.local_only
         self._queue = queue
         self._journal = journal
-        self._listener = listener
+        self._events = events
         self._immutable = immutable
         self._operations = operations = OperationQueue(tree, write.disposal, queue, journal)
         self._rotation = rotation = CheckpointRotation(queue, self._dequeue, operations.requeue_last)
         self._markers = markers = DirectoryMarkers(tree, lookup, queue, operations)
-        self._rename = Rename(tree, write, queue, journal, operations, rotation, listener)
+        self._rename = Rename(tree, write, queue, journal, operations, rotation, events)
         self._directory_rename = DirectoryRename(
             tree, lookup, write.local_only, queue, journal, clients, markers, self._rename
         )
@@ -238,14 +238,14 @@ class NamespaceOps:
         raise AlreadyExists(f"{self._tree.path(there)}: exists")
 
     def _remove(self, node: Node, changes: list[Change]) -> None:
-        self._listener.on_removed(self._tree.key(node))
+        self._events.on_key_removed(self._tree.key(node))
         self._remove_content(node, changes)
         self._tree.detach(node)
 
     def _remove_hidden(self, key: str, hidden: ListedEntry, changes: list[Change]) -> None:
         """Remove what a directory hid: else `rm -r` would find a file in its place, and fail."""
         log.warning("removed, as the directory of its name is key=%s bytes=%d", key, hidden.size)
-        self._listener.on_removed(key)
+        self._events.on_key_removed(key)
         self._operations.add(None, OperationKind.DELETE, key, changes, base_etag=hidden.etag)
         self._tree.add_tombstone(key)
 

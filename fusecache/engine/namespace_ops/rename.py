@@ -7,6 +7,7 @@ Invariant: nothing here awaits. Rows are appended to `changes`, which the caller
 
 from dataclasses import dataclass, replace
 
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import (
     FileVersion,
     Node,
@@ -17,7 +18,6 @@ from fusecache.engine.namespace.nodes import (
     is_rename,
 )
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.namespace_ops.listener import NamespaceListener
 from fusecache.engine.namespace_ops.operation_queue import OperationQueue
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.parts import WriteParts
@@ -39,7 +39,7 @@ class Rename:
     _journal: JournalWriter
     _operations: OperationQueue
     _rotation: CheckpointRotation
-    _listener: NamespaceListener
+    _events: Events
 
     def __post_init__(self) -> None:
         self._states = self._write.states
@@ -54,7 +54,7 @@ class Rename:
         key_before = self._tree.key(node)
         base: str | None = None
         if target is not None:
-            self._listener.on_removed(self._tree.key(target))
+            self._events.on_key_removed(self._tree.key(target))
             base = self._operations.shown(target)
             if target.version is not None and target.version.state is FileState.REJECTED:
                 target.version.successor = node.version
@@ -90,7 +90,7 @@ class Rename:
 
         newest_fixed: `newest_fixed_delete`, as it was before the rename. with_directory: its directory is renamed.
         """
-        self._listener.on_moved(key_before, key_now)
+        self._events.on_key_moved(key_before, key_now)
         changes += self._placement.retarget(key_before, key_now)
         self._move_queued(
             node, key_before, key_now, base, changes, newest_fixed, with_directory=with_directory

@@ -21,6 +21,7 @@ import trio
 
 from fusecache.disk.staging import digests
 from fusecache.engine.cache.block_cache import BlockCache
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace.upload_state import MultipartUpload
@@ -65,16 +66,6 @@ _FINISH_ATTEMPTS = 3
 NEVER = 1 << 63
 
 
-class UploadListener:
-    """Hears how the requests of uploads end. Each method does nothing unless overridden."""
-
-    def on_failing(self, version: FileVersion, error: FusecacheError) -> None:
-        """A request for a file version failed in a way that may pass."""
-
-    def on_success(self, version: FileVersion) -> None:
-        """The bucket accepted a request for a file version."""
-
-
 class MultipartUploader:
     """Sends parts, those of sealed files first."""
 
@@ -88,7 +79,7 @@ class MultipartUploader:
         limit: RequestLimit,
         queue: WritebackQueue,
         temp_names: tuple[str, ...],
-        listener: UploadListener,
+        events: Events,
         tasks: TaskNursery,
     ) -> None:
         """cache: its reads come first. limit: of the requests to the bucket, shared with the reads."""
@@ -102,7 +93,7 @@ class MultipartUploader:
         self._queue = queue
         self._limit = limit
         self._temp_names = temp_names
-        self._listener = listener
+        self._events = events
         self._in_flight = 0
         self._throttle = DigestThrottle(_PROCESSORS)
         self._is_throttled = False
@@ -398,7 +389,7 @@ class MultipartUploader:
         if self._active.get(version) is not upload or now < upload.quiet_until:
             return  # dropped, or a concurrent request of the same upload failed first
         upload.failures += 1
-        self._listener.on_failing(version, error)
+        self._events.on_failing(version, error)
         if upload.is_sealed and upload.failures >= _FINISH_ATTEMPTS:
             self._fail(version, upload, error)
             return
@@ -455,7 +446,7 @@ class MultipartUploader:
             raise
         self._limit.on_success(trio.current_time())
         upload.failures, upload.quiet_until = 0, float("-inf")
-        self._listener.on_success(version)
+        self._events.on_success(version)
         return answer
 
     def _row(self, version: FileVersion) -> Iterator[PutFile]:

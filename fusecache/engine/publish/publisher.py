@@ -24,6 +24,7 @@ from typing import TypeVar
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
 from fusecache.engine.namespace.tree import Tree
@@ -33,7 +34,7 @@ from fusecache.engine.publish.failing import FailingChanges
 from fusecache.engine.publish.in_flight import ChangesInFlight
 from fusecache.engine.publish.prepare_ahead import PrepareAhead
 from fusecache.engine.publish.preparer import Preparer
-from fusecache.engine.publish.rejections import PublishListener, Rejections
+from fusecache.engine.publish.rejections import Rejections
 from fusecache.engine.publish.results import PublishResults
 from fusecache.engine.publish.retirement import Retirement
 from fusecache.engine.publish.schedule import Failures, PublishSchedule, is_light
@@ -102,7 +103,7 @@ class Publisher:
         temp_names: tuple[str, ...] = (),
         delete_delay: float = 0.0,
         last_wins: bool = False,
-        listener: PublishListener,
+        events: Events,
     ) -> None:
         """order: of the bucket's changes.
 
@@ -125,9 +126,9 @@ class Publisher:
         )
         self._ahead = PrepareAhead(preparer, self._schedule)
         self._retirement = Retirement(tree, cache, journal, offload, tasks)
-        self._rejections = Rejections(tree, lookup, write, queue, journal, preparer, listener)
+        self._rejections = Rejections(tree, lookup, write, queue, journal, preparer, events)
         self._results = PublishResults(
-            tree, lookup, write, queue, journal, self._retirement, self._rejections, listener
+            tree, lookup, write, queue, journal, self._retirement, self._rejections, events
         )
         self._draining = 0
         self._wake = trio.Event()
@@ -135,7 +136,7 @@ class Publisher:
         self._in_flight = ChangesInFlight(limit)
         self._probe: QueuedChange | None = None
         self._failing = FailingChanges(order, self._schedule)
-        self._listener = listener
+        self._events = events
         self._last_wins = last_wins
 
     # ---- status and events
@@ -543,7 +544,7 @@ class Publisher:
         now = trio.current_time()
         self._schedule.on_written(item, now)
         self._limit.on_success(now)
-        self._listener.on_accepted(item.changed_keys()[-1])
+        self._events.on_accepted(item.changed_keys()[-1])
         self._failing.clear(item)
         self._on_response(now)
         return answer

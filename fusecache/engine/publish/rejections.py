@@ -16,6 +16,7 @@ from typing import TypeGuard
 
 import trio
 
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import (
     FileVersion,
@@ -49,28 +50,6 @@ CONFLICTS_REMEMBERED = 1000
 LISTED_SECONDS = 1.0
 
 
-class PublishListener:
-    """Hears what the bucket accepted and rejected. Each method does nothing unless overridden."""
-
-    def on_name_lost(self, parent: Node, name: str) -> None:
-        """The name no longer means the inode that the kernel knows."""
-
-    def on_conflict(self, key: str, kept_as: str, size: int, error: str, number: int) -> None:
-        """Another client changed the key first. kept_as: the key of our version, "" if the change was dropped.
-
-        number: the one in the copy's name, 0 if it has none.
-        """
-
-    def on_published(self, key: str) -> None:
-        """The bucket accepted a change of the key."""
-
-    def on_gone(self, key: str, etag: str | None) -> None:
-        """The bucket no longer shows this version."""
-
-    def on_accepted(self, key: str) -> None:
-        """The key's bucket accepted a publishing request."""
-
-
 class Rejections:
     """Keeps rejected changes and conflicts. Each method journals what it changes, or returns the rows."""
 
@@ -82,7 +61,7 @@ class Rejections:
         queue: WritebackQueue,
         journal: JournalWriter,
         preparer: Preparer,
-        listener: PublishListener,
+        events: Events,
     ) -> None:
         self._tree = tree
         self._lookup = lookup
@@ -91,7 +70,7 @@ class Rejections:
         self._queue = queue
         self._journal = journal
         self._preparer = preparer
-        self._listener = listener
+        self._events = events
         # A dict as an ordered set: items are removed one by one.
         self._rejected: dict[QueuedChange, None] = {}
         self._news = trio.Event()
@@ -176,7 +155,7 @@ class Rejections:
         parent, name = node.parent, node.name
         if parent is not None and node.version is None and not node.local_refs:
             self._tree.detach(node)
-            self._listener.on_name_lost(parent, name)
+            self._events.on_name_lost(parent, name)
 
     async def handle_error(self, item: QueuedChange, error: FusecacheError) -> None:
         """Handle an error that no retry fixes: restart a lost upload, resolve a conflict, or reject the change."""
@@ -255,7 +234,7 @@ class Rejections:
         for _ in range(key.count("/") - copy_key.count("/")):
             folder = folder.parent or folder
         self._tree.move(node, folder, copy_key.rpartition("/")[2])
-        self._listener.on_name_lost(parent, name)
+        self._events.on_name_lost(parent, name)
 
     async def _conflict(self, item: QueuedChange, error: FusecacheError) -> None:
         """Another client changed the key first: keep both versions."""
@@ -304,7 +283,7 @@ class Rejections:
         self.conflicts[key] = copy_key
         for oldest in list(islice(self.conflicts, max(0, len(self.conflicts) - CONFLICTS_REMEMBERED))):
             del self.conflicts[oldest]
-        self._listener.on_conflict(key, copy_key, size, str(error), number)
+        self._events.on_conflict(key, copy_key, size, str(error), number)
 
     async def _reject(self, item: QueuedChange, error: FusecacheError) -> None:
         """The bucket rejects the change permanently, or its bytes cannot be read: keep it, and unblock the others."""
@@ -404,7 +383,7 @@ class Rejections:
         """A dropped removal leaves its object in the bucket: have the kernel look the name up again."""
         folder, name = self._lookup.on_unknown(key)
         if folder is not None:
-            self._listener.on_name_lost(folder, name)
+            self._events.on_name_lost(folder, name)
 
 
 def _does_the_same(one: Operation, other: Operation) -> bool:

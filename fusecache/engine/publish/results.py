@@ -8,12 +8,13 @@ bytes freed.
 
 from dataclasses import replace
 
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Operation, attributes_of
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.base_etags import rejected_before
 from fusecache.engine.publish.bucket_writer import REMOVES, PublishResult
-from fusecache.engine.publish.rejections import PublishListener, Rejections
+from fusecache.engine.publish.rejections import Rejections
 from fusecache.engine.publish.retirement import Retirement
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.parts import WriteParts
@@ -47,7 +48,7 @@ class PublishResults:
         journal: JournalWriter,
         retirement: Retirement,
         rejections: Rejections,
-        listener: PublishListener,
+        events: Events,
     ) -> None:
         self._tree = tree
         self._lookup = lookup
@@ -58,7 +59,7 @@ class PublishResults:
         self._retirement = retirement
         self._rejections = rejections
         self._base_etags = rejections.base_etags
-        self._listener = listener
+        self._events = events
 
     def stored(self, version: FileVersion, published: ObjectInfo) -> None:
         """The bucket has the content: show its version under the name, journal that, then free the local bytes.
@@ -71,8 +72,8 @@ class PublishResults:
             GENERATION
         ) == record.uuid  # else another node had the same bytes
         self._queue.remove(version, published=True)
-        self._listener.on_published(published.key)
-        self._listener.on_gone(published.key, record.base_etag)
+        self._events.on_published(published.key)
+        self._events.on_gone(published.key, record.base_etag)
         changes = [
             PutFile(record),
             *_dropped_attributes(published.key, record.base_etag),
@@ -124,7 +125,7 @@ class PublishResults:
             changes += self._kept_attributes(version, attributes_of(node), record.modified)
         if record.kind in REMOVES:
             self._tree.clear_tombstone(record.key, gone=True)
-            self._listener.on_gone(record.key, record.source_etag or record.base_etag)
+            self._events.on_gone(record.key, record.source_etag or record.base_etag)
             changes += _dropped_attributes(record.key, record.source_etag or record.base_etag)
         if node is not None:
             if version is not None:
@@ -142,7 +143,7 @@ class PublishResults:
         for key, etag in result.shows.items():
             is_new = result.version is not None and result.version.key == key
             changes += self._base_etags.update(key, etag, result.version if is_new else None)
-            self._listener.on_published(key)
+            self._events.on_published(key)
             if rejected_before(self._tree.find(key)) is None:
                 changes += self._placement.queue_deletes(key)
         if result.hidden is not None:

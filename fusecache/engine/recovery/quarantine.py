@@ -23,6 +23,7 @@ import trio
 
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.cache.block_cache import BlockCache
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import CloseState, FileVersion, Kind, Node, Operation, in_use
 from fusecache.engine.namespace.tree import Tree
@@ -31,7 +32,6 @@ from fusecache.engine.publish.publishers import Publishers
 from fusecache.engine.recovery.journal_replay import ReplayResult
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
-from fusecache.engine.write.listener import WriteListener
 from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.conflict_log import ConflictLog
 from fusecache.engine.writeback.queue import WritebackQueue
@@ -63,7 +63,7 @@ class Quarantine:
     _lookup: Lookup
     _namespace_ops: NamespaceOps
     _write: WriteParts
-    _listener: WriteListener
+    _events: Events
     _queue: WritebackQueue
     _journal: JournalWriter
     _publisher: Publishers
@@ -208,7 +208,7 @@ class Quarantine:
             "attributes": attributes,
             "boot_id": self._boot_id,
         }
-        self._listener.on_name_lost(parent, name)  # the kernel may have cached that there is no such name
+        self._events.on_name_lost(parent, name)  # the kernel may have cached that there is no such name
         if self._local_only.covers(node):
             self._local_only.add(version)
             version.record = replace(version.record, state=FileState.LOCAL, sequence=0, **fresh)
@@ -222,7 +222,7 @@ class Quarantine:
         version.sealed_at = version.flushed_at = trio.current_time()
         self._queue.add(version)
         changes.append(PutFile(version.record))
-        self._listener.on_sealed()
+        self._events.on_sealed()
 
     async def _requeue(self, version: FileVersion, to: str) -> str:
         node = self._node_of(version)
@@ -268,8 +268,8 @@ class Quarantine:
             folder = await self._directory(old.rpartition("/")[0])
             with in_use(folder):
                 await self._namespace_ops.rename(folder, old.rpartition("/")[2], parent, name, replace=False)
-        self._listener.on_name_lost(folder, old.rpartition("/")[2])
-        self._listener.on_name_lost(parent, name)
+        self._events.on_name_lost(folder, old.rpartition("/")[2])
+        self._events.on_name_lost(parent, name)
 
     async def _free_name(self, to: str, old: str) -> tuple[Node, str]:
         """Return the directory and name for a restore: those of `to`, or beside `old` the first name that is free."""
@@ -382,7 +382,7 @@ class Quarantine:
         dropped = [*self._disposal.drop(version), *shown]
         if parent is not None:
             self._tree.detach(node)
-            self._listener.on_name_lost(parent, name)  # the name shows again what the bucket has
+            self._events.on_name_lost(parent, name)  # the name shows again what the bucket has
         await self._journal.commit(*dropped)
         return size
 
@@ -394,7 +394,7 @@ class Quarantine:
                 parent = await self._directory(folder)
                 with in_use(parent):
                     await self._namespace_ops.unlink(parent, name)
-                self._listener.on_name_lost(parent, name)
+                self._events.on_name_lost(parent, name)
             except NotFound:
                 log.info("conflict copy already gone path=%s", copy)
         if self._conflict_log.get(record.number) is not None:

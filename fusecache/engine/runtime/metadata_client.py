@@ -74,17 +74,8 @@ class SharedRequest:
         await self._event.wait()
 
 
-class MetadataListener:
-    """Hears how the bucket answers LIST and HEAD requests. Each method does nothing unless overridden."""
-
-    def on_unresponsive(self) -> None:
-        """A request got no answer in time, or the keys are refused for everything."""
-
-    def on_granted(self) -> None:
-        """Refused keys are accepted again: everything else that backs off may retry now.
-
-        Not called after an outage: a bucket that comes back is busy enough.
-        """
+def _ignore() -> None:
+    pass
 
 
 class MetadataClient:
@@ -100,14 +91,17 @@ class MetadataClient:
         store: Store,
         offload: Offload,
         limit: RequestLimit,
-        listener: MetadataListener | None = None,
         *,
+        on_unresponsive: Callable[[], None] = _ignore,
+        on_granted: Callable[[], None] = _ignore,
         prefix: str = "",
         writes_by_other_keys: bool = False,
     ) -> None:
         """limit: shared with the reads; as many metadata requests may be in flight beside them.
 
         prefix: the mount's, of every object key. writes_by_other_keys: writes use other credentials than reads.
+        on_unresponsive: a request got no answer in time, or the keys are refused for everything. on_granted: refused
+        keys are accepted again, so that what backs off may retry; not called after an outage.
         """
         self._writes_by_other_keys = writes_by_other_keys
         self.store = store
@@ -123,7 +117,7 @@ class MetadataClient:
         self._refusal: RemoteError | None = None
         self._credentials_checked_at = float("-inf")
         self._credentials_lock = trio.Lock()
-        self._listener = listener or MetadataListener()
+        self._tell_unresponsive, self._tell_granted = on_unresponsive, on_granted
 
     @property
     def is_unresponsive(self) -> bool:
@@ -180,13 +174,13 @@ class MetadataClient:
     def _on_unresponsive(self, seconds: float = 0.0) -> None:
         if self._unresponsive_since is None:
             self._unresponsive_since = trio.current_time() - seconds
-        self._listener.on_unresponsive()
+        self._tell_unresponsive()
 
     def _on_success(self) -> None:
         was_refused = self._refusal is not None
         self._unresponsive_since = self._refused_since = self._refusal = None
         if was_refused:
-            self._listener.on_granted()
+            self._tell_granted()
 
     def start_unanswered(self, error: RemoteError) -> None:
         """The mount starts without the bucket: serve what is known, without waiting for a first failure."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.cache.block_cache import BlockCache
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import (
     FileVersion,
     Node,
@@ -22,7 +23,6 @@ from fusecache.engine.namespace.nodes import (
 )
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
-from fusecache.engine.write.listener import WriteListener
 from fusecache.engine.write.local_only import LocalOnly
 from fusecache.engine.writeback.queue import WritebackQueue, leaves_object
 from fusecache.index.journal import Change, PutFile
@@ -43,7 +43,7 @@ class VersionDisposal:
     _journal: JournalWriter
     _queue: WritebackQueue
     _local_only: LocalOnly
-    _listener: WriteListener
+    _events: Events
 
     def drop(self, version: FileVersion) -> list[Change]:
         """End a version that is no longer needed; return the rows, to be journaled in one transaction with the cause.
@@ -59,8 +59,8 @@ class VersionDisposal:
             if node.version is version:
                 self._tree.set_version(node, None)
             self._tree.release_local(node)
-        self._listener.on_dropped(version)
-        return [dropped_row(version), *self.drop_replaced(version), *self._listener.on_resolved(version)]
+        self._events.on_version_dropped(version)
+        return [dropped_row(version), *self.drop_replaced(version), *self._events.on_resolved(version)]
 
     def dequeue(self, version: FileVersion) -> list[Change]:
         """Take a queued version out of the queue. It ends now, or with the last handle that has it open."""
@@ -80,13 +80,13 @@ class VersionDisposal:
 
     def discard_upload(self, version: FileVersion) -> None:
         """Discard the parts that were sent of a version: its key changed, or it must not be published as it is."""
-        self._listener.on_upload_obsolete(version)
+        self._events.on_upload_obsolete(version)
 
     def end_unlinked(self, version: FileVersion) -> None:
         """End the version of an unlinked file, as its last handle is closed."""
         if version.state is FileState.STORED:
             version.node = None
-            self._listener.on_dropped(version)
+            self._events.on_version_dropped(version)
         else:
             self._journal.submit(*self.drop(version))
 
@@ -114,14 +114,14 @@ class VersionDisposal:
                 reason=Reason.FAILED if failed else Reason.KILLED,
                 error=str(version.error) if failed else "its writer was killed before it closed the file",
             )
-            self._journal.submit(PutFile(record), *self._listener.on_resolved(version))
+            self._journal.submit(PutFile(record), *self._events.on_resolved(version))
             version.file.close()
             path = self._staging.quarantine(record.generation, "orphans")
             log.warning(
                 "quarantined unfinished file path=%s bytes=%d at=%s reason=%s",
                 self._tree.path(node), record.size, path, record.error,
             )  # fmt: skip
-            self._listener.on_quarantined(record)
+            self._events.on_quarantined(record)
             self._cache.release_staging(version.reserved - version.size, version.record.key)
             version.reserved = version.size
             self._tree.set_version(node, None)
@@ -132,9 +132,9 @@ class VersionDisposal:
             with in_use(parent):  # else the parent's node goes with its only child
                 self._tree.detach(node)
                 self._restore_previous(node, parent, name, rejected)
-                self._listener.on_name_lost(parent, name)
+                self._events.on_name_lost(parent, name)
         if rejected is not None and rejected.state is FileState.REJECTED:
-            self._journal.submit(*self._listener.on_returned(rejected))
+            self._journal.submit(*self._events.on_returned(rejected))
 
     def renew(self, node: Node) -> None:
         """Give a published file another inode, as a write failed before there was a copy to be changed.
@@ -146,7 +146,7 @@ class VersionDisposal:
             return
         with in_use(parent):
             self._tree.detach(node)
-        self._listener.on_name_lost(parent, name)
+        self._events.on_name_lost(parent, name)
 
     def _restore_previous(self, node: Node, parent: Node, name: str, rejected: FileVersion | None) -> None:
         """Let the name show what was closed last: what is queued under it, else the rejected version.

@@ -9,6 +9,7 @@ from functools import partial
 
 import trio
 
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Kind, Node, directory_row
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
@@ -16,7 +17,6 @@ from fusecache.engine.runtime.procfs import thread_group
 from fusecache.engine.write.close import CloseProtocol, is_killed
 from fusecache.engine.write.disposal import VersionDisposal
 from fusecache.engine.write.file_reader import FileReader
-from fusecache.engine.write.listener import WriteListener
 from fusecache.engine.write.local_only import LocalOnly
 from fusecache.engine.write.staging_space import StagingSpace
 from fusecache.engine.write.staging_writer import StagingWriter
@@ -46,7 +46,7 @@ class FileIO:
     _close_protocol: CloseProtocol
     _disposal: VersionDisposal
     _local_only: LocalOnly
-    _listener: WriteListener
+    _events: Events
     # Files that are open for writing.
     writing: set[Node] = field(init=False, default_factory=set)
 
@@ -116,7 +116,7 @@ class FileIO:
 
     def announce_read(self, handle: FileHandle) -> None:
         """A program reads a file, but not through here."""
-        self._listener.on_read(handle.node, handle.pid)
+        self._events.on_read(handle.node, handle.pid)
 
     async def read(self, handle: FileHandle, offset: int, size: int) -> bytes | memoryview:
         """Return bytes [offset, offset + size), as `FileReader.read` does."""
@@ -163,7 +163,7 @@ class FileIO:
                 self._space.enospc_log.record(self._tree.path(node), stop, exc)
             raise
         if has_grown and not self._local_only.covers(node):
-            self._listener.on_part_ready(version)
+            self._events.on_part_ready(version)
         await self._states.mark_changed(version)  # another process may have closed the file during the write
         return len(data)
 

@@ -3,9 +3,9 @@
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, Operation
 from fusecache.engine.runtime.offload import Offload
-from fusecache.engine.write.listener import WriteListener
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import ObjectChanged, ObjectMissing
 from fusecache.model.objects import ObjectInfo
@@ -17,13 +17,11 @@ _MOVE_SECONDS = 60.0
 class FileReader:
     """Serves the reads of open files."""
 
-    def __init__(
-        self, cache: BlockCache, queue: WritebackQueue, offload: Offload, listener: WriteListener
-    ) -> None:
+    def __init__(self, cache: BlockCache, queue: WritebackQueue, offload: Offload, events: Events) -> None:
         self._cache = cache
         self._queue = queue
         self._offload = offload
-        self._listener = listener
+        self._events = events
 
     async def read(self, handle: FileHandle, offset: int, size: int) -> bytes | memoryview:
         """Return bytes [offset, offset + size), fewer only at the end of the file.
@@ -38,7 +36,7 @@ class FileReader:
         if remote is None or remote.size == 0:
             return b""
         if offset == 0 and handle.reader is None:
-            self._listener.on_read(node, handle.pid)
+            self._events.on_read(node, handle.pid)
         try:
             return await self._cache.read(self._reader(handle, remote), offset, size)
         except (ObjectChanged, ObjectMissing):

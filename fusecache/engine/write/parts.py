@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.cache.block_cache import BlockCache
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
@@ -13,7 +14,6 @@ from fusecache.engine.write.disposal import VersionDisposal
 from fusecache.engine.write.enospc_log import EnospcLog
 from fusecache.engine.write.file_io import FileIO
 from fusecache.engine.write.file_reader import FileReader
-from fusecache.engine.write.listener import WriteListener
 from fusecache.engine.write.local_only import LocalOnly
 from fusecache.engine.write.snapshots import Snapshots
 from fusecache.engine.write.staging_space import StagingSpace
@@ -54,22 +54,22 @@ def build_write_parts(  # noqa: PLR0913  # the one place where each part is give
     queue: WritebackQueue,
     offload: Offload,
     backpressure: Backpressure,
-    listener: WriteListener,
+    events: Events,
     options: WriteOptions,
     boot_id: str,
 ) -> WriteParts:
     """Build the parts. boot_id: of the running kernel; a row of another boot may lack bytes that were not synced."""
     local_only = LocalOnly(tree, options.local_only)
-    space = StagingSpace(tree, cache, listener)
-    disposal = VersionDisposal(tree, cache, staging, journal, queue, local_only, listener)
+    space = StagingSpace(tree, cache, events)
+    disposal = VersionDisposal(tree, cache, staging, journal, queue, local_only, events)
     placement = QueuePlacement(tree, queue, journal, disposal.drop, disposal.dequeue)
-    states = VersionStates(tree, journal, queue, placement, space, local_only, disposal, listener, boot_id)
+    states = VersionStates(tree, journal, queue, placement, space, local_only, disposal, events, boot_id)
     close_protocol = CloseProtocol(journal, offload, states, disposal, local_only, space, backpressure)
-    reader = FileReader(cache, queue, offload, listener)
+    reader = FileReader(cache, queue, offload, events)
     writer = StagingWriter(cache, reader, offload)
     versions = VersionFactory(tree, journal, queue, staging, space, writer, disposal, boot_id)
     file_io = FileIO(
-        tree, journal, versions, reader, writer, space, states, close_protocol, disposal, local_only, listener
+        tree, journal, versions, reader, writer, space, states, close_protocol, disposal, local_only, events
     )
     snapshots = Snapshots(tree, journal, states, local_only, options.temp_names)
     return WriteParts(

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fusecache.engine.cache.block_cache import BlockCache
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.write.enospc_log import EnospcLog
-from fusecache.engine.write.listener import WriteListener
 from fusecache.model.errors import NoSpace, TooLarge
 from fusecache.model.objects import MIB
 from fusecache.policy.writeback.multipart import OBJECT_BYTES_MAX
@@ -29,10 +29,10 @@ _FULL = (
 class StagingSpace:
     """Reserves space in the cache directory for file versions."""
 
-    def __init__(self, tree: Tree, cache: BlockCache, listener: WriteListener) -> None:
+    def __init__(self, tree: Tree, cache: BlockCache, events: Events) -> None:
         self._tree = tree
         self._cache = cache
-        self._listener = listener
+        self._events = events
         self.enospc_log = EnospcLog()
 
     async def check_headroom(self, node: Node, path_of: Callable[[], str]) -> None:
@@ -66,7 +66,7 @@ class StagingSpace:
         path_of: returns the path of the file, which may not exist yet.
         """
         while nbytes > self._cache.writable_bytes(self._key(node)):
-            if not await self._listener.on_space_short(self._tree.key_of_path(path_of())):
+            if not await self._events.on_space_short(self._tree.key_of_path(path_of())):
                 raise NoSpace(_FULL)
 
     async def _reserve(self, nbytes: int, key: str) -> None:
@@ -74,7 +74,7 @@ class StagingSpace:
             try:
                 return await self._cache.reserve_staging(nbytes, key)
             except NoSpace:
-                if not await self._listener.on_space_short(key):
+                if not await self._events.on_space_short(key):
                     raise
 
     def check_size(self, node: Node, size: int) -> None:

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field, replace
 import trio
 
 from fusecache.disk.staging import checksum_of_checksums
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion, Node, attributes_of
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.disposal import VersionDisposal, named_row
-from fusecache.engine.write.listener import WriteListener
 from fusecache.engine.write.local_only import LocalOnly
 from fusecache.engine.write.staging_space import StagingSpace
 from fusecache.engine.writeback.placement import QueuePlacement
@@ -48,7 +48,7 @@ class VersionStates:
     _space: StagingSpace
     _local_only: LocalOnly
     _disposal: VersionDisposal
-    _listener: WriteListener
+    _events: Events
     _boot_id: str
     # Versions that were closed, perhaps not by the last writer.
     _flushed: set[FileVersion] = field(init=False, default_factory=set)
@@ -69,7 +69,7 @@ class VersionStates:
         if version.close_state.dirty_since == float("inf"):
             version.close_state.dirty_since = trio.current_time()
             self._dirty.add(version)
-            self._listener.on_dirty()
+            self._events.on_dirty()
         while version.state is FileState.FLUSHED:
             self._queue.discard(version)
             version.transition_to(FileState.OPEN)
@@ -123,7 +123,7 @@ class VersionStates:
         finally:
             version.close_state.journaling -= 1
         version.flushed_at = max(version.flushed_at, trio.current_time())
-        self._listener.on_sealed()
+        self._events.on_sealed()
 
     async def journal_late_pages(self, node: Node, version: FileVersion) -> None:
         """Journal pages of a mapping that came after the close: the same sequence, with the newer bytes.
@@ -171,7 +171,7 @@ class VersionStates:
         # Several rows: this version replaces a queued one, whose staging file goes with its row. So do not delay them.
         submit = self._journal.submit_lazily if len(rows) == 1 else self._journal.submit
         submit(*rows)
-        self._listener.on_sealed()
+        self._events.on_sealed()
 
     def revoke_unfinished_closes(self, now: float, settle_seconds: float) -> bool:
         """Revoke closes of files that a writer still holds after the settle delay: a forked child closed them.
@@ -213,12 +213,12 @@ class VersionStates:
             is_whole = not version.use.writers and version.close_state.killed_writer is None
             if version.state is FileState.FLUSHED and version in self._queue and is_whole:
                 self._journal.submit(*self._seal(version))
-        self._listener.on_sealed()
+        self._events.on_sealed()
 
     def seal_as_closed(self, node: Node, version: FileVersion) -> list[Change]:
         """Seal a version that is OPEN or FLUSHED as if its last writer had just closed it; return the rows."""
         changes = [*self._mark_flushed(node, version), *self._seal(version)]
-        self._listener.on_sealed()
+        self._events.on_sealed()
         return changes
 
     def requeue(self, node: Node, version: FileVersion) -> list[Change]:
@@ -239,11 +239,11 @@ class VersionStates:
         )
         version.sealed_at = version.flushed_at = trio.current_time()
         self._queue.add(version)
-        self._listener.on_sealed()
+        self._events.on_sealed()
         return [
             PutFile(version.record),
             *self._placement.cancel_deferred_delete(key),
-            *self._listener.on_resolved(version),
+            *self._events.on_resolved(version),
         ]
 
     # ---- local-only content
@@ -256,7 +256,7 @@ class VersionStates:
         version.close_state.dirty_since = trio.current_time()
         self._dirty.add(version)
         self._journal.submit(*self.row_of(version))
-        self._listener.on_dirty()
+        self._events.on_dirty()
 
     def adopt_local_only(self, versions: list[FileVersion]) -> None:
         """Take over local-only versions of the previous daemon; queue any that `local_only` does not match now."""
@@ -278,7 +278,7 @@ class VersionStates:
         self._local_only.discard(version)
         if node.writers:
             self._dirty.add(version)
-            self._listener.on_dirty()
+            self._events.on_dirty()
             # Under its new name it is as new as the rename: a release without another flush seals it under this
             # sequence.
             version.close_state.changed_since_flush = True

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 import trio
 
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_rename
 from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.model.names import parent_path
@@ -38,39 +39,19 @@ _ROLES = {
 }
 
 
-class QueueListener:
-    """Hears how the queue changes. Each method does nothing unless overridden."""
-
-    def is_deferred(self, item: QueuedChange) -> bool:
-        """Return whether an item is not published for now."""
-        return False
-
-    def on_added(self, item: QueuedChange) -> None:
-        """An item was queued."""
-
-    def on_removed(self, item: QueuedChange) -> None:
-        """An item left the queue."""
-
-    def on_change(self) -> None:
-        """An item was queued or left the queue. Called after `on_added` or `on_removed`."""
-
-    def on_rebased(self, item: QueuedChange) -> None:
-        """An item inherited the base ETag of one that was dropped."""
-
-
 class WritebackQueue:
     """The queue of unpublished items. Only `items` and `unordered` cost more the more items there are."""
 
     def __init__(
         self,
-        listener: QueueListener,
+        events: Events,
         prefixes: Mapping[str, str] = {"": ""},
         order_last: tuple[str, ...] = (),
     ) -> None:
         """prefixes: of all keys of each bucket. order_last: name patterns of commit markers."""
         self.orders = ByBucket(prefixes, lambda name: PublishOrder(prefixes[name]))
         self.rotations = ByBucket(prefixes, lambda name: Rotation())
-        self._listener = listener
+        self._events = events
         self._order_last = order_last
         self._changed = trio.Event()
         self._items: dict[int, QueuedChange] = {}
@@ -102,7 +83,7 @@ class WritebackQueue:
 
     def is_deferred(self, item: QueuedChange) -> bool:
         """Return whether an item is not published for now; it need not be queued yet."""
-        return self._listener.is_deferred(item)
+        return self._events.is_deferred(item)
 
     def unordered(self) -> list[QueuedChange]:
         """Return a copy of all items, in no particular order: cheaper than `items` for callers that only count."""
@@ -134,7 +115,7 @@ class WritebackQueue:
             rotation.add_removal(item.sequence)
         elif change.role in {Role.NEW, Role.ORDERED} and not change.keys[-1].endswith("/"):
             rotation.add_write(item.sequence, change.keys[-1])
-        self._listener.on_added(item)
+        self._events.on_queued(item)
         self._notify()
 
     def remove(self, item: QueuedChange, *, published: bool = False) -> None:
@@ -160,10 +141,10 @@ class WritebackQueue:
                 del self._by_key[key]
             elif was_first and not published:
                 self.rebase(key, base_of(item, key))
-                self._listener.on_rebased(same_key[0])
+                self._events.on_rebased(same_key[0])
         self._forget_target(item)
         self.rotations.of(item.changed_keys()[-1]).remove(item.sequence, item.changed_keys()[-1])
-        self._listener.on_removed(item)
+        self._events.on_unqueued(item)
         self._notify()
 
     async def wait_gone(self, item: QueuedChange) -> None:
@@ -315,7 +296,7 @@ class WritebackQueue:
         if self._changed.statistics().tasks_waiting:
             self._changed.set()
             self._changed = trio.Event()
-        self._listener.on_change()
+        self._events.on_queue_changed()
 
 
 def _moved_to(item: Operation) -> str:

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.events import KernelListener
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import DirectoryHandle, Kind, Node, attributes_of
 from fusecache.model.errors import (
     AccessDenied,
@@ -339,7 +339,7 @@ async def test_what_another_client_put_in_the_place_of_what_was_removed_shows_th
     bucket.memory.put_bytes("d/a", b"old")
     lost: list[tuple[str, str]] = []
 
-    class Kernel(KernelListener):
+    class Kernel(Events):
         def on_name_lost(self, parent: Node, name: str) -> None:
             lost.append((parent.name, name))
 

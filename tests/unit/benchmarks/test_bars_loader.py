@@ -31,8 +31,6 @@ def bar(measured: Results, what: str) -> Bar:
         ("steady-50 B", "of_ideal", 1.05, 1.06),
         ("ranks-50 B", "of_ideal", 1.05, 1.06),
         ("order-py1e A", "memory_bytes", 150e6, 151e6),
-        ("order-machine A", "seconds", 15.0, 15.1),
-        ("order-machine A", "memory_bytes", 100e6, 101e6),
         ("order-native A", "batch_seconds", 0.010, 0.011),
         ("index A", "seconds", 2.0, 2.1),
         ("import A", "seconds", 0.3, 0.31),
@@ -101,7 +99,7 @@ def test_what_was_not_measured_says_so() -> None:
 
 
 def test_every_case_has_a_row_in_the_table() -> None:
-    names = {"order": ("order-py1e", "order-machine", "order-native")}
+    names = {"order": ("order-py1e", "order-native")}
     for case in CASES:
         for kind in names.get(case.name, (case.name,)):
             assert kind in SHOWN

@@ -113,7 +113,6 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "sse": "aws:kms",
         "sse_key": "arn:aws:kms:eu-west-1:123456789012:key/1",
         "storage_class": "STANDARD_IA",
-        "profile_for": "serving",
         "upload_rate": "200MB/s",
         "download_rate": "1GiB/s",
         "read_timeout": "10m",

@@ -3,7 +3,6 @@
 import logging
 import math
 import re
-import threading
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -288,27 +287,6 @@ def test_of_a_mesh_that_nobody_knows_all_data_parallel_ranks_may_be_on_a_machine
     # its own place contradicts all numberings
     odd = World.detect(dp_rank=1, dp_size=4, environment=environment | {"RANK": "0"}).machine
     assert list(odd.dp_ranks) == [0, 1, 2, 3]
-
-
-def test_a_machine_of_later_pipeline_stages_stores_its_order_itself(tmp_path: Path) -> None:
-    """4 machines of 8: each is a stage, and all read the same samples."""
-    shape = {"pp": 4, "dp": 1, "tp": 8}
-    sampler = ElasticBatchSampler(
-        [100] * 20, global_batch_size=8, world=mesh_world(8, shape, ("dp",), 8), cache_folder=tmp_path
-    )
-    found: list[list[int]] = []
-    # Daemon: it would wait for minutes for a process that there is not.
-    reader = threading.Thread(target=lambda: found.append(next(iter(sampler))), daemon=True)
-    reader.start()
-    reader.join(30)
-    assert len(found) == 1
-    assert sorted(next(sampler.step_plan.ids(0, 1))[1].ravel().tolist()) == sorted(found[0])
-    other = ElasticBatchSampler(
-        [100] * 20, global_batch_size=8, world=mesh_world(9, shape, ("dp",), 8), cache_folder=tmp_path
-    )
-    (file,) = tmp_path.iterdir()
-    assert next(iter(other)) == found[0]
-    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_replication_that_does_not_divide_the_ranks_is_an_error() -> None:

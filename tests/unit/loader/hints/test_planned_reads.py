@@ -117,10 +117,7 @@ def test_a_course_has_the_batches_of_all_ranks_of_the_machine(run: dict) -> None
             assert found == expected[first:]
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_a_course_and_its_sampler_hold_the_order_of_an_epoch_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, cached: bool
-) -> None:
+def test_a_course_and_its_sampler_hold_the_order_of_an_epoch_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     real, meeting = epoch_order.shuffle_units, Barrier(2)
 
@@ -131,9 +128,7 @@ def test_a_course_and_its_sampler_hold_the_order_of_an_epoch_once(
         return real(order, units, rows, seed, epoch, *rest)
 
     monkeypatch.setattr(epoch_order, "shuffle_units", shuffle)
-    sampler = ElasticBatchSampler(
-        np.full(40, 25), global_batch_size=20, world=World(), cache_folder=tmp_path if cached else None
-    )
+    sampler = ElasticBatchSampler(np.full(40, 25), global_batch_size=20, world=World())
     ahead = sampler.step_plan
     with ThreadPoolExecutor(1) as other:
         first = other.submit(lambda: next(ahead.ids(0, 1)))

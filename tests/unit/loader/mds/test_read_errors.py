@@ -5,16 +5,11 @@ is shown in `test_exchange_with_streaming`. The same harms on a real mount: `tes
 """
 
 import gc
-import logging
 import os
 import re
 import shutil
-import subprocess
-import sys
-import time
 import traceback
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -24,8 +19,6 @@ from torch.utils.data import DataLoader
 from loader import DatasetError, ElasticBatchSampler, LoaderError, MDSDataset, MDSWriter, ShardError, World
 from loader.mds.index import read_index
 from loader.mds.shard_reader import ReadOptions, ShardReader
-from loader.mds.watchdog import Watchdog
-from tests.support import ROOT
 
 
 def write(out: Path, compression: str | None = None, **options: Any) -> Path:
@@ -137,82 +130,6 @@ def test_a_dataset_that_is_dropped_closes_its_files_at_once(tmp_path: Path, opti
         assert sorted(os.listdir("/proc/self/fd")) == before
     finally:
         gc.enable()
-
-
-# Waits
-
-
-def test_stalled_reads_are_told_of_when_that_begins_each_minute_and_when_it_is_over(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """16 threads read; those that wait for 60 s fail and are tried again, as on a mount whose bucket is away."""
-    watchdog = Watchdog(lambda shard: f"path=the/shard shard={shard} samples=7..9", stall_seconds=5)
-    began = time.monotonic()
-    watchdog._busy = {thread: (thread, 3, began) for thread in range(16)}
-    with caplog.at_level(logging.WARNING, "loader"):
-        for age in range(140):
-            if age == 60:
-                watchdog._busy = {thread: (20 + thread, 1, began + age) for thread in range(16)}
-            elif age == 100:
-                watchdog._busy = {}
-            watchdog.check(began + age)
-    where = "path=the/shard shard={} samples=7..9"
-    first, second, third = caplog.messages
-    for said, age, place in ((first, 5, where.format(r"\d+")), (second, 5, where.format(r"(?:2|3)\d"))):
-        assert re.match(rf"reads stalled count=16 longest_seconds={age} \({place}", said), said
-    assert "or one of the 2 shards read with it" in first
-    assert "shards read with it" not in second
-    assert third == "reads no longer stalled after_seconds=99"
-
-
-def test_what_waits_is_told_of_while_it_waits_by_a_thread_that_looks_by_itself(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A thread says that it reads and ends when it was told of; a read that hangs has a mount's test."""
-    dataset = MDSDataset(write(tmp_path / "data"), stall_seconds=0.05)
-    watchdog = dataset._reader._watchdog
-    gate = Thread(
-        target=lambda: (watchdog.begin(2), _wait_for(lambda: bool(caplog.messages)), watchdog.end())
-    )
-    with caplog.at_level(logging.WARNING, "loader"):
-        gate.start()
-        gate.join()
-    assert "shard.00002.mds shard=2 samples=" in caplog.messages[0]
-
-
-def _wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-FORKED = """
-import logging, os, sys, time
-from loader.mds.watchdog import Watchdog
-told = []
-class Keep(logging.Handler):
-    def emit(self, record): told.append(record.getMessage())
-logging.getLogger("loader").addHandler(Keep())
-watchdog = Watchdog(str, stall_seconds=0.05)
-watchdog.begin(1)
-child = os.fork()
-if child == 0:
-    assert not watchdog._busy  # what the parent's threads read, nobody reads here
-    told.clear()
-    watchdog.begin(2)
-deadline = time.monotonic() + 20
-while not told and time.monotonic() < deadline:
-    time.sleep(0.05)
-right = bool(told) and ("(2)" if child == 0 else "(1)") in told[0]
-if child == 0:
-    os._exit(0 if right else 1)
-assert right and os.waitpid(child, 0)[1] == 0
-"""
-
-
-def test_a_forked_worker_tells_of_its_own_waits() -> None:
-    subprocess.run([sys.executable, "-c", FORKED], cwd=ROOT, check=True)
 
 
 # Decompressed once

@@ -57,11 +57,7 @@ def ids_of(loader: Any) -> list[list[int]]:
 
 
 def threads() -> list[threading.Thread]:
-    return [
-        thread
-        for thread in threading.enumerate()
-        if thread.name.startswith("loader-") and thread.name != "loader-watchdog"
-    ]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("loader-")]
 
 
 def wait_until_no_thread_is_left() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fusecache.policy.access import RIGHTS, KeyRole, expected_rights, unknown_rights, wrong_rights
+from fusecache.policy.key_rights import RIGHTS, KeyRole, expected_rights, unknown_rights, wrong_rights
 
 
 @pytest.mark.parametrize("role", KeyRole)
