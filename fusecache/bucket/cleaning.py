@@ -111,7 +111,6 @@ class Cleaner:
     _listener: CleaningListener
 
     def __post_init__(self) -> None:
-        self._bulk = self._store.bulk_delete()
         self._newest_seconds = self._plan.selection.newest_seconds(self._now)
         # Directories whose commit marker stays, although it was to go.
         self._marked: set[str] = set()
@@ -196,7 +195,7 @@ class Cleaner:
                 continue
             self._listener.on_kept(info.key, why)
             self._on_stays(info)
-        errors = self._bulk.delete(doomed) if doomed and self._plan.removes else {}
+        errors = self._store.delete_all(doomed) if doomed and self._plan.removes else {}
         for info in doomed:
             self._listener.on_object(info, errors.get(info.key))
             if info.key in errors:

@@ -74,7 +74,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """Connection limits and timeouts. A PUT, part or GET ends within them, or twice that if botocore retries it."""
+    """Connection limits and timeouts. A request ends within them; `attempts` counts what `remote.http` retries."""
 
     max_connections: int = 64
     connect_timeout_seconds: float = 10.0

@@ -14,10 +14,9 @@ _COPY_SOURCE = "x-amz-copy-source-server-side-encryption"
 # Requests that make an object.
 _CREATES = frozenset({"PutObject", "CreateMultipartUpload", "CopyObject"})
 # Requests that read or write bytes under a customer's key.
-_WITH_CUSTOMER_KEY = _CREATES | {"GetObject", "HeadObject", "UploadPart", "UploadPartCopy"}
+_WITH_CUSTOMER_KEY = _CREATES | {"GetObject", "UploadPart", "UploadPartCopy"}
 _COPIES = frozenset({"CopyObject", "UploadPartCopy"})
 
-HEADER_NAMES = frozenset({_SSE, _PAYER, _STORAGE_CLASS, _KMS_KEY, *(f"{_SSE}-{name}" for name in _CUSTOMER)})
 CUSTOMER_KEY_BYTES = 32
 
 
@@ -37,7 +36,7 @@ class RequestSettings:
     is_unsigned: bool = False
 
     def headers(self, operation: str) -> dict[str, str]:
-        """Return the headers of a request, names in lower case. operation: its name in the S3 API."""
+        """Return the headers of a request, names in lower case. operation: its name in the S3 API; "" is any other."""
         found: dict[str, str] = {}
         if self.requester_pays:
             found[_PAYER] = "requester"
@@ -61,3 +60,6 @@ class RequestSettings:
             *(base64.b64encode(value).decode("ascii") for value in (self.customer_key, digest)),
         )
         return {f"{prefix}-{name}": value for name, value in zip(_CUSTOMER, values, strict=True)}
+
+
+NO_SETTINGS = RequestSettings()

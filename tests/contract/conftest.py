@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pytest
 
-from fusecache.model.objects import Extent, ObjectId
+from fusecache.model.objects import ObjectId
 from fusecache.remote.endpoint_group import EndpointGroup, EndpointReader
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport, choose_endpoint
 from fusecache.remote.read_write_split import ReadWriteSplit
@@ -29,7 +29,7 @@ from tests.support.gcs_server import GcsServer
 from tests.support.memory_store import MemoryStore
 from tests.support.peer import MakePeer, Peer, Script, openssl_trust
 
-# One attempt: what a single answer does, without botocore's pause before the second. More patient than a busy machine
+# One attempt: what a single answer does, without the pause before the second. More patient than a busy machine
 # stands still.
 ONCE = Transport(attempts=1, connect_timeout_seconds=15, read_timeout_seconds=15)
 # For tests that wait for the end of its patience.
@@ -147,7 +147,7 @@ def both_stores(both_servers: S3Server) -> Iterator[S3Store]:
 
 @pytest.fixture
 def store(server: S3Server, both_stores: S3Store) -> S3Store:
-    """A store that has shown that it may write, as every mount has: its writes go the short way, on new connections."""
+    """A store that has shown that it may write, as every mount has, on new connections."""
     both_stores.probe_write("")
     server.control.drop_connections()
     server.control.clear_log()
@@ -172,14 +172,6 @@ def s3_store(server: S3Server, transport: Transport | None = None) -> S3Store:
             transport=transport,
         )
     )
-
-
-def take_short_way(store: S3Store, key: str, body: FileSlice) -> None:
-    """Let a client make its first read and upload, which are botocore's: the tests' then go the way of most."""
-    object_id = ObjectId(key, store.put(key, body, metadata={}))
-    store.get_into(object_id, Extent(0, body.size), memoryview(bytearray(body.size)), lambda _: None)
-    store.delete(key)
-    store.probe_write(key)
 
 
 @pytest.fixture(scope="session")
@@ -211,21 +203,16 @@ def kept_by_the_session(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(params=STORES)
-def subject(
-    request: pytest.FixtureRequest, shared_server: S3Server, body: Callable[[bytes], FileSlice]
-) -> Subject:
+def subject(request: pytest.FixtureRequest, shared_server: S3Server) -> Subject:
     """Each store in turn."""
     prefix = f"{uuid.uuid4().hex}/"
     if request.param == "memory":
         return Subject(MemoryStore(), prefix, is_r2=True)
     if request.param == "s3":
-        near = s3_store(shared_server, SMALL_COPIES)
-        take_short_way(near, f"{prefix}first", body(b"first"))
-        return Subject(near, prefix, is_r2=True)
+        return Subject(s3_store(shared_server, SMALL_COPIES), prefix, is_r2=True)
     if request.param == "endpoints":
         readers = [s3_store(shared_server, SMALL_COPIES) for _ in range(2)]
         group = EqualEndpoints([EndpointReader(f"endpoint-{n}", each) for n, each in enumerate(readers)])
-        take_short_way(readers[1], f"{prefix}first", body(b"first"))
         return Subject(ReadWriteSplit(group, readers[0], prefix=prefix), prefix, is_r2=True)
     if request.param == "gcs":
         store = gcs_store(request.getfixturevalue("gcs_server"))
@@ -247,7 +234,6 @@ def subject(
             transport=SMALL_COPIES,
         )
     )
-    take_short_way(external, f"{prefix}first", body(b"first"))
     return Subject(external, prefix, is_r2=endpoint.is_r2)
 
 

@@ -11,7 +11,7 @@ from fusecache.model.objects import ObjectInfo
 from fusecache.remote.endpoints import Credentials, Endpoint
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import FileSlice
-from tests.contract.conftest import ONCE, Subject, closed_later
+from tests.contract.conftest import ONCE, Subject, closed_later, s3_store
 from tests.s3server import Account, Fault, FaultAction, S3Server
 
 
@@ -35,7 +35,7 @@ def test_batch_takes_one_request_with_its_md5(server: S3Server, store: S3Store) 
     """The MD5, and no checksum that R2 may not know, is checked by the server's `offences`."""
     for index in range(3):
         server.control.put(f"a/{index}", b"x")
-    assert store.bulk_delete().delete(listed(store)) == {}
+    assert store.delete_all(listed(store)) == {}
     assert (server.control.objects(), server.control.counts()["DeleteObjects"]) == ({}, 1)
     (entry,) = server.control.log("DeleteObjects")
     assert "content-md5" in entry.headers
@@ -45,7 +45,7 @@ def test_missing_objects_are_success(server: S3Server, store: S3Store) -> None:
     server.control.put("a", b"x")
     objects = listed(store)
     server.control.delete("a")
-    assert store.bulk_delete().delete(objects) == {}
+    assert store.delete_all(objects) == {}
 
 
 def test_changed_object_is_kept_where_compared(server: S3Server) -> None:
@@ -55,7 +55,7 @@ def test_changed_object_is_kept_where_compared(server: S3Server) -> None:
     store = other_store(server)
     objects = listed(store)
     server.control.put("a", b"new")
-    failures = store.bulk_delete().delete(objects)
+    failures = store.delete_all(objects)
     assert {key: type(error) for key, error in failures.items()} == {"a": ObjectChanged}
     assert list(server.control.objects()) == ["a"]
 
@@ -64,7 +64,7 @@ def test_r2_gets_no_condition(server: S3Server, store: S3Store) -> None:
     """It documents none on deletes, so a condition could be refused."""
     server.control.set_rules(conditional_deletes=True)
     server.control.put("a", b"x")
-    assert store.bulk_delete().delete([replace(each, etag="0" * 32) for each in listed(store)]) == {}
+    assert store.delete_all([replace(each, etag="0" * 32) for each in listed(store)]) == {}
     assert server.control.objects() == {}
 
 
@@ -73,7 +73,7 @@ def test_errors_are_told_by_key(server: S3Server, store: S3Store) -> None:
     server.control.put("other", b"x")
     objects = listed(store)
     server.control.add_account(Account(server.access_key, server.secret_key, prefix="mine/"))
-    failures = store.bulk_delete().delete(objects)
+    failures = store.delete_all(objects)
     assert {key: type(error) for key, error in failures.items()} == {"other": AccessDenied}
     assert list(server.control.objects()) == ["other"]
 
@@ -81,19 +81,20 @@ def test_errors_are_told_by_key(server: S3Server, store: S3Store) -> None:
 def test_keys_outside_of_xml_are_deleted_alone(server: S3Server, store: S3Store) -> None:
     for key in ("bell\a", "line\r\n", "plain", "tab\t&<>"):
         server.control.put(key, b"x")
-    assert store.bulk_delete().delete(listed(store)) == {}
+    assert store.delete_all(listed(store)) == {}
     assert server.control.objects() == {}
     assert server.control.counts()["DeleteObject"] == 1
 
 
-def test_store_without_batches_is_asked_once(server: S3Server, store: S3Store) -> None:
+def test_store_without_batches_is_asked_once(server: S3Server) -> None:
+    store = s3_store(server, ONCE)
     server.control.faults(
         Fault(FaultAction.ANSWER, operation="DeleteObjects", status=405, code="MethodNotAllowed")
     )
     for key in "abcd":
         server.control.put(key, b"x")
-    bulk, objects = store.bulk_delete(), listed(store)
-    assert bulk.delete(objects[:2]) == bulk.delete(objects[2:]) == {}
+    objects = listed(store)
+    assert store.delete_all(objects[:2]) == store.delete_all(objects[2:]) == {}
     counts = server.control.counts()
     assert (server.control.objects(), counts["DeleteObjects"], counts["DeleteObject"]) == ({}, 1, 4)
 
@@ -102,7 +103,7 @@ def test_unavailable_batch_is_an_error(server: S3Server, store: S3Store) -> None
     server.control.faults(Fault(FaultAction.ANSWER, operation="DeleteObjects", status=503))
     server.control.put("a", b"x")
     with pytest.raises(Unavailable):
-        store.bulk_delete().delete(listed(store))
+        store.delete_all(listed(store))
 
 
 def test_clock_is_that_of_the_answers(server: S3Server, store: S3Store) -> None:
@@ -119,5 +120,5 @@ def test_another_store_deletes_in_batches(subject: Subject) -> None:
     for name in ("a", "größe +%2B", "<&>"):
         store.put(prefix + name, FileSlice(__file__, 0, 1), metadata={})
     objects = listed(store, prefix)
-    assert (len(objects), store.bulk_delete().delete(objects), listed(store, prefix)) == (3, {}, [])
+    assert (len(objects), store.delete_all(objects), listed(store, prefix)) == (3, {}, [])
     assert abs(store.server_time(prefix) - time.time()) < 60

@@ -3,7 +3,8 @@
 import base64
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,16 +24,16 @@ from fusecache.model.errors import (
     Untrusted,
 )
 from fusecache.model.objects import MIB, Extent, ObjectId
-from fusecache.remote.endpoints import Credentials, Endpoint, Transport
+from fusecache.remote.endpoints import Credentials, Endpoint
 from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import PROBE_NAME, Condition, ConditionalWrites, FileSlice
 from tests.contract.conftest import HASTY, ONCE, SMALL_COPIES, closed_later, s3_store
 from tests.s3server import Account, Fault, FaultAction, S3Server
+from tests.support.peer import Peer
 
 MakeBody = Callable[[bytes], FileSlice]
 
-# One attempt: what a single answer does, without botocore's pause before the second.
 DATA = bytes(range(256)) * 4096  # 1 MiB
 BODIES = {"empty": b"", "small": b"bytes", "large": DATA * 7}
 
@@ -47,30 +48,10 @@ def server(shared_server: S3Server) -> Iterator[S3Server]:
         shared_server.control.delete(key)
 
 
-@pytest.fixture(params=["first read", "later reads"])
-def make_store(request: pytest.FixtureRequest, server: S3Server) -> Callable[[Transport], S3Store]:
-    """Make stores. A client's first read is botocore's; the later ones take the short way."""
-
-    def make(transport: Transport) -> S3Store:
-        store = s3_store(server, transport)
-        if request.param == "later reads":
-            take_short_way(store, server)
-        return store
-
-    return make
-
-
 @pytest.fixture
-def store(make_store: Callable[[Transport], S3Store]) -> S3Store:
+def store(server: S3Server) -> S3Store:
     """A store that asks once."""
-    return make_store(ONCE)
-
-
-def take_short_way(store: S3Store, server: S3Server) -> None:
-    """Let a store make its first read, and forget about it."""
-    read(store, ObjectId("first", server.control.put("first", b"1")), Extent(0, 1))
-    server.control.delete("first")
-    server.control.clear_log()
+    return s3_store(server, ONCE)
 
 
 def read(store: S3Store, object_id: ObjectId, extent: Extent) -> tuple[bytes, list[int]]:
@@ -183,7 +164,6 @@ def test_a_read_is_one_get_with_range_and_version(store: S3Store, server: S3Serv
 
 def test_many_reads_share_one_connection(server: S3Server) -> None:
     store = s3_store(server, ONCE)
-    take_short_way(store, server)
     object_id = ObjectId("a", server.control.put("a", DATA))
     for _ in range(5):
         read(store, object_id, Extent(0, MIB))
@@ -295,7 +275,7 @@ def other_store(server: S3Server, access_key: str, secret_key: str) -> S3Store:
 
 @pytest.mark.case(32)
 def test_a_redirect_asks_nothing_of_the_bucket_itself(store: S3Store, server: S3Server) -> None:
-    """botocore would look for the bucket's region by a HeadBucket, which a token for objects may not make."""
+    """A HeadBucket would tell the bucket's region, but a token for objects may not make it."""
     server.control.put("a", DATA)
     server.control.faults(Fault(FaultAction.ANSWER, status=301, code="PermanentRedirect"))
     for ask in (store.head, store.delete, store.list_page):
@@ -337,13 +317,12 @@ def test_requests_and_bytes_are_counted(server: S3Server, body: MakeBody) -> Non
     ],
 )
 def test_a_bad_answer_to_a_read_is_an_error_with_a_name(
-    make_store: Callable[[Transport], S3Store],
     server: S3Server,
     fault: Fault,
     error: type[RemoteError],
     words: str,
 ) -> None:
-    store = make_store(HASTY if fault.action is FaultAction.STALL else ONCE)
+    store = s3_store(server, HASTY if fault.action is FaultAction.STALL else ONCE)
     object_id = ObjectId("a", server.control.put("a", DATA))
     server.control.faults(fault)
     with pytest.raises(error, match=words):
@@ -369,24 +348,31 @@ def test_the_whole_object_in_one_answer_is_as_good_as_its_range(store: S3Store, 
     assert read(store, object_id, Extent(0, len(DATA)))[0] == DATA
 
 
-def test_a_hiccup_is_asked_again_once(server: S3Server, body: MakeBody) -> None:
+def test_a_hiccup_is_asked_again_once_but_for_bodies_of_objects(server: S3Server, body: MakeBody) -> None:
     patient = s3_store(server)
-    server.control.faults(Fault(FaultAction.ANSWER, status=500, code="InternalError", times=1))
-    patient.put("a", body(DATA), metadata={})
-    assert server.control.read("a") == DATA
-    server.control.faults(Fault(FaultAction.ANSWER, status=500, code="InternalError"))
-    server.control.clear_log()
-    with pytest.raises(Unavailable):
-        patient.head("a")
-    assert len(server.control.log()) == 2
+    hiccup = Fault(FaultAction.ANSWER, status=500, code="InternalError")
+    server.control.faults(replace(hiccup, times=1))
+    upload_id = patient.create_multipart("a", metadata={})
+    server.control.faults(hiccup)
+    sends: dict[str, tuple[Callable[[], object], int]] = {
+        "HeadObject": (lambda: patient.head("a"), 2),
+        "ListObjectsV2": (lambda: patient.list_page(""), 2),
+        "AbortMultipartUpload": (lambda: patient.abort_multipart("a", upload_id), 2),
+        "PutObject": (lambda: patient.put("a", body(DATA), metadata={}), 1),
+        "UploadPart": (lambda: patient.upload_part("a", upload_id, 1, body(DATA)), 1),
+        "GetObject": (lambda: read(patient, ObjectId("a", "0" * 32), Extent(0, 1)), 1),
+        "DeleteObject": (lambda: patient.delete("a"), 1),
+    }
+    for operation, (send, count) in sends.items():
+        server.control.clear_log()
+        with pytest.raises(Unavailable):
+            send()
+        assert server.control.counts() == {operation: count}
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-def test_a_bucket_that_cannot_be_reached_is_unavailable(*, is_first: bool) -> None:
+def test_a_bucket_that_cannot_be_reached_is_unavailable() -> None:
     with S3Server() as server:  # of its own: after the outage it listens on another socket
         store = s3_store(server, ONCE)
-        if not is_first:
-            take_short_way(store, server)
         server.control.pause("refuse")
         with pytest.raises(Unavailable, match="LIST s3://bucket/"):
             store.list_page("")
@@ -455,6 +441,28 @@ def test_a_private_certificate_is_trusted_by_aws_ca_bundle(
         assert (
             server.control.log(operation="PutObject")[0].headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
         )
+
+
+@pytest.mark.parametrize("request_of", ["list", "complete", "copy"])
+def test_an_error_behind_a_status_of_200_is_an_error(request_of: str) -> None:
+    """S3 begins some answers before it knows their end, and keeps the connection busy with blanks."""
+    error = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+    body = b'<?xml version="1.0"?>\n' + b" " * 9 + error
+    with closing(
+        Peer([[b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)]], None, None)
+    ) as peer:
+        endpoint = Endpoint(f"http://127.0.0.1:{peer.port}", "auto")
+        store = closed_later(
+            S3Store("bucket", endpoint, credentials=Credentials("key", "secret"), transport=ONCE)
+        )
+        send: dict[str, Callable[[], object]] = {
+            "list": lambda: store.list_page(""),
+            "complete": lambda: store.complete_multipart("a", "upload", ["e" * 32]),
+            "copy": lambda: store.copy(ObjectId("a", "e" * 32), "b", size=1),
+        }
+        with pytest.raises(Throttled, match="SlowDown") as caught:
+            send[request_of]()
+        assert caught.value.asks_to_slow_down
 
 
 # ---- several keys for one bucket

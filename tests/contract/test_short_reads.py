@@ -1,4 +1,4 @@
-"""The short way of reads, `RangedGets`: against the strict server, and a peer that says exactly what it is told."""
+"""Reads: against the strict server, and a peer that says exactly what it is told."""
 
 import threading
 import time
@@ -12,8 +12,8 @@ import pytest
 from fusecache.model.errors import AccessDenied, Refused, Throttled, Unavailable
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
-from fusecache.remote.http.ranged_get import DirectGets, GetRequest
-from fusecache.remote.protocol.signing import SigningKeys
+from fusecache.remote.http.ranged_get import GetRequest, fill
+from fusecache.remote.http.signed_requests import SignedHttp
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Interruption
 from tests.contract.conftest import ONCE, closed_later, s3_store
@@ -30,16 +30,16 @@ GOOD = (
 )
 
 
-def gets_from(peer: Peer, transport: Transport = ONCE) -> DirectGets:
-    return DirectGets(peer.wire(transport), lambda count: None)
+def gets_from(peer: Peer, transport: Transport = ONCE) -> SignedHttp:
+    return peer.wire(transport)
 
 
-def ask(gets: DirectGets, size: int = 5) -> bytes:
+def ask(gets: SignedHttp, size: int = 5) -> bytes:
     buffer = bytearray(size)
     get = GetRequest(
         "GET it", OBJECT, Extent(0, size), memoryview(buffer), lambda count: None, Interruption()
     )
-    gets.fill(get, SigningKeys("key", "secret"))
+    fill(gets, get, lambda count: None)
     return bytes(buffer)
 
 
@@ -147,12 +147,12 @@ def test_bytes_that_have_come_are_reported_while_the_rest_is_still_awaited(
             there.may_go_on.set()
 
     get = GetRequest("GET it", OBJECT, Extent(0, 5), memoryview(buffer), progress, Interruption())
-    gets.fill(get, SigningKeys("key", "secret"))
+    fill(gets, get, lambda count: None)
     assert there.may_go_on.is_set()
     assert bytes(buffer) == b"12345"
 
 
-def test_what_botocore_asks_for_hears_the_same_of_slowing_down() -> None:
+def test_a_small_request_hears_the_same_of_slowing_down() -> None:
     answer = b"HTTP/1.1 503 Slow\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n"
     with closing(Peer([[answer]], None, None)) as there:
         store = closed_later(
@@ -207,7 +207,7 @@ def test_an_answer_that_sends_elsewhere_is_refused_with_a_way_out(
 @pytest.mark.parametrize(
     "name", ["a//b/../c/./d", "/a", "a b+c&d=e?f#g%41", "ü/日本/😀", "~!@$^*()'\",;:<>[]{}|"]
 )
-def test_any_key_is_read_the_short_way(server: S3Server, name: str) -> None:
+def test_any_key_is_read(server: S3Server, name: str) -> None:
     store = s3_store(server, ONCE)
     object_id = ObjectId(name, server.control.put(name, b"bytes of it"))
     for _ in range(2):
@@ -257,32 +257,13 @@ def test_keys_that_are_renewed_by_themselves_are_used_by_the_next_read(
     assert [entry.access_key for entry in server.control.log("GetObject")] == ["one", "one", "two"]
 
 
-def test_behind_a_proxy_every_read_is_botocores(monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(Peer([[GOOD, GOOD]], None, None)) as proxy:
-        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
-        monkeypatch.delenv("no_proxy", raising=False)
-        monkeypatch.delenv("NO_PROXY", raising=False)
-        store = closed_later(
-            S3Store(
-                "bucket",
-                Endpoint("http://far.invalid:9000", "auto"),
-                credentials=Credentials("key", "secret"),
-                transport=ONCE,
-            )
-        )
-        assert [read(store, OBJECT, 5) for _ in range(2)] == [b"12345"] * 2
-        assert [request.split(b" ")[1] for request in proxy.requests] == [
-            b"http://far.invalid:9000/bucket/dir/a"
-        ] * 2
-
-
 def test_tls_trusts_no_stranger_and_reads_by_aws_ca_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
     with S3Server(tls=True) as server:
         object_id = ObjectId("a", server.control.put("a", DATA))
         monkeypatch.setenv("AWS_CA_BUNDLE", str(server.ca_path))
         store = s3_store(server, ONCE)
         assert [read(store, object_id, len(DATA)) for _ in range(3)] == [DATA] * 3
-        assert len({entry.connection for entry in server.control.log("GetObject")}) == 2
+        assert len({entry.connection for entry in server.control.log("GetObject")}) == 1
         # The system's own CAs do not know the server.
         monkeypatch.delenv("AWS_CA_BUNDLE")
         monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
@@ -358,7 +339,7 @@ def test_an_interruption_that_comes_too_late_changes_nothing(server: S3Server) -
     assert read(store, object_id, len(DATA)) == DATA
 
 
-def test_keys_that_are_refused_are_denied_the_short_way_too(server: S3Server) -> None:
+def test_keys_that_are_refused_are_denied(server: S3Server) -> None:
     server.control.add_account(Account("short", "secret" * 5))
     store = closed_later(
         S3Store(

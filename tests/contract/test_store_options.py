@@ -1,7 +1,4 @@
-"""Stores that want more in each request: encryption, storage classes, a payer, no signature at all.
-
-Each request is sent by botocore first, and then by the mount's own client.
-"""
+"""Stores that want more in each request: encryption, storage classes, a payer, no signature at all."""
 
 import os
 from collections.abc import Callable
@@ -43,7 +40,7 @@ def read(store: S3Store, object_id: ObjectId, size: int) -> bytes:
 
 
 def use_all(store: S3Store, body: MakeBody) -> None:
-    """Send every kind of request. Those of the mount's own HTTP client go twice, as boto3 sends the first."""
+    """Send every kind of request, most of them twice."""
     for number in (1, 2):
         etag = store.put(f"whole-{number}", body(b"bytes"), metadata={})
         assert read(store, ObjectId(f"whole-{number}", etag), 5) == b"bytes"
@@ -81,13 +78,6 @@ def test_all_new_objects_have_the_settings(
     use_all(open_store(server, settings), body)
     for name, value in headers.items():
         assert stored(server, name) == dict.fromkeys(["copy-2", "parts-1", "parts-2", "whole-2"], value)
-
-
-def test_own_requests_replace_botocores(server: S3Server, body: MakeBody) -> None:
-    """With settings, too, only the first read and write are botocore's, which signs more headers."""
-    store = open_store(server, RequestSettings(sse="AES256", requester_pays=True))
-    use_all(store, body)
-    assert store._access.direct_http("key") is not None
 
 
 def test_objects_under_a_key_of_ours_need_it(server: S3Server, body: MakeBody) -> None:
@@ -133,7 +123,6 @@ def test_a_public_bucket_needs_no_keys(
     for _ in range(3):
         assert store.head("file").size == 5
         assert read(store, ObjectId("file", etag), 5) == b"bytes"
-    assert store._access.direct_http("file") is not None
     with pytest.raises(AccessDenied):
         store.put("new", body(b"1"), metadata={})
 
@@ -141,15 +130,10 @@ def test_a_public_bucket_needs_no_keys(
 # ---- archived objects
 
 
-@pytest.mark.parametrize("is_direct", [False, True], ids=["botocore", "direct"])
-def test_an_archived_object_names_its_storage_class(
-    server: S3Server, body: MakeBody, *, is_direct: bool
-) -> None:
+def test_an_archived_object_names_its_storage_class(server: S3Server) -> None:
     client = boto_client(server)
     etag = client.put_object(Bucket=server.bucket, Key="old", Body=b"bytes", StorageClass="GLACIER")["ETag"]
     store = open_store(server, RequestSettings())
-    if is_direct:
-        use_all(store, body)
     with pytest.raises(RemoteError, match=r"/old.*archived in storage class GLACIER; restore it") as caught:
         read(store, ObjectId("old", etag.strip('"')), 5)
     assert type(caught.value).__name__ == "ObjectArchived"

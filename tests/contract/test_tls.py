@@ -16,9 +16,8 @@ import pytest
 
 from fusecache.model.errors import ObjectMissing, Unavailable
 from fusecache.model.objects import MIB, Extent, ObjectId
-from fusecache.remote.http import connection_pool
+from fusecache.remote.http import connection_pool, tls
 from fusecache.remote.http.tls import TlsContext, library
-from fusecache.remote.s3 import client as s3_client
 from fusecache.remote.store import FileSlice
 from tests.contract.conftest import ONCE, s3_store
 from tests.s3server import Fault, FaultAction, S3Server
@@ -141,7 +140,7 @@ def test_reads_go_on_where_the_library_is_not_found(monkeypatch: pytest.MonkeyPa
     with S3Server(tls=True) as server:
         object_id = ObjectId("a", server.control.put("a", DATA))
         monkeypatch.setenv("AWS_CA_BUNDLE", str(server.ca_path))
-        monkeypatch.setattr(s3_client, "library", lambda: None)
+        monkeypatch.setattr(tls, "library", lambda: None)
         store = s3_store(server, ONCE)
         for _ in range(2):
             buffer = bytearray(len(DATA))

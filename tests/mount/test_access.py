@@ -218,7 +218,10 @@ def test_a_silent_bucket_gets_one_request_of_each_key(store: Store) -> None:
 
 
 def test_silence_after_the_write_leaves_nothing(store: Store) -> None:
-    store.server.control.faults(Fault(FaultAction.DROP_AFTER, operation="PutObject"))
+    store.server.control.faults(
+        Fault(FaultAction.DROP_AFTER, operation="PutObject", times=1),
+        Fault(FaultAction.DROP_BEFORE, operation="PutObject"),  # it is sent again on a new connection
+    )
     status, rows = store.test("--credentials-from", "DATASET")
     assert (status, rows["DATASET write", "dataset"]["can"]["put"]) == (2, None)
     store.server.control.wait_requests(1, "DeleteObject")

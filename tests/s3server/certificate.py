@@ -1,11 +1,11 @@
-"""A certificate for loopback, signed by itself, made by the `openssl` command."""
+"""A certificate for loopback and two of AWS' hosts, signed by itself, made by the `openssl` command."""
 
 import ssl
 import subprocess
 from pathlib import Path
 
 _EXTENSIONS = (
-    "subjectAltName=IP:127.0.0.1,DNS:localhost",
+    "subjectAltName=IP:127.0.0.1,DNS:localhost,DNS:s3.us-east-1.amazonaws.com,DNS:s3.eu-west-1.amazonaws.com",
     "keyUsage=critical,digitalSignature,keyCertSign",
     "basicConstraints=critical,CA:TRUE",
 )

@@ -33,6 +33,7 @@ class Fault:
     """One scripted fault. method, operation and key are shell globs; all three must match, and part if it is given.
 
     part: only requests with this part number.
+    region: that an error answer names as the bucket's.
     nth: only the nth matching request, from 1. times: fires at most so often. probability: of firing, 0..1.
     """
 
@@ -50,6 +51,7 @@ class Fault:
     after_bytes: int = 0
     extra_bytes: int = 1
     etag: str = "0" * 32
+    region: str = ""
 
     def matches(self, method: str, operation: str, key: str, part: str = "") -> bool:
         """Return whether this fault speaks of such a request."""

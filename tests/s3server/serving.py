@@ -47,6 +47,7 @@ OPERATIONS: dict[str, Callable[[Exchange], Answer]] = {
 LOGGED_HEADERS = frozenset(
     [
         "range",
+        "authorization",
         "if-match",
         "if-none-match",
         "if-modified-since",
@@ -190,7 +191,12 @@ def _perform(
     """Return the operation's answer. Raises S3Error, also for scripted error answers."""
     action = None if fault is None else fault.action
     if fault is not None and action is FaultAction.ANSWER:
-        raise S3Error(fault.code, "scripted", status=fault.status)
+        named = (
+            ((("x-amz-bucket-region", fault.region),), (("Region", fault.region),))
+            if fault.region
+            else ((), ())
+        )
+        raise S3Error(fault.code, "scripted", status=fault.status, headers=named[0], details=named[1])
     account = _authorise(request, state, target, around.clock())
     entry.access_key = account.access_key
     if action in (FaultAction.IGNORE_RANGE, FaultAction.DECOMPRESS):

@@ -324,7 +324,7 @@ def _group(key: str, prefix: str, delimiter: str) -> str | None:
 
 def _read(body: FileSlice) -> bytes:
     with SliceBody(body) as stream:
-        return b"".join(iter(lambda: stream.read(MIB), b""))
+        return stream.whole()
 
 
 def _check_names(key: str, metadata: Mapping[str, str]) -> None:

@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from fusecache.remote.endpoints import Transport
-from fusecache.remote.http.signed_requests import RequestTemplate, SignedHttp
+from fusecache.remote.http.signed_requests import SignedHttp, Site
 from fusecache.remote.http.tls import TlsContext, library
+from fusecache.remote.protocol.signing import SigningKeys, sign_by_v4
 
 Script = list[list[bytes]]
 Trust = TlsContext | ssl.SSLContext | None
@@ -44,10 +45,10 @@ class Peer:
 
     def wire(self, transport: Transport) -> SignedHttp:
         """Return a client's wire to it."""
-        form = RequestTemplate(
-            "http", "127.0.0.1", self.port, f"127.0.0.1:{self.port}", "/bucket/", "auto", "tests"
-        )
-        return SignedHttp(form, self.tls, transport)
+        scheme = "http" if self.tls is None else "https"
+        sign = sign_by_v4("auto", lambda: SigningKeys("key", "secret"))
+        site = Site(f"{scheme}://127.0.0.1:{self.port}", "/bucket/", sign, "auto", self.tls)
+        return SignedHttp(site, transport)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread

@@ -226,9 +226,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 
 # library -> the rooms or modules that may import it. A library with no line here may be imported nowhere.
 OWNERS: dict[str, tuple[str, ...]] = {
-    "boto3": ("fusecache.remote.s3",),
     "botocore": ("fusecache.remote.s3",),
-    "mypy_boto3_s3": ("fusecache.remote.s3",),
     "lmdb": ("fusecache.index",),
     "msgspec": ("loader.mds.index_parser",),
     "numpy": ("loader",),
@@ -237,7 +235,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "torch": ("loader.torch",),
     "tqdm": ("fusecache.mount.progress", "loader"),
     "trio": ("fusecache.engine", "fusecache.fuse", "fusecache.fs", "fusecache.daemon", "fusecache.folder"),
-    "urllib3": ("fusecache.remote.s3", "fusecache.remote.clouds.authorization"),
+    "urllib3": ("fusecache.remote.clouds.authorization",),
     "xxhash": ("fusecache.disk", "fusecache.engine", "loader"),
     "zstandard": ("loader",),
 }

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl
 import urllib3
 
 from fusecache.model.errors import AccessDenied, ConfigError, CredentialsMissing, Unavailable
+from fusecache.remote.protocol.signing import Sign
 
 GOOGLE_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 AZURE_SCOPE = "https://storage.azure.com/.default"
@@ -37,32 +38,28 @@ _SIGNED = (
 )
 
 
-# Returns the query and the headers to send for (method, path, query, headers). Path and query are percent-encoded,
-# names of headers in lower case.
-Sign = Callable[[str, str, str, Mapping[str, str]], tuple[str, dict[str, str]]]
-
-
-def send_unsigned(
-    _method: str, _path: str, query: str, headers: Mapping[str, str]
-) -> tuple[str, dict[str, str]]:
-    """Sign nothing: for a public bucket."""
-    return query, dict(headers)
-
-
 def sign_by_token(token: Callable[[], str]) -> Sign:
     """Return how to sign by OAuth tokens. token: returns one that is valid now."""
-    return lambda _method, _path, query, headers: (query, {**headers, "authorization": f"Bearer {token()}"})
+    return lambda _method, _path, query, headers, _payload: (
+        query,
+        {**headers, "authorization": f"Bearer {token()}"},
+    )
 
 
 def sign_by_shared_access(signature: str) -> Sign:
     """Return how to sign by a shared access signature (SAS) of Azure, a query that was signed beforehand."""
-    return lambda _method, _path, query, headers: (f"{query}&{signature}".lstrip("&"), dict(headers))
+    return lambda _method, _path, query, headers, _payload: (
+        f"{query}&{signature}".lstrip("&"),
+        dict(headers),
+    )
 
 
 def sign_by_shared_key(account: str, key: bytes) -> Sign:
     """Return how to sign by the key of an Azure storage account: "Authorize with Shared Key" of Azure's reference."""
 
-    def sign(method: str, path: str, query: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    def sign(
+        method: str, path: str, query: str, headers: Mapping[str, str], _payload: str
+    ) -> tuple[str, dict[str, str]]:
         values = {**headers, "content-length": headers.get("content-length", "").lstrip("0")}
         own = [
             f"{name}:{headers[name]}" for name in sorted(headers, key=_sort_key) if name.startswith("x-ms-")

@@ -21,8 +21,8 @@ from urllib.parse import quote, unquote, urlencode
 from fusecache.model.errors import AccessDenied, Refused, Unavailable, UploadLost
 from fusecache.model.metadata import STANDARD
 from fusecache.model.objects import ObjectId, ObjectInfo
-from fusecache.remote.clouds.store import CloudStore, whole_response
 from fusecache.remote.http.file_body import SliceBody
+from fusecache.remote.http.store import HttpStore, whole_response
 from fusecache.remote.protocol.headers import bare_etag, quoted_etag
 from fusecache.remote.store import Condition, FileSlice, ListPage, UploadPage
 
@@ -37,7 +37,7 @@ def common_headers() -> dict[str, str]:
     return {"x-ms-date": formatdate(usegmt=True), "x-ms-version": _VERSION}
 
 
-class AzureStore(CloudStore):
+class AzureStore(HttpStore):
     """A `Store` on a container of Azure Blob Storage. Thread-safe."""
 
     metadata_prefix = "x-ms-meta-"
@@ -68,7 +68,7 @@ class AzureStore(CloudStore):
         query |= {"delimiter": delimiter} if delimiter else {}
         query |= {"marker": marker} if marker else {}
         with self._named("LIST", prefix, "lists") as what, whole_response(what):
-            reply = self._http.call(what, "GET", query=urlencode(query, quote_via=quote))
+            reply = self._http.call(what, "GET", None, query=urlencode(query, quote_via=quote))
             root = ET.fromstring(reply.body)
             objects = (_object(row) for row in root.iterfind("Blobs/Blob"))
             prefixes = (_name(row) for row in root.iterfind("Blobs/BlobPrefix"))
@@ -156,7 +156,7 @@ class AzureStore(CloudStore):
         is_tree = False
         # Not all keys may ask.
         with suppress(AccessDenied, Refused), self._named("GET ACCOUNT", "", "heads") as what:
-            answer = self._http.call(what, "GET", query="restype=account&comp=properties").headers
+            answer = self._http.call(what, "GET", None, query="restype=account&comp=properties").headers
             is_tree = answer.get("x-ms-is-hns-enabled") == "true"
         if is_tree:
             raise Refused(

@@ -9,16 +9,16 @@ from fusecache.model.errors import ConfigError
 from fusecache.remote.clouds.authorization import (
     AzureTokens,
     GoogleTokens,
-    Sign,
-    send_unsigned,
     sign_by_shared_access,
     sign_by_shared_key,
     sign_by_token,
 )
 from fusecache.remote.clouds.azure import AzureStore, common_headers
 from fusecache.remote.clouds.gcs import GcsStore
-from fusecache.remote.clouds.http import CloudHttp
 from fusecache.remote.endpoints import Endpoint, StoreKind, Transport, is_address
+from fusecache.remote.http.signed_requests import SignedHttp, Site
+from fusecache.remote.http.tls import trust
+from fusecache.remote.protocol.signing import Sign, send_unsigned
 
 AZURE_KEY_VARIABLES = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY")
 AZURE_SAS_VARIABLES = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")
@@ -34,10 +34,11 @@ def open_cloud_store(
 ) -> GcsStore | AzureStore:
     """Create a store. Makes no request. Raises ConfigError."""
     assert endpoint.url is not None, "only S3 leaves its URL open"
+    tls = trust(None) if endpoint.url.startswith("https") else None
     if endpoint.kind is StoreKind.GCS:
         tokens = None if is_unsigned else GoogleTokens()
         sign = send_unsigned if tokens is None else sign_by_token(tokens)
-        http = CloudHttp(endpoint.url, f"/{bucket}/", sign, transport)
+        http = SignedHttp(Site(endpoint.url, f"/{bucket}/", sign, tls=tls), transport)
         return GcsStore(
             f"gs://{bucket}", http, reload=lambda: tokens.reload() if tokens is not None else None
         )
@@ -45,7 +46,8 @@ def open_cloud_store(
     host = urlsplit(endpoint.url).hostname or ""
     # As Azurite does: an address, or a name without a dot, has the account in its path.
     account = f"/{endpoint.account}" if is_address(host) or "." not in host else ""
-    http = CloudHttp(endpoint.url, f"{account}/{bucket}/", sign, transport, common_headers=common_headers)
+    site = Site(endpoint.url, f"{account}/{bucket}/", sign, tls=tls)
+    http = SignedHttp(site, transport, options=lambda _: common_headers())
     return AzureStore(f"az://{bucket}", http)
 
 

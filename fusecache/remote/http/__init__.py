@@ -1,1 +1,1 @@
-"""HTTP for the data path, without botocore: connections, TLS, signed requests, ranged GET, PUT, DELETE."""
+"""The HTTP client of all stores: connections, proxies, TLS, signed requests; and what the stores share."""

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from fusecache.remote.http.proxy import Proxy, open_tunnel
 from fusecache.remote.http.tls import TlsContext, TlsSocket
 
 # Routers and NATs drop idle connections after some minutes without notifying either end.
@@ -44,13 +45,17 @@ class StaleConnection(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The server to connect to. tls: the trusted CAs; None for plain HTTP. Timeouts in seconds."""
+    """The server to connect to. tls: the trusted CAs; None for plain HTTP. Timeouts in seconds.
+
+    proxy: connects to the server in its place: by a tunnel with TLS, and for each request without.
+    """
 
     host: str
     port: int
     tls: TlsContext | ssl.SSLContext | None
     connect_timeout: float
     read_timeout: float
+    proxy: Proxy | None = None
 
 
 class ShortFile(Exception):
@@ -132,6 +137,8 @@ class Connection:
             filled += count
 
     def _send(self, sock: socket.socket, request: bytes, body: FileRange | None) -> None:
+        if self._interrupted:
+            raise ConnectionAbortedError("interrupted")
         try:
             (self._tls or sock).sendall(request)
             if body is None:
@@ -197,9 +204,8 @@ class Connection:
         """Connect to the first address that answers."""
         peer = self._peer
         failure: OSError | None = None
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            peer.host, peer.port, type=socket.SOCK_STREAM
-        ):
+        host, port = (peer.host, peer.port) if peer.proxy is None else (peer.proxy.host, peer.proxy.port)
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             sock = socket.socket(family, kind, protocol)
             sock.settimeout(peer.connect_timeout)
             try:
@@ -207,6 +213,8 @@ class Connection:
                 sock.connect(address)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                if peer.proxy is not None and peer.tls is not None:
+                    open_tunnel(sock, peer.proxy, peer.host, peer.port, peer.connect_timeout)
                 if isinstance(peer.tls, ssl.SSLContext):
                     sock = self._wrapped(sock, peer.tls)
                 elif peer.tls is not None:
@@ -220,7 +228,7 @@ class Connection:
                 if self._interrupted:
                     break
         try:
-            raise failure or ConnectionError(f"no address of {peer.host}")
+            raise failure or ConnectionError(f"no address of {host}")
         finally:
             failure = None  # its traceback has this frame, and would live with it until a collection
 

@@ -1,20 +1,23 @@
-"""Signed ranged GETs without botocore. The kernel copies the body straight into the caller's buffer.
-
-botocore's get_object copies each body an extra time.
-"""
+"""Ranged GETs of one version. The kernel copies the body straight into the caller's buffer."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from fusecache.model.errors import Unavailable
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId
 from fusecache.remote.http.connection_pool import Connection
-from fusecache.remote.http.signed_requests import SLOWEST_BYTES_PER_SECOND, SignedHttp, error_of, parse_head
+from fusecache.remote.http.signed_requests import (
+    SLOWEST_BYTES_PER_SECOND,
+    HttpRequest,
+    SignedHttp,
+    error_of,
+    parse_head,
+)
 from fusecache.remote.protocol.headers import quoted_etag
 from fusecache.remote.protocol.responses import GetResponse, check_get_response
-from fusecache.remote.protocol.signing import SigningKeys
 from fusecache.remote.store import Interruption
 
 # A body is received and reported in pieces. The first ones are small, so that progress shows on a slow link. Then they
@@ -57,71 +60,76 @@ class GetRequest:
         return cls(what, object_id, extent, target, progress, interruption or Interruption())
 
 
-class DirectGets:
-    """GETs over a `SignedHttp`. Thread-safe. count_bytes: called with the number of body bytes received."""
+def fill(http: SignedHttp, get: GetRequest, count_bytes: Callable[[int], None]) -> None:
+    """Fill the target, as `Store.get_into` specifies. count_bytes: called with the number of body bytes received."""
+    asked = {
+        "if-match": quoted_etag(get.object_id.etag),
+        "range": f"bytes={get.extent.start}-{get.extent.stop - 1}",
+    }
+    request = HttpRequest(get.what, "GET", get.object_id.key, asked)
+    http.exchange(request, partial(_ask, get, http.read_timeout, count_bytes))
 
-    def __init__(self, http: SignedHttp, count_bytes: Callable[[int], None]) -> None:
-        self._http = http
-        self._count_bytes = count_bytes
 
-    def fill(self, get: GetRequest, keys: SigningKeys | None) -> None:
-        """Fill the target, as `Store.get_into` specifies. Raises RedirectedRequest before any byte of the body."""
-        asked = {
-            "if-match": quoted_etag(get.object_id.etag),
-            "range": f"bytes={get.extent.start}-{get.extent.stop - 1}",
-        }
-        request = self._http.request("GET", get.object_id.key, asked, keys)
-        self._http.lend(get.what, lambda connection: self._ask(get, request, connection))
+def _ask(
+    get: GetRequest,
+    read_timeout: float,
+    count_bytes: Callable[[int], None],
+    connection: Connection,
+    request: bytes,
+) -> None:
+    with get.interruption.by(connection.interrupt):
+        head, rest = connection.exchange(request)
+        status, headers = parse_head(head)
+        if status not in (200, 206):
+            raise error_of(get.what, connection, head, rest, read_timeout)
+        length = headers.get("content-length", "")
+        is_sized = (
+            length.isascii()
+            and length.isdigit()
+            and len(length) <= LENGTH_DIGITS
+            and "transfer-encoding" not in headers
+        )
+        facts = GetResponse(
+            status=status,
+            etag=headers.get("etag", ""),
+            content_range=headers.get("content-range", ""),
+            content_length=int(length) if is_sized else None,
+        )
+        check_get_response(get.what, get.object_id, get.extent, facts)
+        _receive(get, read_timeout, count_bytes, connection, rest)
+        connection.is_clean = (
+            len(rest) <= get.extent.size and headers.get("connection", "").lower() != "close"
+        )
 
-    # ---- private
 
-    def _ask(self, get: GetRequest, request: bytes, connection: Connection) -> None:
-        with get.interruption.by(connection.interrupt):
-            head, rest = connection.exchange(request)
-            status, headers = parse_head(head)
-            if status not in (200, 206):
-                raise error_of(get.what, connection, head, rest, self._http.read_timeout)
-            length = headers.get("content-length", "")
-            is_sized = (
-                length.isascii()
-                and length.isdigit()
-                and len(length) <= LENGTH_DIGITS
-                and "transfer-encoding" not in headers
-            )
-            facts = GetResponse(
-                status=status,
-                etag=headers.get("etag", ""),
-                content_range=headers.get("content-range", ""),
-                content_length=int(length) if is_sized else None,
-            )
-            check_get_response(get.what, get.object_id, get.extent, facts)
-            self._receive(get, connection, rest)
-            connection.is_clean = (
-                len(rest) <= get.extent.size and headers.get("connection", "").lower() != "close"
-            )
-
-    def _receive(self, get: GetRequest, connection: Connection, rest: bytes) -> None:
-        """Receive the body. rest: the bytes that came with the head, possibly more than the body."""
-        target, size = get.target, get.extent.size
-        deadline = time.monotonic() + self._http.read_timeout + size / SLOWEST_BYTES_PER_SECOND
-        filled = min(len(rest), size)
-        target[:filled] = rest[:filled]
-        try:
-            if filled:
-                get.progress(filled)
-            piece, asked = FIRST_PIECE_BYTES, time.monotonic()
-            while filled < size:
-                count = connection.receive_all_into(target[filled : filled + piece])
-                if count == 0:
-                    raise Unavailable(f"{get.what}: the body ended after {filled} of {size} bytes")
-                filled += count
-                get.progress(filled)
-                now = time.monotonic()
-                piece, asked = next_piece_bytes(count, now - asked), now
-                if filled < size and now > deadline:
-                    raise Unavailable(f"{get.what}: timeout after {filled} of {size} bytes")
-        finally:
-            self._count_bytes(filled)
+def _receive(
+    get: GetRequest,
+    read_timeout: float,
+    count_bytes: Callable[[int], None],
+    connection: Connection,
+    rest: bytes,
+) -> None:
+    """Receive the body. rest: the bytes that came with the head, possibly more than the body."""
+    target, size = get.target, get.extent.size
+    deadline = time.monotonic() + read_timeout + size / SLOWEST_BYTES_PER_SECOND
+    filled = min(len(rest), size)
+    target[:filled] = rest[:filled]
+    try:
+        if filled:
+            get.progress(filled)
+        piece, asked = FIRST_PIECE_BYTES, time.monotonic()
+        while filled < size:
+            count = connection.receive_all_into(target[filled : filled + piece])
+            if count == 0:
+                raise Unavailable(f"{get.what}: the body ended after {filled} of {size} bytes")
+            filled += count
+            get.progress(filled)
+            now = time.monotonic()
+            piece, asked = next_piece_bytes(count, now - asked), now
+            if filled < size and now > deadline:
+                raise Unavailable(f"{get.what}: timeout after {filled} of {size} bytes")
+    finally:
+        count_bytes(filled)
 
 
 def next_piece_bytes(count: int, seconds: float) -> int:

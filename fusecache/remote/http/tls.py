@@ -2,7 +2,7 @@
 
 Python's `ssl` returns after each record of 16 KiB and takes the GIL again: 65 536 times per GiB. Here one call fills
 the whole buffer without the GIL. OpenSSL checks the certificate and the host name as it does for `ssl`. If its library
-is not found, `remote/s3/client.py` falls back to `ssl`.
+is not found, `trust` falls back to `ssl`.
 
 Invariants:
 1. No byte of a request is sent before the peer's certificate is found valid for the host.
@@ -12,9 +12,12 @@ Invariants:
 import ctypes
 import functools
 import ipaddress
+import os
 import socket
 import ssl
 from contextlib import suppress
+
+from fusecache.model.errors import ConfigError
 
 # Names and values from OpenSSL's headers ssl.h, bio.h and x509_vfy.h; unchanged since 1.1.0.
 _SSL_VERIFY_PEER = 1
@@ -106,6 +109,26 @@ def library() -> _Library | None:
             if found.OpenSSL_version_num() >= _OLDEST_VERSION:
                 return found
     return None
+
+
+def trust(path: str | None) -> "TlsContext | ssl.SSLContext":
+    """Trust the CAs in a file or directory; None: those of SSL_CERT_FILE and SSL_CERT_DIR, or the system's.
+
+    Raises ConfigError if there are none.
+    """
+    openssl, paths = library(), ssl.get_default_verify_paths()
+    cafile: str | None = path or paths.cafile
+    capath: str | None = None if path else paths.capath
+    if path is not None and os.path.isdir(path):
+        cafile, capath = None, path
+    try:
+        if openssl is not None:
+            return TlsContext(openssl, cafile=cafile, capath=capath)
+        return ssl.create_default_context(cafile=cafile, capath=capath)
+    except OSError as exc:  # also SSLError
+        raise ConfigError(
+            f"no CA certificates: {exc}; install ca-certificates, or name a file as AWS_CA_BUNDLE (S3) or SSL_CERT_FILE"
+        ) from exc
 
 
 class TlsContext:

@@ -120,6 +120,7 @@ def error_of_response(
     error.asks_to_slow_down = kind is Throttled or status >= 500
     error.retry_after_seconds = retry_after_seconds
     error.code = code
+    error.status = status
     return error
 
 

@@ -8,22 +8,20 @@ percent-encoding. What a rewrite carries over (`ObjectInfo.carried`) is sent as 
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 from urllib.parse import quote, unquote
 
 from fusecache.model.metadata import RAW, STANDARD
 
 # Excluded: `%` (our escape), `=` and `?` (RFC 2047 words), space (proxies trim it at the ends).
 SAFE_CHARACTERS = "/:+,;@!$&'()*~"
-METADATA_PREFIX = "x-amz-meta-"
-# Standard headers that belong to an object, with botocore's names for them.
-STANDARD_HEADERS = {
-    "cache-control": "CacheControl",
-    "content-disposition": "ContentDisposition",
-    "content-encoding": "ContentEncoding",
-    "content-language": "ContentLanguage",
-    "content-type": "ContentType",
-}
+# Standard headers that belong to an object.
+STANDARD_HEADERS = (
+    "cache-control",
+    "content-disposition",
+    "content-encoding",
+    "content-language",
+    "content-type",
+)
 # A header's name (RFC 9110, 5.6.2), in lower case.
 _NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 
@@ -47,18 +45,6 @@ def encode_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
 def standard_headers(metadata: Mapping[str, str]) -> dict[str, str]:
     """Return the standard headers that metadata carries."""
     return {name[1:]: value for name, value in metadata.items() if name.startswith(STANDARD)}
-
-
-def metadata_headers(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return all headers for metadata."""
-    encoded = {f"{METADATA_PREFIX}{name}": value for name, value in encode_metadata(metadata).items()}
-    return {**standard_headers(metadata), **encoded}
-
-
-def metadata_arguments(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return botocore's arguments for metadata."""
-    standard = {STANDARD_HEADERS[name]: value for name, value in standard_headers(metadata).items()}
-    return {**standard, "Metadata": encode_metadata(metadata)}
 
 
 def carried(headers: Mapping[str, str], metadata: Mapping[str, str]) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""The S3 store: botocore for rare requests, `remote.http` for object bytes."""
+"""The S3 store, over `remote.http`. botocore finds endpoint, region and keys, and sends no request to the bucket."""

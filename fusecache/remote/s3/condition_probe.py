@@ -8,59 +8,50 @@ bucket's versioning (Ceph 16.2.15 refuses every If-Match of a PUT then, and igno
 import base64
 import hashlib
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
 
-import botocore.exceptions
-
-from fusecache.remote.protocol.headers import bare_etag, condition_arguments, quoted_etag
-from fusecache.remote.store import Condition, ConditionalWrites
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
+from fusecache.model.errors import BucketMissing, RemoteError, UploadLost
+from fusecache.remote.http.put import part_query
+from fusecache.remote.http.signed_requests import Reply, SignedHttp, query_of
+from fusecache.remote.http.xml_store import completion, text_of
+from fusecache.remote.protocol.headers import bare_etag, quoted_etag
+from fusecache.remote.store import ConditionalWrites
 
 # Of one key, as R2 allows (developers.cloudflare.com/r2/platform/limits).
 _WRITE_INTERVAL_SECONDS = 1.0
 _THROTTLED_MAX = 3
+_NONE = {"if-none-match": "*"}
 
 
-def _body(data: bytes) -> dict[str, Any]:
-    digest = hashlib.md5(data, usedforsecurity=False).digest()
-    return {"Body": data, "ContentLength": len(data), "ContentMD5": base64.b64encode(digest).decode()}
-
-
-def ask_conditions(client: "S3Client", bucket: str, key: str) -> ConditionalWrites:
+def ask_conditions(http: SignedHttp, what: str, key: str) -> ConditionalWrites:
     """Write an empty object that must be refused. key: of no object; if the condition is IGNORED, it is one then.
 
     KEPT: a false If-Match was refused; whether a true one is accepted is not known.
-    Raises ClientError if the keys may not write, BotoCoreError.
+    Raises RemoteError if the keys may not write.
     """
-    # Of an object that does not exist: no ETag matches.
-    condition = condition_arguments(Condition("0" * 32))
+    place = _Object(http, what, key, throttled_max=0)
     try:
-        client.put_object(Bucket=bucket, Key=key, **_body(b""), **condition)
-    except botocore.exceptions.ClientError as exc:
-        status, code = _answer(exc)
+        # Of an object that does not exist: no ETag matches.
+        place.send("PUT", _match("0" * 32), data=b"")
+    except RemoteError as exc:
         # AWS answers 404 for an object that is not there.
-        if status in (409, 412) or (status == 404 and code != "NoSuchBucket"):
+        if exc.status in (404, 409, 412) and not isinstance(exc, BucketMissing):
             return ConditionalWrites.KEPT
         # A store without conditions. AWS answers 403 to keys that may write but not read: they cannot compare ETags.
-        if status in (403, 501) and _may_upload(client, bucket, key):
-            return ConditionalWrites.REFUSED if status == 501 else ConditionalWrites.UNKNOWN
+        if exc.status in (403, 501) and place.may_upload():
+            return ConditionalWrites.REFUSED if exc.status == 501 else ConditionalWrites.UNKNOWN
         raise
     return ConditionalWrites.IGNORED
 
 
-def test_conditions(client: "S3Client", bucket: str, key: str) -> ConditionalWrites:
+def test_conditions(http: SignedHttp, what: str, key: str) -> ConditionalWrites:
     """Write two small objects with true and false conditions, in one request and in parts; remove them again.
 
-    key: their keys begin with it; of no object. Each is written once and replaced once. Raises ClientError,
-    BotoCoreError if a request fails for another reason than its condition.
+    key: their keys begin with it; of no object. Each is written once and replaced once. Raises RemoteError if a request
+    fails for another reason than its condition.
     """
-    whole, in_parts = (_Object(client, bucket, f"{key}-{number}") for number in (1, 2))
+    whole, in_parts = (_Object(http, what, f"{key}-{number}") for number in (1, 2))
     try:
         return _found(whole, in_parts)
     finally:
@@ -69,109 +60,103 @@ def test_conditions(client: "S3Client", bucket: str, key: str) -> ConditionalWri
 
 
 def _found(whole: "_Object", in_parts: "_Object") -> ConditionalWrites:
-    none = condition_arguments(Condition(None))
-    first, other = whole.put(b"1", none), in_parts.put(b"2", none)
+    first, other = whole.put(b"1", _NONE), in_parts.put(b"2", _NONE)
     if first is None or other is None:
         return ConditionalWrites.REFUSED
-    if whole.put(b"3", none) is not None or whole.put(b"3", {"IfMatch": quoted_etag(other)}) is not None:
+    if whole.put(b"3", _NONE) is not None or whole.put(b"3", _match(other)) is not None:
         return ConditionalWrites.IGNORED
-    is_false_refused = in_parts.put_in_parts(first) is None
+    is_false_refused = not in_parts.is_put_in_parts(first)
     # Ceph 16 compares If-Match with its quotes.
-    if (
-        whole.put(b"4", {"IfMatch": quoted_etag(first)}) is None
-        and whole.put(b"4", {"IfMatch": first}) is None
-    ):
+    if whole.put(b"4", _match(first)) is None and whole.put(b"4", {"if-match": first}) is None:
         return ConditionalWrites.REFUSED
-    is_kept = is_false_refused and in_parts.put_in_parts(other) is not None
+    is_kept = is_false_refused and in_parts.is_put_in_parts(other)
     return ConditionalWrites.KEPT if is_kept else ConditionalWrites.NOT_OF_PARTS
 
 
 @dataclass(slots=True)
 class _Object:
-    client: "S3Client"
-    bucket: str
+    http: SignedHttp
+    what: str
     key: str
     # Of a bucket with versioning: a DELETE of each removes all of the object.
     versions: set[str] = field(default_factory=set)
     uploads: list[str] = field(default_factory=list)
     may_have_more: bool = False  # a request failed, or it has no versions
+    throttled_max: int = _THROTTLED_MAX
 
-    def put(self, data: bytes, condition: dict[str, Any]) -> str | None:
+    def put(self, data: bytes, condition: Mapping[str, str]) -> str | None:
         """Return the ETag of the object; None if the condition was refused."""
-        put = partial(self.client.put_object, **self._names(), **_body(data))
-        return self._sent(partial(put, **condition))
+        reply = self._written("PUT", condition, data=data)
+        return None if reply is None else bare_etag(reply.headers["etag"])
 
-    def put_in_parts(self, etag: str) -> str | None:
-        """As `put`, with If-Match, by an upload in parts."""
-        upload_id = self.client.create_multipart_upload(**self._names())["UploadId"]
+    def is_put_in_parts(self, etag: str) -> bool:
+        """Replace that version by an upload in parts; return whether the condition was met."""
+        upload_id = text_of(self.send("POST", {}, query="uploads=").body, "UploadId")
         self.uploads.append(upload_id)
-        names: Any = {**self._names(), "UploadId": upload_id}
-        part = self.client.upload_part(**names, PartNumber=1, **_body(b"5"))["ETag"]
-        parts: Any = {"Parts": [{"PartNumber": 1, "ETag": part}]}
-        complete = partial(self.client.complete_multipart_upload, **names, MultipartUpload=parts)
-        found = self._sent(partial(complete, IfMatch=quoted_etag(etag)))
-        if found is not None:
-            self.uploads.remove(upload_id)
-        return found
+        part = self.send("PUT", {}, query=part_query(upload_id, 1), data=b"5").headers["etag"]
+        query, body = query_of({"uploadId": upload_id}), completion([bare_etag(part)])
+        if self._written("POST", _match(etag), query=query, data=body) is None:
+            return False
+        self.uploads.remove(upload_id)
+        return True
 
     def remove(self) -> None:
         """Remove all that may be there; failures are no reason to stop a mount."""
         for upload_id in self.uploads:
-            self._try(partial(self.client.abort_multipart_upload, UploadId=upload_id))
+            self._delete(uploadId=upload_id)
         for version in self.versions:
             # Not all keys may delete versions.
-            self.may_have_more |= not self._try(partial(self.client.delete_object, VersionId=version))
+            self.may_have_more |= not self._delete(versionId=version)
         if self.may_have_more:
-            self._try(self.client.delete_object)
+            self._delete()
 
-    def _names(self) -> Any:
-        return {"Bucket": self.bucket, "Key": self.key}
-
-    def _try(self, call: Callable[..., Any]) -> bool:
+    def may_upload(self) -> bool:
+        """Return whether the keys may send a part: of an upload that does not exist, so that nothing is stored."""
         try:
-            _patiently(partial(call, **self._names()))
-        except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError):
-            return False
-        return True
+            self.send("PUT", {}, query=part_query("none", 1), data=b"")
+        except RemoteError as exc:
+            return isinstance(exc, UploadLost)
+        return False
 
-    def _sent(self, call: Callable[[], Any]) -> str | None:
+    def send(self, method: str, headers: Mapping[str, str], *, query: str = "", data: bytes = b"") -> Reply:
+        """Send a request, again while the store says that the key is written too often."""
+        digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode("ascii")
+        if method == "PUT":
+            headers = {**headers, "content-md5": digest}
+        for _ in range(self.throttled_max):
+            try:
+                return self.http.call(self.what, method, self.key, headers, query=query, body=data)
+            except RemoteError as exc:
+                if exc.status not in (429, 503):
+                    raise
+                time.sleep(_WRITE_INTERVAL_SECONDS)
+        return self.http.call(self.what, method, self.key, headers, query=query, body=data)
+
+    def _written(
+        self, method: str, condition: Mapping[str, str], *, query: str = "", data: bytes
+    ) -> Reply | None:
+        """Send a request that makes a version; return None if its condition was refused."""
         before, self.may_have_more = self.may_have_more, True
         try:
-            answer = _patiently(call)
-        except botocore.exceptions.ClientError as exc:
-            if _answer(exc)[0] not in (404, 409, 412, 501):
+            reply = self.send(method, condition, query=query, data=data)
+        except RemoteError as exc:
+            if exc.status not in (404, 409, 412, 501):
                 raise
             self.may_have_more = before
             return None
         # "null" is the version of a bucket whose versioning is suspended: the next write replaces it.
-        if answer.get("VersionId", "null") != "null":
-            self.versions.add(answer["VersionId"])
+        if (version := reply.headers.get("x-amz-version-id", "null")) != "null":
+            self.versions.add(version)
             self.may_have_more = before
-        return bare_etag(answer["ETag"])
+        return reply
 
-
-def _patiently(call: Callable[[], Any]) -> Any:
-    """Make a request, again while the store says that the key is written too often: R2 takes one write a second."""
-    for _ in range(_THROTTLED_MAX):
+    def _delete(self, **query: str) -> bool:
         try:
-            return call()
-        except botocore.exceptions.ClientError as exc:
-            if _answer(exc)[0] not in (429, 503):
-                raise
-            time.sleep(_WRITE_INTERVAL_SECONDS)
-    return call()
+            self.send("DELETE", {}, query=query_of(query))
+        except RemoteError:
+            return False
+        return True
 
 
-def _may_upload(client: "S3Client", bucket: str, key: str) -> bool:
-    """Return whether the keys may send a part: of an upload that does not exist, so that nothing is stored."""
-    try:
-        with suppress(botocore.exceptions.BotoCoreError):
-            client.upload_part(Bucket=bucket, Key=key, UploadId="none", PartNumber=1, **_body(b""))
-    except botocore.exceptions.ClientError as exc:
-        return _answer(exc) == (404, "NoSuchUpload")
-    return False
-
-
-def _answer(exc: botocore.exceptions.ClientError) -> tuple[int, str]:
-    status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return status, exc.response.get("Error", {}).get("Code", "")
+def _match(etag: str) -> dict[str, str]:
+    return {"if-match": quoted_etag(etag)}

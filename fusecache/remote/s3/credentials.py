@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import botocore.exceptions
-from botocore.credentials import Credentials, ReadOnlyCredentials
+from botocore.credentials import ReadOnlyCredentials
 
 from fusecache.model.errors import ConfigError, CredentialsMissing
 from fusecache.policy.backoff import backoff_seconds
@@ -40,7 +39,6 @@ class FileCredentials:
 
     path: Path
     profile: str | None = None
-    method: str = "credentials_file"
     _state: tuple[int, ...] = ()
     _keys: ReadOnlyCredentials | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -111,23 +109,15 @@ class KeptCredentials:
     bucket says so.
     """
 
-    def __init__(self, source: Credentials | FileCredentials, name: str) -> None:
-        """name: of the source, for messages."""
-        self._source = source
+    def __init__(self, read: Callable[[], ReadOnlyCredentials], name: str) -> None:
+        """read: returns the source's keys. name: of the source, for messages."""
+        self._read = read
         self._name = name
         self._lock = threading.Lock()
         self._last: ReadOnlyCredentials | None = None
         self._error: Exception | None = None
         self._failures = 0
         self._ask_again_at = float("-inf")
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the source: botocore looks at `method` and others."""
-        return getattr(self._source, name)
-
-    def get_deferred_property(self, name: str) -> Callable[[], Any]:
-        """Return a function that returns a field of the keys, as botocore's own credentials do."""
-        return lambda: getattr(self.get_frozen_credentials(), name)
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
         """Return the keys. Raises CredentialsMissing if the source fails and never gave any."""
@@ -136,7 +126,7 @@ class KeptCredentials:
         if error is not None:
             return self._last_or_raise(error)
         try:
-            keys = self._source.get_frozen_credentials()
+            keys = self._read()
         except Exception as exc:  # noqa: BLE001  # botocore's sources raise anything: OSError, KeyError, ClientError, …
             self._on_failed(exc)
             return self._last_or_raise(exc)
@@ -145,6 +135,8 @@ class KeptCredentials:
 
     def _last_or_raise(self, error: Exception) -> ReadOnlyCredentials:
         if self._last is None:
+            if isinstance(error, CredentialsMissing):
+                raise error
             raise CredentialsMissing(failure_text(self._name, error)) from error
         return self._last
 

@@ -1,25 +1,22 @@
 """The store for the S3 protocol: Cloudflare R2 first, any other S3 service as well.
 
-Not a retry loop: botocore retries a failed request at most once. Endless retries belong to the engine.
-
-Most requests of a mount are GETs, PUTs of objects and parts, and DELETEs. They use the direct HTTP path
-(`remote/http/signed_requests.py`) once a successful request of botocore has set it up. botocore sends all others.
-
 Invariants:
-1. Every body has a Content-Length and a Content-MD5, never `aws-chunked`, never a trailer, never `Expect`.
-2. No byte of a GET is reported before status, ETag, range and length of the response are checked.
-3. A connection whose body was not read to its end is closed, not reused.
+1. Every body has a Content-Length and a Content-MD5 or a signed hash, never `aws-chunked`, a trailer, or `Expect`.
+2. If a copy returns an ETag, the copy holds the bytes of the requested version.
 """
 
+import base64
+import hashlib
+import re
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape
 
 from fusecache.model.errors import (
     FusecacheError,
@@ -28,68 +25,39 @@ from fusecache.model.errors import (
     Refused,
     RemoteError,
     Unavailable,
-    UploadLost,
 )
-from fusecache.model.objects import KIB, Extent, ObjectId, ObjectInfo
+from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
-from fusecache.remote.http.file_body import SliceBody
-from fusecache.remote.http.put import PutRequest, part_query
-from fusecache.remote.http.ranged_get import GetRequest
-from fusecache.remote.http.signed_requests import (
-    NO_SETTINGS,
-    SLOWEST_BYTES_PER_SECOND,
-    RedirectedRequest,
-    is_plain,
-)
-from fusecache.remote.protocol.headers import (
-    bare_etag,
-    condition_arguments,
-    condition_headers,
-    multipart_etag,
-    object_content,
-    quoted_etag,
-)
-from fusecache.remote.protocol.responses import GetResponse, check_get_response
-from fusecache.remote.protocol.user_metadata import (
-    carried,
-    decode_metadata,
-    metadata_arguments,
-    metadata_headers,
-)
-from fusecache.remote.request_settings import RequestSettings
-from fusecache.remote.s3.bulk_delete import BulkDelete
-from fusecache.remote.s3.client import PAGE, ClientAccess, open_access
+from fusecache.remote.http.put import part_query
+from fusecache.remote.http.signed_requests import query_of
+from fusecache.remote.http.store import whole_response
+from fusecache.remote.http.xml_store import XML_NAMESPACE, XmlStore, text_of
+from fusecache.remote.protocol.headers import bare_etag, object_content, quoted_etag
+from fusecache.remote.protocol.responses import ERROR_BY_CODE
+from fusecache.remote.protocol.user_metadata import STANDARD_HEADERS
+from fusecache.remote.request_settings import NO_SETTINGS, RequestSettings
+from fusecache.remote.s3.client import open_access
 from fusecache.remote.s3.condition_probe import ask_conditions, test_conditions
-from fusecache.remote.s3.copy import CopyRequests
-from fusecache.remote.s3.errors import RequestNames
-from fusecache.remote.s3.uploads import list_uploads
-from fusecache.remote.statistics import RequestCounter, StoreStatistics
-from fusecache.remote.store import (
-    PROBE_NAME,
-    Condition,
-    ConditionalWrites,
-    FileSlice,
-    Interruption,
-    ListPage,
-    ObjectContent,
-    UploadPage,
+from fusecache.remote.store import PROBE_NAME, Condition, ConditionalWrites, FileSlice, ObjectContent
+
+# Answers of stores that know no DeleteObjects, or not in this form.
+_NO_BATCHES = frozenset(
+    {"NotImplemented", "MethodNotAllowed", "MalformedXML", "InvalidRequest", "501", "405"}
 )
-from fusecache.remote.within import within
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, HeadObjectOutputTypeDef
-
-# Piece size for bodies read through botocore: urllib3 makes a bytes object of each, which should fit the L2 cache.
-READ_PIECE_BYTES = 256 * KIB
+# Characters that XML 1.0 cannot hold: such keys are deleted one by one.
+_NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+_STORAGE_CLASS = "x-amz-storage-class"
 
 
-class S3Store:
-    """A `Store` on a bucket. Thread-safe; one client, one connection pool.
+class S3Store(XmlStore):
+    """A `Store` on a bucket. Thread-safe; one connection pool.
 
     credentials: None uses the AWS chain (environment, files, profile, instance role), or the credentials_file.
-    The constructor raises ConfigError for a profile or endpoint that botocore rejects, and makes no request.
+    The constructor makes no request. Raises ConfigError, CredentialsMissing.
     """
+
+    metadata_prefix = "x-amz-meta-"
+    trusted_file = "AWS_CA_BUNDLE"
 
     def __init__(
         self,
@@ -102,27 +70,23 @@ class S3Store:
         transport: Transport | None = None,
         settings: RequestSettings = NO_SETTINGS,
     ) -> None:
-        self._bucket = bucket
         self._endpoint = endpoint
-        self._credentials = credentials
-        self._profile = profile
-        self._credentials_file = credentials_file
         self._settings = settings
-        self._sends_conditions = True
-        self.conditional_writes = ConditionalWrites.KEPT if endpoint.is_r2 else ConditionalWrites.UNKNOWN
         self._transport = transport or Transport()
-        self._counter = RequestCounter()
-        self._request_names = RequestNames(bucket, self._counter)
+        self._open_access = partial(
+            open_access,
+            bucket,
+            endpoint,
+            credentials=credentials,
+            profile=profile,
+            credentials_file=credentials_file,
+            settings=settings,
+        )
+        super().__init__(f"s3://{bucket}", self._open_access().http(self._transport))
+        if endpoint.is_r2:
+            self.conditional_writes = ConditionalWrites.KEPT
+        self._has_batches = True
         self._reloading = threading.Lock()
-        self._access = self._new_access()
-
-    def statistics(self) -> StoreStatistics:
-        """Return the request counts."""
-        return self._counter.statistics()
-
-    def close(self) -> None:
-        """Close idle connections. The next request opens a new one."""
-        self._access.close()
 
     def reload(self) -> None:
         """Reload the credentials from their source; requests in flight keep the old ones.
@@ -130,109 +94,41 @@ class S3Store:
         Raises ConfigError or CredentialsMissing if the source has none; then all requests keep the old ones.
         """
         with self._reloading:
-            access = self._new_access()
-            try:
-                access.check_keys()
-            except FusecacheError:
-                access.close()
-                raise
-            before, self._access = self._access, access
+            access = self._open_access()
+            if access.kept_keys is not None:
+                access.keys()
+            before, self._http = self._http, access.http(self._transport)
             before.close()
-
-    def list_page(
-        self,
-        prefix: str,
-        *,
-        delimiter: str = "",
-        token: str | None = None,
-        start_after: str = "",
-        limit: int = 1000,
-    ) -> ListPage:
-        """Return one page of the objects whose keys start with `prefix`."""
-        arguments: dict[str, Any] = {"Bucket": self._bucket, "Prefix": prefix, "MaxKeys": limit}
-        if delimiter:
-            arguments["Delimiter"] = delimiter
-        if token is not None:
-            arguments["ContinuationToken"] = token
-        if start_after:
-            arguments["StartAfter"] = start_after
-        with self._request_names.named("LIST", prefix, "lists") as what:
-            answer: Any = self._client.list_objects_v2(**arguments)
-            page: ListPage | None = answer.get(PAGE)
-            if page is None:
-                raise Unavailable(f"{what}: the response is not a complete listing")
-            return page
-
-    def head(self, key: str) -> ObjectInfo:
-        """Return an object's properties with its metadata."""
-        with _whole_answer(f"HEAD s3://{self._bucket}/{key}"):
-            answer = self._head(key)
-            return ObjectInfo(
-                key=key,
-                etag=bare_etag(answer["ETag"]),
-                size=answer["ContentLength"],
-                modified=answer["LastModified"].timestamp(),
-                metadata=decode_metadata(answer["Metadata"]),
-                carried=carried(answer["ResponseMetadata"]["HTTPHeaders"], answer["Metadata"]),
-            )
 
     def content(self, key: str) -> ObjectContent:
         """Return size and checksums of an object, by a HEAD that asks for the checksums."""
-        with (
-            _whole_answer(f"HEAD s3://{self._bucket}/{key}"),
-            self._request_names.named("HEAD", key, "heads"),
-        ):
+        with self._named("HEAD", key, "heads") as what, whole_response(what):
             return object_content(
-                self._client.head_object(Bucket=self._bucket, Key=key, ChecksumMode="ENABLED")
+                self._http.call(what, "HEAD", key, {"x-amz-checksum-mode": "ENABLED"}).headers
             )
-
-    def get_into(
-        self,
-        object_id: ObjectId,
-        extent: Extent,
-        buffer: memoryview,
-        progress: Callable[[int], None],
-        interruption: Interruption | None = None,
-    ) -> None:
-        """Fill `buffer[:extent.size]` with the bytes of `extent`, by one ranged GET with If-Match."""
-        access = self._access
-        direct = access.direct_http(object_id.key)
-        with self._request_names.named("GET", object_id.key, "gets") as what:
-            get = GetRequest.into(buffer, what, object_id, extent, progress, interruption)
-            if direct is not None and is_plain(object_id.etag):
-                try:
-                    return direct.gets.fill(get, access.keys())
-                except RedirectedRequest:
-                    access.drop_direct_http()
-            self._get_by_botocore(access, get)
 
     def put(
         self, key: str, body: FileSlice, *, metadata: Mapping[str, str], condition: Condition | None = None
     ) -> str:
         """Store a whole object; return its ETag."""
-        condition = condition if self._sends_conditions else None
         try:
-            return self._put(key, body, metadata, condition_arguments(condition))
+            return super().put(key, body, metadata=metadata, condition=condition)
         except ObjectChanged:
             if condition is None or condition.etag is None or not self._is_version(key, condition.etag):
                 raise
             return self._put_again(key, body, metadata, condition.etag)
-        except ObjectMissing as exc:
-            if condition is None or condition.etag is None:
-                raise
-            # S3 answers 404 where R2 answers 412: the object to replace is gone.
-            raise ObjectChanged(f"s3://{self._bucket}/{key} no longer exists: not replaced") from exc
 
     def _put_again(self, key: str, body: FileSlice, metadata: Mapping[str, str], etag: str) -> str:
         """The version matches, yet the bucket refuses: Ceph 16 compares If-Match with its quotes (seen on 16.2.15)."""
+        headers = {**self._metadata_headers(metadata), "if-match": etag}
         try:
-            return self._put(key, body, metadata, {"IfMatch": etag})
+            return self._etag_of(key, self._send("PUT", key, "puts", body, headers))
         except ObjectChanged as exc:
             if not self._is_version(key, etag):
                 raise
             self.conditional_writes = ConditionalWrites.REFUSED
             raise Refused(
-                f"s3://{self._bucket}/{key}: the store refuses If-Match although the object has that version, as older "
+                f"{self._place}/{key}: the store refuses If-Match although the object has that version, as older "
                 "Ceph gateways do once a bucket has versioning; suspend versioning, or mount again with "
                 "--conflict last-wins, then `fusecache recover --restore`"
             ) from exc
@@ -243,69 +139,7 @@ class S3Store:
         except ObjectMissing:
             return False
 
-    def create_multipart(self, key: str, *, metadata: Mapping[str, str]) -> str:
-        """Begin a multipart upload; return its UploadId."""
-        with self._request_names.named("CREATE UPLOAD", key, "creates"):
-            answer = self._client.create_multipart_upload(
-                Bucket=self._bucket, Key=key, **metadata_arguments(metadata)
-            )
-        return answer["UploadId"]
-
-    def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> str:
-        """Store part `number` (from 1); return its ETag."""
-        access = self._access
-        with (
-            SliceBody(body, self._count_sent) as stream,
-            self._request_names.named(f"PUT PART {number}", key, "parts") as what,
-        ):
-            etag = self._put_direct(access, PutRequest(what, key, {}, part_query(upload_id, number)), stream)
-            if etag is None:
-                answer = access.client.upload_part(
-                    Bucket=self._bucket,
-                    Key=key,
-                    UploadId=upload_id,
-                    PartNumber=number,
-                    **_body_arguments(stream),
-                )
-                access.set_up_direct_http(key)
-                with _whole_answer(what):
-                    etag = bare_etag(answer["ETag"])
-        self._counter.add("bytes_written", body.size)
-        return etag
-
-    def complete_multipart(
-        self, key: str, upload_id: str, part_etags: Sequence[str], *, condition: Condition | None = None
-    ) -> str:
-        """Publish parts 1..n; return the object's ETag."""
-        if not self._sends_conditions or self.conditional_writes is ConditionalWrites.NOT_OF_PARTS:
-            condition = None
-        with self._request_names.named("COMPLETE UPLOAD", key, "completes"):
-            answer = self._client.complete_multipart_upload(
-                Bucket=self._bucket,
-                Key=key,
-                UploadId=upload_id,
-                MultipartUpload={
-                    "Parts": [
-                        {"PartNumber": number, "ETag": quoted_etag(etag)}
-                        for number, etag in enumerate(part_etags, 1)
-                    ]
-                },
-                **condition_arguments(condition),
-            )
-        # Ceph 16 leaves the ETag empty (seen on 16.2.15).
-        return bare_etag(answer["ETag"]) or multipart_etag(part_etags)
-
-    def abort_multipart(self, key: str, upload_id: str) -> None:
-        """Drop an upload and its parts. An unknown upload is success."""
-        access = self._access
-        with suppress(UploadLost), self._request_names.named("ABORT UPLOAD", key, "aborts"):
-            access.client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
-            access.set_up_direct_http(key)
-
-    def list_uploads(self, prefix: str, *, token: str | None = None) -> UploadPage:
-        """Return one page of the unfinished uploads whose keys start with `prefix`."""
-        with self._request_names.named("LIST UPLOADS", prefix, "lists"):
-            return list_uploads(self._client, self._bucket, prefix, token)
+    # ---- copies
 
     def copy(
         self,
@@ -321,50 +155,139 @@ class S3Store:
         Sends a HEAD of the source first, unless nothing of the answer is needed: its size decides between one request
         and parts, and headers are lost if the metadata change.
         """
-        copies = CopyRequests(
-            store=self,
-            client=self._client,
-            head=self._head,
-            request_names=self._request_names,
-            bucket=self._bucket,
-            transport=self._transport,
-            is_r2=self._endpoint.is_r2,
-            storage_class=self._settings.storage_class,
-        )
-        return copies.copy(source, key, condition, metadata, size)
+        headers = {} if metadata is None else self._metadata_headers(metadata)
+        # A copy does not keep the storage class by itself. One HEAD a copy: other stores need it for the target.
+        asks = self._endpoint.is_r2 or bool(self._settings.storage_class)
+        if asks or metadata is not None or size is None or size > self._transport.single_copy_bytes:
+            found = self._head(source.key)
+            self._require_version(source.key, found, source.etag)
+            # A store that has classes names that of every object but those of the standard one.
+            storage_class = found.get(_STORAGE_CLASS) or ("STANDARD" if self._settings.storage_class else "")
+            if storage_class:
+                headers[_STORAGE_CLASS] = storage_class
+            with whole_response(f"HEAD {self._place}/{source.key}"):
+                size = int(found["content-length"])
+            if size > self._transport.single_copy_bytes:
+                kept = {} if metadata is not None else self._belonging(found)
+                return self._copy_in_parts(source, key, size, condition, {**kept, **headers})
+        headers |= {
+            **self._copy_source(source.key),
+            "x-amz-copy-source-if-match": quoted_etag(source.etag),
+            "x-amz-metadata-directive": "COPY" if metadata is None else "REPLACE",
+        }
+        if condition is not None and self._endpoint.is_r2:
+            name = "none-match" if condition.etag is None else "match"
+            value = "*" if condition.etag is None else quoted_etag(condition.etag)
+            headers[f"cf-copy-destination-if-{name}"] = value
+        elif condition is not None:
+            self._head_of_version(key, condition.etag)
+        with self._named(f"COPY from {source.key!r}", key, "copies") as what, whole_response(what):
+            return bare_etag(text_of(self._http.call(what, "PUT", key, headers).body, "ETag"))
 
-    def delete(self, key: str) -> None:
-        """Delete an object. A missing one is success."""
-        access = self._access
-        direct = access.direct_http(key)
-        with suppress(ObjectMissing), self._request_names.named("DELETE", key, "deletes") as what:
-            if direct is not None:
-                try:
-                    return direct.puts.delete(what, key, access.keys())
-                except RedirectedRequest:
-                    access.drop_direct_http()
-            access.client.delete_object(Bucket=self._bucket, Key=key)
-            access.set_up_direct_http(key)
+    def _copy_in_parts(
+        self, source: ObjectId, key: str, size: int, condition: Condition | None, headers: Mapping[str, str]
+    ) -> str:
+        upload_id = self._begin_upload(key, headers)
+        try:
+            etags = []
+            step = self._transport.copy_part_bytes
+            for number, start in enumerate(range(0, size, step), 1):
+                extent = {"x-amz-copy-source-range": f"bytes={start}-{min(start + step, size) - 1}"}
+                sent, query = {**self._copy_source(source.key), **extent}, part_query(upload_id, number)
+                name = f"COPY PART {number} from {source.key!r}"
+                with self._named(name, key, "copies") as what, whole_response(what):
+                    reply = self._http.call(what, "PUT", key, sent, query=query)
+                    etags.append(bare_etag(text_of(reply.body, "ETag")))
+            # R2's part copies take no precondition on the source. The version is checked before the first part and
+            # after the last, so every part is from that version.
+            self._require_version(source.key, self._head(source.key), source.etag)
+            if condition is not None:
+                self._head_of_version(key, condition.etag)
+            return self.complete_multipart(key, upload_id, etags, condition=condition)
+        except FusecacheError:
+            # Abandoned parts cost storage for a week. If the abort fails, raise the copy's error regardless.
+            with suppress(RemoteError):
+                self.abort_multipart(key, upload_id)
+            raise
 
-    def bulk_delete(self) -> BulkDelete:
-        """Return the requests that delete many objects at once."""
-        return BulkDelete(
-            self, self._client, self._request_names, self._bucket, compares_etags=not self._endpoint.is_r2
-        )
+    def _copy_source(self, key: str) -> dict[str, str]:
+        return {"x-amz-copy-source": self._http.path(key).removeprefix("/")}
+
+    def _belonging(self, found: Mapping[str, str]) -> dict[str, str]:
+        """Return what belongs to an object besides its bytes, as the response to a HEAD has it."""
+        return {
+            name: value
+            for name, value in found.items()
+            if name in STANDARD_HEADERS or name.startswith(self.metadata_prefix)
+        }
+
+    # ---- bulk deletes
+
+    def delete_all(self, objects: Sequence[ObjectInfo]) -> dict[str, RemoteError]:
+        """Delete up to 1 000 objects, S3's limit on one request; return the errors by key. A missing object is success.
+
+        AWS, and Ceph since version 20, compare the ETag of each ("How to perform conditional deletes"). Cloudflare R2
+        has no condition on deletes: callers list right before.
+        ObjectChanged: the object is another version than `objects` has. Raises RemoteError if a whole batch fails.
+        """
+        failures: dict[str, RemoteError] = {}
+        alone = [each for each in objects if not self._has_batches or _NOT_IN_XML.search(each.key)]
+        batch = [each for each in objects if each not in alone] if alone else list(objects)
+        if batch:
+            try:
+                failures = self._delete_batch(batch)
+            except RemoteError as exc:
+                if exc.code not in _NO_BATCHES:
+                    raise
+                self._has_batches = False
+                alone = list(objects)
+        for each in alone:
+            try:
+                self.delete(each.key)
+            except RemoteError as exc:
+                failures[each.key] = exc
+        return failures
+
+    def _delete_batch(self, batch: Sequence[ObjectInfo]) -> dict[str, RemoteError]:
+        rows = "".join(map(self._delete_row, batch))
+        body = f'<Delete xmlns="{XML_NAMESPACE}">{rows}<Quiet>true</Quiet></Delete>'.encode()
+        digest = hashlib.md5(body, usedforsecurity=False).digest()
+        headers = {"content-md5": base64.b64encode(digest).decode("ascii")}
+        name = f"{batch[0].key} and {len(batch) - 1} more"
+        failures: dict[str, RemoteError] = {}
+        with self._named("DELETE", name, "deletes") as what, whole_response(what):
+            reply = self._http.call(what, "POST", None, headers, query="delete=", body=body)
+            for row in ET.fromstring(reply.body).iterfind("{*}Error"):
+                key, code, message = (
+                    row.findtext(f"{{*}}{each}") or "" for each in ("Key", "Code", "Message")
+                )
+                error = ERROR_BY_CODE.get(code, Unavailable)(f"DELETE {self._place}/{key}: {code}: {message}")
+                if not isinstance(error, ObjectMissing):
+                    failures[key] = error
+        return failures
+
+    def _delete_row(self, each: ObjectInfo) -> str:
+        etag = "" if self._endpoint.is_r2 else f"<ETag>{escape(quoted_etag(each.etag))}</ETag>"
+        return f"<Object><Key>{escape(each.key, {chr(13): '&#13;', chr(10): '&#10;'})}</Key>{etag}</Object>"
+
+    # ---- the store's clock, and its conditions
 
     def server_time(self, prefix: str) -> float:
         """Return the store's clock in seconds since 1970, from the Date of a LIST."""
-        with self._request_names.named("LIST", prefix, "lists") as what:
-            answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
-            date = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
-            try:
-                return parsedate_to_datetime(date).timestamp()
-            except ValueError as exc:
-                raise Unavailable(f"{what}: the response has no valid Date: {date!r}") from exc
+        query = query_of({"list-type": "2", "max-keys": "1", "prefix": prefix})
+        with self._named("LIST", prefix, "lists") as what, whole_response(what):
+            date = self._http.call(what, "GET", None, query=query).headers.get("date", "")
+            return parsedate_to_datetime(date).timestamp()
 
     def probe_write(self, prefix: str) -> None:
         """Check that writing is allowed, by a write that must fail; leave nothing behind."""
-        self._probe(prefix)
+        key = self._probe_key(prefix)
+        with self._named("PUT", key, "puts") as what:
+            found = ask_conditions(self._http, what, key)
+        if not self._endpoint.is_r2:
+            self.conditional_writes = found
+        if found is ConditionalWrites.IGNORED:
+            self.delete(key)
 
     def probe_conditions(self, prefix: str) -> ConditionalWrites:
         """Find out what the store does with the conditions of writes; leave nothing behind.
@@ -374,162 +297,22 @@ class S3Store:
         if not self._endpoint.is_r2:
             with suppress(RemoteError):
                 if self.conditional_writes is ConditionalWrites.UNKNOWN:
-                    self._probe(prefix)
+                    self.probe_write(prefix)
                 if self.conditional_writes is ConditionalWrites.KEPT:
                     self.conditional_writes = ConditionalWrites.UNKNOWN
                     key = self._probe_key(prefix)
-                    with self._request_names.named("TEST CONDITIONS", key, "puts"):
-                        self.conditional_writes = test_conditions(self._client, self._bucket, key)
+                    with self._named("TEST CONDITIONS", key, "puts") as what:
+                        self.conditional_writes = test_conditions(self._http, what, key)
         return self.conditional_writes
-
-    def send_no_conditions(self) -> None:
-        """From now on send writes without their conditions, for a store that does not honour them."""
-        self._sends_conditions = False
-
-    # ---- private
-
-    @property
-    def _client(self) -> "S3Client":
-        return self._access.client
-
-    def _new_access(self) -> ClientAccess:
-        return open_access(
-            self._endpoint,
-            self._transport,
-            credentials=self._credentials,
-            profile=self._profile,
-            count_read=self._count_read,
-            credentials_file=self._credentials_file,
-            settings=self._settings,
-        )
-
-    def _probe(self, prefix: str) -> None:
-        """Send a write that must fail. Raises RemoteError unless the answer shows that the keys may write."""
-        key = self._probe_key(prefix)
-        access = self._access
-        with self._request_names.named("PUT", key, "puts"):
-            found = ask_conditions(access.client, self._bucket, key)
-        if not self._endpoint.is_r2:
-            self.conditional_writes = found
-        access.set_up_direct_http(key)
-        if found is ConditionalWrites.IGNORED:
-            self.delete(key)
 
     def _probe_key(self, prefix: str) -> str:
         return f"{prefix}{PROBE_NAME}{uuid.uuid4().hex}"
 
-    def _get_by_botocore(self, access: ClientAccess, get: GetRequest) -> None:
-        """Run a GET through botocore; the first success sets up the direct HTTP path."""
+    def _conditions(self, key: str, condition: Condition | None) -> dict[str, str]:
+        if condition is None or not self._sends_conditions:
+            return {}
+        return {"if-none-match": "*"} if condition.etag is None else {"if-match": quoted_etag(condition.etag)}
 
-        def ask() -> "GetObjectOutputTypeDef":
-            answer = access.client.get_object(
-                Bucket=self._bucket,
-                Key=get.object_id.key,
-                Range=f"bytes={get.extent.start}-{get.extent.stop - 1}",
-                IfMatch=quoted_etag(get.object_id.etag),
-            )
-            access.set_up_direct_http(get.object_id.key)
-            return answer
-
-        # In a thread of its own: botocore has no way to end a request that waits for its response.
-        answer = within(None, ask, get.interruption, discard=lambda late: late["Body"].close())
-        # The raw stream: botocore's wrapper only adds less precise error messages to readinto.
-        stream: Any = answer["Body"]._raw_stream  # type: ignore[attr-defined]
-        try:
-            check_get_response(get.what, get.object_id, get.extent, _get_facts(answer))
-            with get.interruption.by(partial(_shut, stream)):
-                self._fill(stream, get)
-        except BaseException:
-            stream.close()
-            raise
-
-    def _count_read(self, count: int) -> None:
-        self._counter.add("bytes_read", count)
-
-    def _count_sent(self, count: int) -> None:
-        self._counter.add("bytes_sent", count)
-        self._transport.upload_pace.take(count)
-
-    def _put(self, key: str, body: FileSlice, metadata: Mapping[str, str], condition: dict[str, Any]) -> str:
-        access = self._access
-        headers = {**condition_headers(condition), **metadata_headers(metadata)}
-        with (
-            SliceBody(body, self._count_sent) as stream,
-            self._request_names.named("PUT", key, "puts") as what,
-        ):
-            etag = self._put_direct(access, PutRequest(what, key, headers), stream)
-            if etag is None:
-                answer = access.client.put_object(
-                    Bucket=self._bucket,
-                    Key=key,
-                    **_body_arguments(stream),
-                    **metadata_arguments(metadata),
-                    **condition,
-                )
-                access.set_up_direct_http(key)
-                with _whole_answer(what):
-                    etag = bare_etag(answer["ETag"])
-        self._counter.add("bytes_written", body.size)
-        return etag
-
-    def _put_direct(self, access: ClientAccess, put: PutRequest, stream: SliceBody) -> str | None:
-        """Send a PUT without botocore; return None if botocore must send it."""
-        direct = access.direct_http(put.key)
-        if direct is None or not all(map(is_plain, put.headers.values())):
-            return None
-        try:
-            return direct.puts.put(put, stream, access.keys())
-        except RedirectedRequest:
-            access.drop_direct_http()
-            return None
-
-    def _head(self, key: str) -> "HeadObjectOutputTypeDef":
-        with self._request_names.named("HEAD", key, "heads"):
-            return self._client.head_object(Bucket=self._bucket, Key=key)
-
-    def _fill(self, stream: Any, get: GetRequest) -> None:
-        size = get.extent.size
-        deadline = time.monotonic() + self._transport.read_timeout_seconds + size / SLOWEST_BYTES_PER_SECOND
-        filled = 0
-        while filled < size:
-            count = stream.readinto(get.target[filled : filled + READ_PIECE_BYTES])
-            if count == 0:
-                raise Unavailable(f"{get.what}: the body ended after {filled} of {size} bytes")
-            if get.interruption.is_asked:
-                # After the shutdown of a TLS connection, these bytes may still be encrypted.
-                raise Unavailable(f"{get.what}: interrupted by its reader after {filled} of {size} bytes")
-            filled += count
-            self._count_read(count)
-            get.progress(filled)
-            if time.monotonic() > deadline:
-                raise Unavailable(f"{get.what}: timeout after {filled} of {size} bytes")
-
-
-@contextmanager
-def _whole_answer(what: str) -> Iterator[None]:
-    """Raise Unavailable for a missing field: botocore turns an empty body into a response without fields."""
-    try:
-        yield
-    except KeyError as exc:
-        raise Unavailable(f"{what}: the response lacks {exc}") from exc
-
-
-def _body_arguments(stream: SliceBody) -> dict[str, Any]:
-    # botocore sends no Content-Length for an empty stream, but does for empty bytes.
-    body = stream if len(stream) else b""
-    return {"Body": body, "ContentLength": len(stream), "ContentMD5": stream.content_md5()}
-
-
-def _shut(stream: Any) -> None:
-    """Wake the thread that reads a response of urllib3."""
-    with suppress(OSError, ValueError):  # ValueError: already read to its end
-        stream.shutdown()
-
-
-def _get_facts(answer: "GetObjectOutputTypeDef") -> GetResponse:
-    return GetResponse(
-        status=answer["ResponseMetadata"]["HTTPStatusCode"],
-        etag=answer.get("ETag", ""),
-        content_range=answer.get("ContentRange", ""),
-        content_length=answer.get("ContentLength"),
-    )
+    def _conditions_of_parts(self, key: str, condition: Condition | None) -> dict[str, str]:
+        is_kept = self.conditional_writes is not ConditionalWrites.NOT_OF_PARTS
+        return self._conditions(key, condition) if is_kept else {}

@@ -96,7 +96,7 @@ async def test_a_body_that_stops_is_continued_on_another_connection(server: S3Se
 async def test_an_answer_that_does_not_begin_is_asked_for_again(
     server: S3Server, tmp_path: Path, reads_before: int
 ) -> None:
-    """Also the first of a mount, which goes through botocore."""
+    """Also the first of a mount."""
     object_id = ObjectId("a", server.control.put("a", b"bytes"))
     async with cache_on(server, tmp_path, reads_before=reads_before) as cache:
         server.control.faults(Fault(FaultAction.HOLD, operation="GetObject", key="a", times=1))

@@ -54,6 +54,6 @@ def test_the_signature_is_the_librarys(
         **({} if length is None else {"content-length": str(length)}),
     }
     path = "/container/a%20b/%C3%A4"
-    sent_query, signed = sign_by_shared_key("account", KEY)(method, path, query, headers)
+    sent_query, signed = sign_by_shared_key("account", KEY)(method, path, query, headers, "")
     assert sent_query == query
     assert signed["authorization"] == library_signature(method, path, query, headers)

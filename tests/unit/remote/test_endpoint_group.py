@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
@@ -378,16 +377,20 @@ def test_a_copy_is_judged_by_size_and_checksums(copy: ObjectContent, found: Copy
 @pytest.mark.parametrize(
     ("fields", "found"),
     [
-        ({"ChecksumCRC64NVME": "a+/=", "ChecksumType": "FULL_OBJECT"}, {"ChecksumCRC64NVME": "a+/="}),
-        ({"ChecksumSHA256": "abc="}, {"ChecksumSHA256": "abc="}),
-        ({"ChecksumSHA256": "abc=-3"}, {}),
-        ({"ChecksumSHA256": "abc=", "ChecksumType": "COMPOSITE"}, {}),
+        ({"crc64nvme": "a+/=", "type": "FULL_OBJECT"}, {"crc64nvme": "a+/="}),
+        ({"sha256": "abc="}, {"sha256": "abc="}),
+        ({"sha256": "abc=-3"}, {}),
+        ({"sha256": "abc=", "type": "COMPOSITE"}, {}),
         ({}, {}),
     ],
 )
 def test_only_checksums_of_all_bytes_count(fields: dict[str, str], found: dict[str, str]) -> None:
-    head = {"ETag": '"e-2"', "ContentLength": 3, "LastModified": datetime.fromtimestamp(7, UTC), **fields}
-    assert object_content(head) == ObjectContent("e-2", 3, 7.0, found)
+    sent = {f"x-amz-checksum-{name}": value for name, value in fields.items()}
+    modified = "Thu, 01 Jan 1970 00:00:07 GMT"
+    head = {"etag": '"e-2"', "content-length": "3", "last-modified": modified, **sent}
+    content = object_content(head)
+    assert (content.etag, content.size, content.modified) == ("e-2", 3, 7.0)
+    assert content.checksums == {f"x-amz-checksum-{name}": value for name, value in found.items()}
 
 
 # ---- names

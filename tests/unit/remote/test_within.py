@@ -1,15 +1,13 @@
-"""A time limit for a blocking call: what comes too late is handed on, not dropped."""
+"""A time limit for a blocking call."""
 
 import gc
 import weakref
 from contextlib import suppress
-from queue import SimpleQueue
 from threading import Event, Thread, current_thread
 
 import pytest
 
 from fusecache.model.errors import Unavailable
-from fusecache.remote.store import Interruption
 from fusecache.remote.within import within
 
 
@@ -44,30 +42,8 @@ def test_an_error_keeps_nothing_of_its_call_once_it_is_handled() -> None:
         gc.enable()
 
 
-def test_a_late_result_is_discarded_by_its_thread() -> None:
-    discarded: SimpleQueue[str] = SimpleQueue()
+def test_a_wait_ends_in_time() -> None:
     may_end = Event()
-
-    def call() -> str:
-        may_end.wait(10)
-        return "late"
-
     with pytest.raises(Unavailable, match=r"has not answered for 0\.01 s"):
-        within(0.01, call, discard=discarded.put)
+        within(0.01, lambda: may_end.wait(10))
     may_end.set()
-    assert discarded.get(timeout=10) == "late"
-
-
-def test_an_interruption_ends_the_wait() -> None:
-    discarded: SimpleQueue[str] = SimpleQueue()
-    interruption, may_end = Interruption(), Event()
-
-    def call() -> str:
-        interruption.interrupt()
-        may_end.wait(10)
-        return "late"
-
-    with pytest.raises(Unavailable, match="interrupted"):
-        within(None, call, interruption, discard=discarded.put)
-    may_end.set()
-    assert discarded.get(timeout=10) == "late"

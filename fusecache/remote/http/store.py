@@ -1,7 +1,4 @@
-"""What the stores on Google Cloud Storage and Azure Blob share: reads, PUTs, deletes, counts and errors.
-
-Not a retry loop: a request is sent once. Endless retries belong to the engine.
-"""
+"""What all stores over HTTP share: reads, PUTs, deletes, the probe, counts and errors."""
 
 import ssl
 import uuid
@@ -11,13 +8,12 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from types import MappingProxyType
 
-from fusecache.model.errors import ObjectChanged, ObjectMissing, Refused, RemoteError, Unavailable, Untrusted
+from fusecache.model.errors import ObjectChanged, ObjectMissing, RemoteError, Unavailable, Untrusted
 from fusecache.model.objects import Extent, ObjectId, ObjectInfo
-from fusecache.remote.clouds.http import CloudHttp
 from fusecache.remote.http.file_body import SliceBody
-from fusecache.remote.http.put import DirectPuts, PutRequest
-from fusecache.remote.http.ranged_get import DirectGets, GetRequest
-from fusecache.remote.http.signed_requests import RedirectedRequest
+from fusecache.remote.http.put import delete, send_body
+from fusecache.remote.http.ranged_get import GetRequest, fill
+from fusecache.remote.http.signed_requests import HttpRequest, SignedHttp
 from fusecache.remote.protocol.headers import bare_etag
 from fusecache.remote.protocol.user_metadata import (
     carried,
@@ -29,13 +25,13 @@ from fusecache.remote.statistics import RequestCounter, StoreStatistics
 from fusecache.remote.store import PROBE_NAME, Condition, ConditionalWrites, FileSlice, Interruption
 
 
-class CloudStore:
+class HttpStore:
     """The shared part of a `Store`. Thread-safe.
 
     metadata_prefix: of the headers with user metadata. hyphen: what stands for `-` in their names. standard_prefix: of
     standard headers such as Content-Type, where they are set.
     object_headers: of every PUT of an object. impossible: a precondition that fails for an object that does not exist.
-    promise: what the store does with preconditions, if it does not ignore them.
+    promise: what the store does with preconditions, if it does not ignore them. trusted_file: variable that names CAs.
     """
 
     metadata_prefix: str
@@ -44,15 +40,14 @@ class CloudStore:
     object_headers: Mapping[str, str] = MappingProxyType({})
     impossible: Mapping[str, str]
     promise = ConditionalWrites.KEPT
+    trusted_file = "SSL_CERT_FILE"
 
-    def __init__(self, place: str, http: CloudHttp, reload: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, place: str, http: SignedHttp, reload: Callable[[], None] = lambda: None) -> None:
         """place: the bucket's name in errors, like gs://bucket. reload: reads the credentials again."""
         self._place = place
         self._http = http
         self._reload = reload
         self._counter = RequestCounter()
-        self._gets = DirectGets(http, partial(self._counter.add, "bytes_read"))
-        self._puts = DirectPuts(http)
         self._sends_conditions = True
         self.conditional_writes = ConditionalWrites.UNKNOWN
 
@@ -98,7 +93,7 @@ class CloudStore:
         """Fill `buffer[:extent.size]` with the bytes of `extent`, by one ranged GET with If-Match."""
         with self._named("GET", object_id.key, "gets") as what:
             get = GetRequest.into(buffer, what, object_id, extent, progress, interruption)
-            self._gets.fill(get, None)
+            fill(self._http, get, partial(self._counter.add, "bytes_read"))
 
     def put(
         self, key: str, body: FileSlice, *, metadata: Mapping[str, str], condition: Condition | None = None
@@ -120,7 +115,7 @@ class CloudStore:
     def delete(self, key: str) -> None:
         """Delete an object. A missing one is success."""
         with suppress(ObjectMissing), self._named("DELETE", key, "deletes") as what:
-            self._puts.delete(what, key, None)
+            delete(self._http, what, key)
 
     def probe_write(self, prefix: str) -> None:
         """Check that writing is allowed, by a write whose precondition fails; leave nothing behind."""
@@ -163,7 +158,7 @@ class CloudStore:
             SliceBody(body, self._count_sent) as stream,
             self._named(verb, key, field) as what,
         ):
-            answer = self._puts.send(PutRequest(what, key, headers, query), stream, None)
+            answer = send_body(self._http, HttpRequest(what, "PUT", key, headers, query), stream)
         self._counter.add("bytes_written", body.size)
         return answer
 
@@ -191,13 +186,10 @@ class CloudStore:
         what = f"{verb} {self._place}/{key}"
         try:
             yield what
-        except RedirectedRequest as exc:
-            self._counter.add("errors")
-            raise Refused(f"{exc}; check the endpoint") from exc
         except RemoteError as exc:
             self._counter.add("errors")
             if isinstance(exc.__cause__, ssl.SSLCertVerificationError):
-                hint = "for a private certificate set SSL_CERT_FILE to its CA file"
+                hint = f"for a private certificate set {self.trusted_file} to its CA file"
                 raise Untrusted(f"{exc}; {hint}") from exc
             if what not in str(exc):  # an error of the credentials' source
                 raise type(exc)(f"{what}: {exc}") from exc
