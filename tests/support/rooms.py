@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tests.support import ROOT
 
 # A name of a file that more modules of a package have says too little.
-SAME_FILE_NAME_MAX = 3
+SAME_FILE_NAME_MAX = 2
 _REPORTED = 8
 
 # What lies below the engine and outside it.

@@ -22,7 +22,7 @@ from fusecache.model.errors import AccessDenied, Refused, Unavailable, UploadLos
 from fusecache.model.metadata import STANDARD
 from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.remote.http.file_body import SliceBody
-from fusecache.remote.http.store import HttpStore, whole_response
+from fusecache.remote.http.http_store import HttpStore, whole_response
 from fusecache.remote.protocol.headers import bare_etag, quoted_etag
 from fusecache.remote.store import Condition, FileSlice, ListPage, UploadPage
 

@@ -9,9 +9,9 @@ from urllib.parse import unquote_plus
 
 from fusecache.model.errors import ObjectChanged, ObjectMissing, UploadLost
 from fusecache.model.objects import UnfinishedUpload
+from fusecache.remote.http.http_store import HttpStore, whole_response
 from fusecache.remote.http.put import part_query
 from fusecache.remote.http.signed_requests import query_of
-from fusecache.remote.http.store import HttpStore, whole_response
 from fusecache.remote.protocol.headers import bare_etag, multipart_etag, quoted_etag
 from fusecache.remote.protocol.list_response import parse_listing
 from fusecache.remote.store import Condition, FileSlice, ListPage, UploadPage

@@ -28,9 +28,9 @@ from fusecache.model.errors import (
 )
 from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
+from fusecache.remote.http.http_store import whole_response
 from fusecache.remote.http.put import part_query
 from fusecache.remote.http.signed_requests import query_of
-from fusecache.remote.http.store import whole_response
 from fusecache.remote.http.xml_store import XML_NAMESPACE, XmlStore, text_of
 from fusecache.remote.protocol.headers import bare_etag, object_content, quoted_etag
 from fusecache.remote.protocol.responses import ERROR_BY_CODE
