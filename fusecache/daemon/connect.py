@@ -21,10 +21,12 @@ from typing import NoReturn, TypeVar
 from fusecache.config.option_groups import EndpointOptions
 from fusecache.config.options import MountOptions
 from fusecache.daemon.sd_notify import notify
+from fusecache.disk.state_directory import StateDirectory, recorded_conditions
 from fusecache.model.errors import (
     AccessDenied,
     ConfigError,
     CredentialsMissing,
+    LocalDiskError,
     MountError,
     RemoteError,
     Unavailable,
@@ -50,7 +52,7 @@ from fusecache.remote.within import within
 
 log = logging.getLogger(__name__)
 # What a store does with the conditions of writes, if a later mount need not test it again.
-PROVEN = frozenset({ConditionalWrites.KEPT.value, ConditionalWrites.NOT_OF_PARTS.value})
+_PROVEN = frozenset({ConditionalWrites.KEPT.value, ConditionalWrites.NOT_OF_PARTS.value})
 T = TypeVar("T")
 
 # A mount that can start without the bucket waits this long for its first answer.
@@ -125,6 +127,23 @@ def connect(
     else:
         check_conditions(options, remote)
     return connection
+
+
+def proven_conditions(cache_dir: Path, identities: Mapping[str, str]) -> dict[str, ConditionalWrites]:
+    """Return what earlier runs with a cache directory found the stores to do, by the names of the buckets."""
+    recorded = recorded_conditions(cache_dir)
+    return {
+        name: ConditionalWrites(recorded[identity])
+        for name, identity in identities.items()
+        if recorded.get(identity) in _PROVEN
+    }
+
+
+def record_conditions(directory: StateDirectory, identity: str, found: ConditionalWrites) -> None:
+    """Spare the next run the test of the store, unless it may end better then."""
+    if found is not ConditionalWrites.UNKNOWN:
+        with suppress(LocalDiskError):  # a full disk
+            directory.record_conditions(identity, found.value if found.value in _PROVEN else "")
 
 
 def open_stores(

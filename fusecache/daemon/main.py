@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -24,7 +24,14 @@ from fusecache.daemon.bucket_link import (
     engine_options,
     initial_facts,
 )
-from fusecache.daemon.connect import PROVEN, StartConnection, connect_all, endpoint_of, identity_of
+from fusecache.daemon.connect import (
+    StartConnection,
+    connect_all,
+    endpoint_of,
+    identity_of,
+    proven_conditions,
+    record_conditions,
+)
 from fusecache.daemon.control_server import ControlServer, Endings
 from fusecache.daemon.control_socket import ControlSocket
 from fusecache.daemon.disk_check import check_disk, shortage_text
@@ -35,7 +42,7 @@ from fusecache.daemon.risks import risk_texts
 from fusecache.daemon.sd_notify import notify
 from fusecache.disk.descriptors import raise_limit
 from fusecache.disk.native import forbid_core_dumps
-from fusecache.disk.state_directory import StateDirectory, recorded_conditions, recorded_identity
+from fusecache.disk.state_directory import StateDirectory, recorded_identity
 from fusecache.engine.durability.drain import STALLED
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
@@ -52,14 +59,14 @@ from fusecache.fs.owned_hints import OwnedHints
 from fusecache.fuse.library import FuseSession, open_session
 from fusecache.fuse.values import MountPlan, MountRefused
 from fusecache.keeper import STATUS_HAND_OVER
-from fusecache.model.errors import FusecacheError, LocalDiskError, MountError, NoSpace, NotPermitted, ReadOnly
+from fusecache.model.errors import FusecacheError, MountError, NoSpace, NotPermitted, ReadOnly
 from fusecache.model.format_text import at_mount, printable
 from fusecache.model.verdict import verdict_line
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.leftover_text import found_text
 from fusecache.remote.bucket_router import BucketRouter, RoutedBucket
 from fusecache.remote.statistics import RequestTimes
-from fusecache.remote.store import ConditionalWrites, Store
+from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -117,17 +124,12 @@ def _run(start: DaemonStart, ready: Callable[[str], None]) -> int:
     # The directory got its identity when a mount with it first reached the bucket: endpoint and names are right.
     recorded = recorded_identity(options.cache_dir).split("\n")
     used = [name for name, each in identities.items() if each in recorded]
-    conditions = recorded_conditions(options.cache_dir)
     connections = connect_all(
         mounts,
         max_connections=threads,
         used=used,
         known=BucketAnswers(kept).known,
-        proven={
-            name: ConditionalWrites(conditions[each])
-            for name, each in identities.items()
-            if conditions.get(each) in PROVEN
-        },
+        proven=proven_conditions(options.cache_dir, identities),
     )
     # Not of a bucket that never answered: its source may still be corrected.
     reached = [identities[name] for name, each in connections.items() if name in used or not _is_away(each)]
@@ -146,15 +148,8 @@ def _run(start: DaemonStart, ready: Callable[[str], None]) -> int:
             return trio.run(daemon.run)
         finally:
             for name, each in connections.items():
-                _record_conditions(directory, identities[name], each.remote.conditional_writes)
+                record_conditions(directory, identities[name], each.remote.conditional_writes)
     raise AssertionError("unreachable: the daemon returns or raises")
-
-
-def _record_conditions(directory: StateDirectory, identity: str, found: ConditionalWrites) -> None:
-    """Spare the next mount the test of the store, unless it may end better then."""
-    if found is not ConditionalWrites.UNKNOWN:
-        with suppress(LocalDiskError):  # a full disk
-            directory.record_conditions(identity, found.value if found.value in PROVEN else "")
 
 
 class _Daemon:

@@ -15,7 +15,7 @@ import trio
 
 from fusecache.cli.say import print_line, say
 from fusecache.config.options import FIELDS, MountOptions, load_options
-from fusecache.daemon.connect import connect, endpoint_of, identity_of
+from fusecache.daemon.connect import connect, endpoint_of, identity_of, proven_conditions
 from fusecache.daemon.disk_check import check_disk
 from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.folder.follow import followed
@@ -161,7 +161,10 @@ def _publish(
     with LocalFolder(arguments.folder, identity, command, create=create) as folder:
         check_disk(options)
         connections = METADATA_THREADS + UPLOAD_THREADS + PUBLISH_THREADS
-        connection = connect(options, endpoint, max_connections=connections, was_used=False)
+        proven = proven_conditions(options.cache_dir, {"": identity})
+        connection = connect(
+            options, endpoint, max_connections=connections, was_used=False, proven=proven.get("")
+        )
         with closing(connection.remote) as remote, unwrap_single_error():
             if connection.write_refusal is not None:
                 raise FolderError(

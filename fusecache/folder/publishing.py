@@ -22,7 +22,7 @@ import trio
 
 from fusecache.config.options import MountOptions
 from fusecache.daemon.bucket_link import BucketLink, bucket_access
-from fusecache.daemon.connect import StartConnection
+from fusecache.daemon.connect import StartConnection, record_conditions
 from fusecache.disk.state_directory import StateDirectory
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, in_use
@@ -144,9 +144,9 @@ class FolderPublisher:
     async def restore(self) -> None:
         """Find out what became of content that an earlier process handed over. Raises RemoteError."""
         await self._drop_copies("orphan", "suspect", "refused")
-        if not self._state.sent:
-            return
-        await self._filesystem.drain(until_empty=True)
+        # The log may be ahead of the engine's journal, which then has content that the bucket accepted.
+        if self._state.sent or len(self._filesystem.queue):
+            await self._filesystem.drain(until_empty=True)
         for name, sent in list(self._state.sent.items()):
             try:
                 there = await trio.to_thread.run_sync(self._remote.primary().head, self._prefix + name)
@@ -444,7 +444,8 @@ async def running_engine(
         upload_threads=UPLOAD_THREADS,
         publish_threads=PUBLISH_THREADS,
     )
-    with StateDirectory(options.cache_dir, identity):
+    with StateDirectory(options.cache_dir, identity) as directory:
+        record_conditions(directory, identity, connection.remote.conditional_writes)
         filesystem = FileSystem(
             connection.remote,
             offload,

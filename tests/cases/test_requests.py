@@ -92,9 +92,9 @@ def test_an_upload_that_expired_in_eight_days_is_sent_again_whole(
     daemon: Daemon,
     is_killed: bool,  # noqa: FBT001  # a parameter set
 ):
-    server.control.faults(Fault(FaultAction.HOLD, operation="CompleteMultipartUpload"))
+    server.control.faults(Fault(FaultAction.HOLD, operation="CompleteMultipartUpload", key="file"))
     (daemon.path / "file").write_bytes(LARGE)
-    server.control.wait_requests(1, "CompleteMultipartUpload", finished=False)
+    server.control.wait_requests(1, "CompleteMultipartUpload", "file", finished=False)
     (upload,) = server.control.uploads()
     if is_killed:
         daemon.kill()

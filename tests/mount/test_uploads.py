@@ -96,7 +96,7 @@ def test_uploads_follow_the_pages_of_the_bucket(other: Bucket) -> None:
 def test_uploads_of_a_running_mount_are_kept(mount: Callable[..., Mount], other: Bucket, by: str) -> None:
     """Even an upload that the mount began days ago, and that waits for the network."""
     begin(other, "left", days_ago=3)
-    other.control.faults(Fault(FaultAction.HOLD, operation="UploadPart"))
+    other.control.faults(Fault(FaultAction.HOLD, operation="UploadPart", key=f"{other.prefix}large"))
     other.control.advance_clock(-3 * DAY_SECONDS)
     one = mount(of=other)
     (one.path / "large").write_bytes(bytes(80 * MIB))

@@ -5,6 +5,7 @@ the `Control` of the server's process. So arguments and results are values that 
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, Unpack
@@ -19,6 +20,9 @@ from tests.s3server.rules import TIB, RulesChange, SettingsChange
 from tests.s3server.state import State
 from tests.s3server.synthetic import synthetic_etag
 from tests.s3server.uploads import Uploads
+
+# The two objects of `fusecache.remote.s3.condition_probe`.
+_PROBE = re.compile(r"\.fusecache-probe-[0-9a-f]{32}-[12]$")
 
 OutageKind = Literal["refuse", "blackhole"]
 
@@ -190,9 +194,15 @@ class Control:
         """Remove the faults with these ids, or all if none is named, and let go what they hold."""
         self._state.script.clear(*numbers)
 
-    def log(self, operation: str | None = None, key: str | None = None) -> list[LogEntry]:
-        """Return the requests of an operation and/or a key, oldest first."""
-        return self._state.log.select(operation, key)
+    def log(
+        self, operation: str | None = None, key: str | None = None, *, probes: bool = False
+    ) -> list[LogEntry]:
+        """Return the requests of an operation and/or a key, oldest first.
+
+        probes: also those with which a start finds out what the store does with the conditions of writes.
+        """
+        found = self._state.log.select(operation, key)
+        return found if probes else [entry for entry in found if not _PROBE.search(entry.key or "")]
 
     def clear_log(self) -> None:
         """Forget all requests and counts."""
