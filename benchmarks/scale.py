@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.loader_index import write_index
 from benchmarks.processes import BenchmarkError
-from loader.tools.costs import index_costs
+from loader.tools.simulate import index_costs
 from tests.s3server import ServerProcess
 from tests.support.mounts import Mount
 from tests.support.s3_buckets import Bucket, Service

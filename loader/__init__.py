@@ -37,8 +37,7 @@ from loader.errors import (
 )
 from loader.hints.client import Hints
 from loader.hints.file_hints import FileHints
-from loader.mds.dataset import MDSDataset
-from loader.mds.stream import Stream
+from loader.mds.dataset import MDSDataset, Stream
 from loader.parquet.dataset import ParquetDataset
 from loader.parquet.templar import TemplarDataset
 from loader.sampling.sampler import ElasticBatchSampler

@@ -17,13 +17,14 @@ from fusecache.model.format_text import seconds_text
 from fusecache.model.names import parent_prefix
 from fusecache.model.objects import ObjectInfo
 from fusecache.policy.checkpoints import (
+    Amount,
     CheckpointSummary,
     CheckpointSurvey,
     Fate,
+    Selection,
     checkpoint_folder,
     is_commit_marker,
 )
-from fusecache.policy.cleaning import Amount, Selection
 from fusecache.remote.s3.store import S3Store
 
 # A larger difference of clocks is an error of one of them. Below it, the store's clock counts.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.sources import SCHEME, add_source_flags, split_source
-from fusecache.config.key_families import family_names, key_family
+from fusecache.config.endpoint_options import family_names, key_family
 from fusecache.config.options import load_options
 from fusecache.model.errors import ConfigError
 from fusecache.policy.key_rights import RIGHTS, KeyRole, unknown_rights, wrong_rights

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fusecache.cli.say import print_line, say_error
-from fusecache.cli.views.status_text import warm_text
+from fusecache.cli.views.status import warm_text
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import count_text, size_text
 from fusecache.mount.control_client import Mount, ask, request_stream

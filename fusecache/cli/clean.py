@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from fusecache.cli import uploads
 from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.sources import SCHEME, add_source_flags, ask_mounts, split_source
-from fusecache.config.key_families import key_family
+from fusecache.config.endpoint_options import key_family
 from fusecache.config.option_groups import ORDER_LAST
 from fusecache.config.values import Duration, as_argument
 from fusecache.model.errors import ConfigError, MountError, ObjectChanged, RemoteError
@@ -26,8 +26,14 @@ from fusecache.model.format_text import count_text, seconds_text, size_text
 from fusecache.model.objects import ObjectInfo
 from fusecache.mount.control_client import request_stream
 from fusecache.mount.launch import resolve_in_mount
-from fusecache.policy.checkpoints import CheckpointSummary, Fate
-from fusecache.policy.cleaning import RECENT_SECONDS, Amount, Selection, dollars_a_month
+from fusecache.policy.checkpoints import (
+    RECENT_SECONDS,
+    Amount,
+    CheckpointSummary,
+    Fate,
+    Selection,
+    dollars_a_month,
+)
 
 if TYPE_CHECKING:
     from fusecache.bucket.address import BucketKeys, Place

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from fusecache.cli.extras import require_extra
-from fusecache.mount.own_program import own_program
+from fusecache.mount.launch import own_program
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fusecache.config.endpoint_options import (
+    WRITE_KEYS,
     family_endpoints,
+    key_family,
     parse_table,
     resolve_endpoints,
     resolve_family,
 )
-from fusecache.config.key_families import WRITE_KEYS, key_family
 from fusecache.config.option_groups import BucketOptions
 from fusecache.config.values import as_prefix
 from fusecache.model.errors import ConfigError

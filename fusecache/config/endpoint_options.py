@@ -1,19 +1,176 @@
 """The endpoints of a mount's data set: `[[endpoint]]` tables of the file, or a bucket list in the environment. Pure.
 
 The mount's own source at its endpoint is the first endpoint. Without an endpoint URL, the first table takes its place.
+
+The buckets of one data set, with their keys, in one environment variable such as `R2_DATASET_BUCKET_LIST`. Pure.
+
+It is JSON: a list of buckets, or an object from name to bucket. A bucket is
+`{"account_id": …, "name": …, "credentials": {"read": {"access_key_id": …, "secret_access_key": …}, "write": …}}`. With
+`endpoint_url` instead of `account_id` it lies elsewhere than on R2. Other fields are ignored.
+
+Key families: the variables of one bucket and its keys, which begin with the same name.
+
+`R2_DATASET_BUCKET_NAME`, `R2_DATASET_READ_ACCESS_KEY_ID` and others are the family `R2_DATASET`. No I/O.
 """
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from fusecache.config.bucket_list import ListedBucket, bucket_list
-from fusecache.config.key_families import BUCKET_NAME, WRITE_KEYS, key_family
 from fusecache.config.option_groups import EndpointOptions
-from fusecache.config.values import as_prefix
+from fusecache.config.values import as_prefix, as_url
 from fusecache.model.errors import ConfigError
 from fusecache.model.format_text import nearest_text
-from fusecache.remote.endpoints import choose_endpoint
+from fusecache.remote.endpoints import Credentials, Endpoint, choose_endpoint, r2_url
+
+
+@dataclass(frozen=True, slots=True)
+class ListedBucket:
+    """A bucket, and the keys for reading and writing it. None: the mount's own; no keys for writing, as for reading."""
+
+    url: str
+    bucket: str
+    read_keys: Credentials | None = None
+    write_keys: Credentials | None = None
+
+
+def bucket_list(text: str, variable: str) -> tuple[ListedBucket, ...]:
+    """Return the buckets of a list in JSON. variable: where it comes from. Raises ConfigError, without secrets."""
+    try:
+        value = json.loads(text)
+    except ValueError as exc:
+        raise ConfigError(f"{variable} is not valid JSON: {exc}") from None
+    if isinstance(value, dict):
+        found = tuple(_bucket(row, f"{variable}, {name!r}", name) for name, row in value.items())
+    elif isinstance(value, list):
+        found = tuple(_bucket(row, f"{variable}, bucket {number}") for number, row in enumerate(value, 1))
+    else:
+        raise ConfigError(
+            f"{variable}: allowed is a list of buckets, or an object from name to bucket, in JSON"
+        )
+    if not found:
+        raise ConfigError(f"{variable} lists no bucket; add one, or unset the variable")
+    return found
+
+
+def _bucket(row: Any, label: str, name: str = "") -> ListedBucket:
+    if not isinstance(row, dict):
+        raise ConfigError(f"{label}: allowed is an object with account_id, name and credentials")
+    texts = {
+        field: _text(row.get(field), f"{label}: {field}")
+        for field in ("account_id", "endpoint_url", "bucket_name", "name")
+    }
+    bucket = texts["bucket_name"] or texts["name"] or name
+    if not bucket:
+        raise ConfigError(f"{label}: name is missing; add the bucket's name")
+    url = _url(texts["endpoint_url"], texts["account_id"], f"{label}: endpoint_url", f"{label}: account_id")
+    credentials = row.get("credentials") or {}
+    if not isinstance(credentials, dict):
+        raise ConfigError(f'{label}: credentials: allowed is an object with "read" and perhaps "write"')
+    read, write = (_keys(credentials.get(kind), f"{label}: credentials.{kind}") for kind in ("read", "write"))
+    return ListedBucket(url, bucket, read, write)
+
+
+def _keys(value: Any, label: str) -> Credentials | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{label}: allowed is an object with access_key_id and secret_access_key")
+    names = ("access_key_id", "secret_access_key")
+    access, secret = (_text(value.get(name), f"{label}.{name}") for name in names)
+    for name, text in zip(names, (access, secret), strict=True):
+        if not text:
+            raise ConfigError(f"{label}.{name} is missing; add it")
+    return Credentials(access, secret)
+
+
+def _text(value: Any, label: str) -> str:
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"{label}: allowed is a string")  # the value may be a secret
+    return value or ""
+
+
+def _url(url: str, account: str, url_label: str, account_label: str) -> str:
+    if url:
+        try:
+            return as_url(url)
+        except ValueError as exc:
+            raise ConfigError(f"{url_label} = {url!r}: allowed is {exc}") from None
+    if not account:
+        raise ConfigError(f"{account_label} is missing; add it, or {url_label.rpartition(': ')[2]}")
+    return r2_url(account, label=account_label)
+
+
+BUCKET_NAME, ACCOUNT_ID, ENDPOINT_URL = "BUCKET_NAME", "ACCOUNT_ID", "ENDPOINT_URL"
+READ_KEYS = ("READ_ACCESS_KEY_ID", "READ_SECRET_ACCESS_KEY")
+WRITE_KEYS = ("WRITE_ACCESS_KEY_ID", "WRITE_SECRET_ACCESS_KEY")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFamily:
+    """One bucket and its keys. endpoint, read_keys, write_keys: None if a variable of theirs is missing.
+
+    missing: the full names of the variables that are not set or empty. With ENDPOINT_URL, ACCOUNT_ID is not needed, and
+    the other way round; without both, both are missing.
+    """
+
+    name: str
+    bucket: str
+    endpoint: Endpoint | None
+    read_keys: Credentials | None
+    write_keys: Credentials | None
+    missing: tuple[str, ...]
+
+
+def family_names(environment: Mapping[str, str]) -> list[str]:
+    """Return the families of the environment that have a bucket and a key, such as R2_DATASET, sorted."""
+    ends = f"_{BUCKET_NAME}"
+    names = [
+        each.removesuffix(ends)
+        for each, value in environment.items()
+        if each.endswith(ends) and value.strip()
+    ]
+    keys = (READ_KEYS[0], WRITE_KEYS[0])
+    return sorted(name for name in names if name and any(environment.get(f"{name}_{each}") for each in keys))
+
+
+def key_family(name: str, environment: Mapping[str, str]) -> KeyFamily:
+    """Return the family `name` of the environment. Raises ConfigError for a malformed URL or account id."""
+    values = {
+        each: environment.get(f"{name}_{each}", "").strip()
+        for each in (BUCKET_NAME, ACCOUNT_ID, ENDPOINT_URL, *READ_KEYS, *WRITE_KEYS)
+    }
+    missing = [each for each, value in values.items() if not value]
+    if len({ACCOUNT_ID, ENDPOINT_URL} & set(missing)) == 1:
+        missing = [each for each in missing if each not in (ACCOUNT_ID, ENDPOINT_URL)]
+    return KeyFamily(
+        name,
+        values[BUCKET_NAME],
+        _endpoint(name, values[ENDPOINT_URL], values[ACCOUNT_ID]),
+        _credentials(values, READ_KEYS),
+        _credentials(values, WRITE_KEYS),
+        tuple(f"{name}_{each}" for each in missing),
+    )
+
+
+def _endpoint(name: str, url: str, account: str) -> Endpoint | None:
+    if not url and not account:
+        return None
+    try:
+        return choose_endpoint({"R2_ACCOUNT_ID": account}, endpoint_url=as_url(url) if url else None)
+    except (ConfigError, ValueError) as exc:
+        variable = f"{name}_{ENDPOINT_URL if url else ACCOUNT_ID}"
+        raise ConfigError(
+            f"{variable}: {exc if isinstance(exc, ConfigError) else f'allowed is {exc}'}"
+        ) from None
+
+
+def _credentials(values: Mapping[str, str], names: tuple[str, str]) -> Credentials | None:
+    access_key, secret_key = (values[each] for each in names)
+    return Credentials(access_key, secret_key) if access_key and secret_key else None
+
 
 TABLE_KEYS = {item.name: item for item in dataclasses.fields(EndpointOptions) if item.metadata}
 

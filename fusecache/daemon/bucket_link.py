@@ -1,8 +1,18 @@
-"""One bucket of a running mount: its keys, its first answer, and its part of the status."""
+"""One bucket of a running mount: its keys, its first answer, and its part of the status.
 
+A mount that started without its bucket: waits for the first answer, and then finishes what a start does.
+
+Renews credentials while the bucket refuses them: the user may have put new ones into their source.
+
+Not here: sources that renew by themselves before their keys expire. They do so at each request (`remote.s3`).
+"""
+
+import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,20 +28,157 @@ from fusecache.daemon.connect import (
     keys_from,
     refuse_without_writes,
 )
-from fusecache.daemon.credentials import CredentialRenewal
-from fusecache.daemon.first_contact import CHECK_SECONDS, FirstContact
 from fusecache.daemon.keeping import BucketAnswers
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.options import BucketAccess, EngineOptions
 from fusecache.engine.runtime.supervisor import Supervisor
-from fusecache.model.error_text import renewal_text
-from fusecache.model.errors import MountError, RemoteError
-from fusecache.model.format_text import empty_text
+from fusecache.model.errors import FusecacheError, MountError, RemoteError
+from fusecache.model.format_text import count_text, empty_text, renewal_text
 from fusecache.model.predecessor import Predecessor
 from fusecache.model.prices import AWS_PRICES, R2_PRICES, Prices
+from fusecache.policy.backoff import backoff_seconds
 from fusecache.remote.endpoints import Endpoint, StoreKind
+from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.store import ConditionalWrites
+
+log = logging.getLogger(__name__)
+
+# Interval of the requests that find out whether the bucket answers.
+CHECK_SECONDS = 5.0
+
+
+@dataclass(eq=False, repr=False)
+class FirstContact:
+    """Waits for the bucket's first answer. failure: why the mount starts without it; None: it answered.
+
+    reads: the bucket answers reads, and refuses only writes.
+
+    try_again: sends a request. finish: does what only a bucket that answers allows. remedy: how to renew refused keys;
+    "" if the bucket only does not answer.
+    """
+
+    _failure: RemoteError | None
+    reads: bool = field(kw_only=True)
+    is_answered: Callable[[], bool] = field(kw_only=True)
+    try_again: Callable[[], Awaitable[None]] = field(kw_only=True)
+    finish: Callable[[], Awaitable[None]] = field(kw_only=True)
+    remedy: str = field(kw_only=True)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the status fields about the start."""
+        return {"start_failure": str(self._failure or "")}
+
+    def text(self, pending_files: int) -> str:
+        """Return what the user who mounts must know; "" if the bucket answered."""
+        if self._failure is None:
+            return ""
+        waiting = f"{count_text(pending_files, 'change')} waiting for upload"
+        if self.reads:
+            return (
+                f"DEGRADED: the keys may not write: {self._failure}; {waiting}: give the keys that permission"
+            )
+        return (
+            f"DEGRADED: started without the bucket: {self._failure}; readable are cached files by name, and "
+            f"{waiting}; all else fails"
+        ) + (
+            f": {self.remedy}" if self.remedy else " until the bucket answers; then the mount heals by itself"
+        )
+
+    async def run(self) -> None:
+        """Return once the bucket has answered and the start is finished."""
+        while self._failure is not None:
+            await trio.sleep(CHECK_SECONDS)
+            await self.try_again()
+            if not self.is_answered():
+                continue
+            try:
+                await self.finish()
+            except RemoteError:
+                continue  # it does not answer any more
+            except FusecacheError as exc:
+                # The mount is in use: nothing is gained by ending it.
+                log.error("the bucket answers, but a check of the start failed: %s", exc)
+            else:
+                log.info("the bucket answers: the mount is no longer degraded")
+            self._failure = None
+
+
+# Interval of the check whether the bucket refuses the credentials.
+# Shortest time between two reloads of refused credentials; longest pause after one that failed, as of a half-written
+# file.
+RELOAD_SECONDS = 30.0
+# A store may refuse valid credentials for a short time. The daemon logs a warning only after this long.
+DENIED_SECONDS = 10.0
+# The permissions of a new key take up to a minute to take effect. Keys that are refused for longer are wrong.
+AUTH_FAILED_SECONDS = 90.0
+
+
+@dataclass(eq=False, repr=False)
+class CredentialRenewal:
+    """Reloads refused credentials from their source.
+
+    try_again: sends a request with the new credentials, and retries everything that waits.
+    """
+
+    _remote: ReadWriteSplit
+    has_pending_writes: Callable[[], bool] = field(kw_only=True)
+    try_again: Callable[[], Awaitable[None]] = field(kw_only=True)
+    _next_reload: float = field(init=False, default=float("-inf"))
+    _failures: int = field(init=False, default=0)
+    _error: str = field(init=False, default="")
+    _logged: str = field(init=False, default="")
+
+    def facts(self) -> dict[str, Any]:
+        """Return the status fields about the credentials."""
+        denied_seconds = self._denied_seconds()
+        state = "auth-failed" if denied_seconds >= AUTH_FAILED_SECONDS else "ok"
+        return {"state": state, "denied_seconds": round(denied_seconds, 1), "keys_error": self._error}
+
+    async def run(self) -> None:
+        """Reload the credentials, while they are refused, until cancelled."""
+        while True:
+            await trio.sleep(CHECK_SECONDS)
+            if not self._denied_seconds():
+                self._on_accepted()
+            elif trio.current_time() >= self._next_reload:
+                self._next_reload = trio.current_time() + RELOAD_SECONDS
+                await self._reload()
+                # Send a request even if no program reads: otherwise the state of the read credentials stays unknown.
+                await self.try_again()
+                denied_seconds = self._denied_seconds()
+                if denied_seconds >= DENIED_SECONDS and not self._error:
+                    log.warning(
+                        "credentials refused and reloaded denied_seconds=%.0f; "
+                        "see `fusecache status` for how to renew them",
+                        denied_seconds,
+                    )
+
+    async def _reload(self) -> None:
+        try:
+            await trio.to_thread.run_sync(self._remote.reload)
+        except FusecacheError as exc:
+            self._failures += 1
+            pause = min(RELOAD_SECONDS, backoff_seconds(self._failures, random.random()))
+            self._next_reload = trio.current_time() + pause
+            self._error = str(exc)
+            if self._error != self._logged:
+                self._logged = self._error
+                log.warning(
+                    "refused credentials could not be reloaded, the old ones stay in use, will retry error=%s",
+                    exc,
+                )
+        else:
+            self._failures, self._error = 0, ""
+
+    def _on_accepted(self) -> None:
+        self._failures, self._error, self._logged = 0, "", ""
+
+    def _denied_seconds(self) -> float:
+        # With an empty queue no write request shows whether writes are allowed again: ignore the old refusal.
+        writes = self._remote.writes_denied.seconds() if self.has_pending_writes() else 0.0
+        return max(self._remote.reads_denied.seconds(), writes)
+
 
 # A bucket that has not answered by then may be away.
 _PROMPT_SECONDS = 2.0

@@ -1,14 +1,20 @@
 """The checks of `fusecache doctor`: the node, the cache's disk and the bucket, as a mount with these options needs it.
 
 They write one temporary file next to the cache, and leave nothing in the bucket.
+
+Checks whether the disk of a cache directory has space for the cache size that the options ask for.
+
+Warnings about a mount that works, but risks data: an unencrypted endpoint, a cache in memory or on a network.
 """
 
 import http.client
+import ipaddress
 import os
 import platform
 import re
 import resource
 import shutil
+import socket
 import ssl
 import stat
 import tempfile
@@ -19,21 +25,121 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from statistics import median
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from fusecache.config.node_memory import memory_bytes
-from fusecache.config.options import MountOptions
+from fusecache.config.options import SMALLEST_CACHE_BYTES, MountOptions
 from fusecache.daemon.connect import keys_from, open_stores
-from fusecache.daemon.disk_check import check_disk, nearest_directory, shortage_text
-from fusecache.daemon.risks import file_system_of, risk_texts
 from fusecache.engine.cache.block_cache import FREE_SPACE_FLOOR_BYTES
-from fusecache.model.errors import AccessDenied, FusecacheError, RemoteError
+from fusecache.model.errors import AccessDenied, FusecacheError, MountError, RemoteError
 from fusecache.model.format_text import empty_text, seconds_text, size_text
 from fusecache.model.objects import MIB, Extent, ObjectInfo
 from fusecache.mount.launch import MountState, check_fuse, check_mountpoint, mount_state
+from fusecache.mount.mount_table import TABLE, mounted_types
 from fusecache.remote.endpoints import Endpoint, StoreKind, choose_endpoint
 from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.store import PROBE_NAME
+
+
+def check_disk(options: MountOptions) -> None:
+    """Raise MountError if the disk of the cache directory is too small for any write. A read-only mount passes."""
+    total_bytes = _disk_of(options.cache_dir).total
+    if not options.read_only and total_bytes < FREE_SPACE_FLOOR_BYTES + SMALLEST_CACHE_BYTES:
+        raise MountError(
+            f"the disk of {options.cache_dir} is too small for writes: it has {size_text(total_bytes)}, and "
+            f"{size_text(FREE_SPACE_FLOOR_BYTES)} must stay free for the journal; choose another with --cache-dir"
+        )
+
+
+def shortage_text(options: MountOptions, usable_bytes: int) -> str:
+    """Return a warning if the disk has less space than the cache may use, else ""."""
+    if usable_bytes >= options.cache_size:
+        return ""
+    disk = _disk_of(options.cache_dir)
+    return (
+        f"the cache may use {size_text(options.cache_size)}, but the disk of {options.cache_dir} has "
+        f"{size_text(disk.total)}, {size_text(disk.free)} of it free: the cache will use {size_text(usable_bytes)} "
+        f"({size_text(FREE_SPACE_FLOOR_BYTES)} must stay free); see --cache-size and --cache-dir"
+    )
+
+
+def nearest_directory(path: Path) -> Path:
+    """Return a directory, or its nearest existing parent if it does not exist yet."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _disk_of(path: Path) -> Any:
+    """Return the disk usage of the disk that a directory is on, or will be."""
+    return shutil.disk_usage(nearest_directory(path))
+
+
+_MEMORY_TYPES = frozenset({"tmpfs", "ramfs"})
+_NETWORK_TYPES = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph"})
+
+
+def risk_texts(options: MountOptions, endpoint: Endpoint) -> list[str]:
+    """Return one text for each risk of a mount."""
+    urls = dict.fromkeys((endpoint.url, *(each.url for each in options.requests.endpoints)))
+    return [
+        *(text for url in urls for text in _endpoint_texts(url)),
+        *_cache_texts(options),
+        *_promise_texts(options),
+    ]
+
+
+def _promise_texts(options: MountOptions) -> list[str]:
+    """Return what the store cannot promise."""
+    if options.kind is not StoreKind.GCS or options.read_only:
+        return []
+    return [
+        "Google Cloud Storage takes no precondition for a file over 64 MiB, which is uploaded in parts: if another "
+        "client replaces it in the same moment, one of the two versions is lost"
+    ]
+
+
+def _endpoint_texts(url: str | None) -> list[str]:
+    parts = urlsplit(url or "")
+    if parts.scheme != "http" or not parts.hostname or not is_public(parts.hostname):
+        return []
+    return [
+        f"the endpoint {url} is not encrypted: everyone on the network path can read and change the data; "
+        "use https:// if the store has it"
+    ]
+
+
+def is_public(host: str) -> bool:
+    """Return whether a host name has an address on the public Internet."""
+    try:
+        found = {facts[4][0] for facts in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False  # the connection will say what is wrong
+    return any(ipaddress.ip_address(str(address).partition("%")[0]).is_global for address in found)
+
+
+def _cache_texts(options: MountOptions) -> list[str]:
+    kind = file_system_of(options.cache_dir)
+    if kind in _MEMORY_TYPES and not options.read_only:
+        return [
+            f"the cache directory {options.cache_dir} is in memory ({kind}): a reboot loses files that wait for "
+            "upload; choose a disk with --cache-dir"
+        ]
+    if kind in _NETWORK_TYPES:
+        return [
+            f"the cache directory {options.cache_dir} is on a network file system ({kind}), which is slow and may "
+            "lose locks and synced writes; choose a local disk with --cache-dir"
+        ]
+    return []
+
+
+def file_system_of(path: Path, mount_table: Path = TABLE) -> str:
+    """Return the type of the file system that a path is on, by the mount table; the path need not exist."""
+    types = mounted_types(mount_table.read_bytes())
+    resolved = Path(os.path.realpath(path))
+    return next((types[str(each)] for each in (resolved, *resolved.parents) if str(each) in types), "")
+
 
 OK, WARNING, ACTION = "ok", "warning", "action"
 # Debian 12's, the oldest that the tests run on.

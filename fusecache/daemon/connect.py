@@ -41,8 +41,8 @@ from fusecache.remote.endpoints import (
     StoreKind,
     Transport,
     choose_endpoint,
+    read_key_file,
 )
-from fusecache.remote.key_file import read_key_file
 from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.request_settings import CUSTOMER_KEY_BYTES, RequestSettings
 from fusecache.remote.s3.store import S3Store

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import trio
 
-from fusecache.disk.descriptors import NO_DESCRIPTORS
+from fusecache.disk.staging import NO_DESCRIPTORS
 from fusecache.model.errors import MountError
-from fusecache.mount.listening_socket import listen_at
-from fusecache.mount.runtime_folder import runtime_folder
+from fusecache.mount.runtime_folder import listen_at, runtime_folder
 
 
 class ControlSocket:

@@ -12,11 +12,10 @@ from fusecache import keeper
 from fusecache.config.config_file import read_config
 from fusecache.config.options import MountOptions
 from fusecache.disk.native import forbid_core_dumps
-from fusecache.fuse.kept_mount import KeptMount, await_turn
-from fusecache.fuse.kept_table import FormatUnknown
+from fusecache.fuse.kept_mount import FormatUnknown, KeptMount, await_turn
 from fusecache.keeper import KEEPER_VARIABLE, KEPT_VARIABLE, STATUS_CANNOT_RESUME
 from fusecache.model.errors import ConfigError, MountError
-from fusecache.mount.own_program import own_program
+from fusecache.mount.launch import own_program
 from fusecache.remote.store import ConditionalWrites
 
 log = logging.getLogger(__name__)

@@ -24,6 +24,7 @@ from fusecache.daemon.bucket_link import (
     engine_options,
     initial_facts,
 )
+from fusecache.daemon.checkup import check_disk, risk_texts, shortage_text
 from fusecache.daemon.connect import (
     StartConnection,
     connect_all,
@@ -34,28 +35,23 @@ from fusecache.daemon.connect import (
 )
 from fusecache.daemon.control_server import ControlServer, Endings
 from fusecache.daemon.control_socket import ControlSocket
-from fusecache.daemon.disk_check import check_disk, shortage_text
 from fusecache.daemon.keeping import BucketAnswers, DaemonStart, prepare_successor
 from fusecache.daemon.log import begin_log
 from fusecache.daemon.metrics_port import metrics_served
-from fusecache.daemon.risks import risk_texts
 from fusecache.daemon.sd_notify import notify
-from fusecache.disk.descriptors import raise_limit
 from fusecache.disk.native import forbid_core_dumps
+from fusecache.disk.staging import raise_limit
 from fusecache.disk.state_directory import StateDirectory, recorded_identity
-from fusecache.engine.durability.drain import STALLED
+from fusecache.engine.durability.sync import STALLED
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
-from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import Offload
-from fusecache.engine.runtime.supervisor import Supervisor
+from fusecache.engine.runtime.supervisor import Supervisor, unwrap_single_error
 from fusecache.fs.control import ControlDirectory
-from fusecache.fs.hint_files import HintFiles
+from fusecache.fs.hint_files import HintFiles, OwnedHints
 from fusecache.fs.kept_files import KeptFiles
-from fusecache.fs.kernel import tune
-from fusecache.fs.kernel_caches import KernelCaches
+from fusecache.fs.kernel import KernelCaches, tune
 from fusecache.fs.operations import Operations
-from fusecache.fs.owned_hints import OwnedHints
 from fusecache.fuse.library import FuseSession, open_session
 from fusecache.fuse.values import MountPlan, MountRefused
 from fusecache.keeper import STATUS_HAND_OVER

@@ -16,19 +16,16 @@ from fusecache.engine.admin.pinning import PinnedKeys, PinnedObjects
 from fusecache.engine.admin.upload_survey import UploadAdmin
 from fusecache.engine.admin.warmup import WarmupRunner
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
-from fusecache.engine.durability.drain import Drain
 from fusecache.engine.durability.recent_rates import RecentRates
 from fusecache.engine.durability.remote_fsync import RemoteFsync
 from fusecache.engine.durability.request_costs import RequestCosts
 from fusecache.engine.durability.status import QueueStatus
-from fusecache.engine.durability.sync import Sync
+from fusecache.engine.durability.sync import Drain, Sync
 from fusecache.engine.events import EngineEvents
 from fusecache.engine.namespace.lookup import Lookup
-from fusecache.engine.namespace.paths import Paths
-from fusecache.engine.namespace.symlinks import Symlinks
+from fusecache.engine.namespace.paths import Paths, Symlinks
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.namespace_ops.immutable import ImmutableDirectories
-from fusecache.engine.namespace_ops.operations import NamespaceOps
+from fusecache.engine.namespace_ops.operations import ImmutableDirectories, NamespaceOps
 from fusecache.engine.options import BucketAccess, EngineOptions
 from fusecache.engine.prefetch.hint_service import HintService
 from fusecache.engine.prefetch.sibling_readahead import SiblingReadahead
@@ -44,16 +41,16 @@ from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor, TaskNursery
-from fusecache.engine.write.backpressure import Backpressure
-from fusecache.engine.write.open_file_snapshots import OpenFileSnapshots
 from fusecache.engine.write.parts import WriteOptions, WriteParts, build_write_parts
+from fusecache.engine.write.snapshots import OpenFileSnapshots
+from fusecache.engine.write.staging_space import Backpressure
 from fusecache.engine.writeback.conflict_log import ConflictLog
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.cache_index import read_boot_id
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
 from fusecache.policy.backoff import RequestLimit
-from fusecache.policy.symlink_targets import SymlinkRule
+from fusecache.policy.name_patterns import SymlinkRule
 from fusecache.remote.store import Store, primary_of
 
 

@@ -11,7 +11,7 @@ from fusecache.engine.publish.publishers import Publishers
 from fusecache.engine.recovery.quarantine import Quarantine
 from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import MetadataClient
-from fusecache.engine.write.open_file_snapshots import OpenFileSnapshots
+from fusecache.engine.write.snapshots import OpenFileSnapshots
 from fusecache.engine.writeback.conflict_log import ConflictLog
 from fusecache.index.journal import Change
 from fusecache.model.errors import FusecacheError

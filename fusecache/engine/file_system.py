@@ -15,23 +15,20 @@ import trio
 
 from fusecache.engine.admin.pinning import PinnedKeys
 from fusecache.engine.assembly import Tasks, build_names, build_services, build_write_back, open_storage
-from fusecache.engine.durability.pending import Pending
+from fusecache.engine.durability.status import Pending
 from fusecache.engine.durability.sync import Durability
 from fusecache.engine.events import EngineEvents
 from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileHandle, Node, Operation, QueuedChange
 from fusecache.engine.options import EngineOptions
-from fusecache.engine.recovery.journal_replay import ReplayResult, rebuild_tree
+from fusecache.engine.recovery.journal_replay import ReplayResult, nameless_files, rebuild_tree
 from fusecache.engine.recovery.node_adoption import NodeAdoption
-from fusecache.engine.recovery.places import nameless_files
-from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.offload import Offload
-from fusecache.engine.runtime.supervisor import Supervisor
-from fusecache.model.error_text import code_of
+from fusecache.engine.runtime.supervisor import Supervisor, unwrap_single_error
 from fusecache.model.errors import Refused, RemoteError, StateError
-from fusecache.model.format_text import count_text, size_text
+from fusecache.model.format_text import code_of, count_text, size_text
 from fusecache.model.latency import LatencyHistogram
-from fusecache.model.states import FileState
+from fusecache.model.records import FileState
 from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from fusecache.engine.namespace.tree import Ownership
 from fusecache.model.predecessor import Predecessor
 from fusecache.model.prices import Prices
 from fusecache.policy.backoff import PATIENCE_SECONDS
-from fusecache.policy.symlink_targets import SymlinkRule
+from fusecache.policy.name_patterns import SymlinkRule
 
 
 @dataclass(frozen=True, slots=True)

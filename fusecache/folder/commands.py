@@ -15,11 +15,10 @@ import trio
 
 from fusecache.cli.say import print_line, say
 from fusecache.config.options import FIELDS, MountOptions, load_options
+from fusecache.daemon.checkup import check_disk
 from fusecache.daemon.connect import connect, endpoint_of, identity_of, proven_conditions
-from fusecache.daemon.disk_check import check_disk
-from fusecache.engine.runtime.exception_groups import unwrap_single_error
+from fusecache.engine.runtime.supervisor import unwrap_single_error
 from fusecache.folder.follow import followed
-from fusecache.folder.listing import list_bucket
 from fusecache.folder.local_folder import LocalFolder, check_folder
 from fusecache.folder.patience import Patience
 from fusecache.folder.publishing import (
@@ -30,13 +29,12 @@ from fusecache.folder.publishing import (
     PushReport,
     running_engine,
 )
-from fusecache.folder.pull import WORKERS, Pull, PullReport
+from fusecache.folder.pull import WORKERS, Pull, PullReport, list_bucket
 from fusecache.folder.watching import FolderPasses, Show
 from fusecache.model.errors import ConfigError, FolderError, FusecacheError
 from fusecache.model.format_text import count_text, empty_text, size_text
 from fusecache.model.names import CONTROL_NAME
-from fusecache.mount.launch import READY, Parent, start_in_background
-from fusecache.mount.own_program import own_program
+from fusecache.mount.launch import READY, Parent, own_program, start_in_background
 from fusecache.mount.progress import StepView
 
 _NAMES_SHOWN = 20

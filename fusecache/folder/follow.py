@@ -20,7 +20,7 @@ import trio
 from fusecache.folder.pull import Pull
 from fusecache.model.errors import FolderError
 from fusecache.model.hints import LONGEST_MESSAGE_BYTES, HintError
-from fusecache.mount.listening_socket import listen_at
+from fusecache.mount.runtime_folder import listen_at
 
 SOCKET_NAME = "socket"
 _LONGEST_LINE_BYTES = 8192

@@ -30,15 +30,12 @@ from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
-from fusecache.folder.local_files import FolderScan, LocalFile, is_closed
-from fusecache.folder.local_folder import LocalFolder
+from fusecache.folder.local_folder import FolderScan, LocalFile, LocalFolder, is_closed
 from fusecache.folder.state import Row, SentContent, Stamp
 from fusecache.model.errors import FolderError, FusecacheError, NotEmpty, NotFound, ObjectMissing
 from fusecache.model.format_text import count_text, size_text
-from fusecache.model.metadata import GENERATION
-from fusecache.model.objects import MIB
-from fusecache.model.records import PosixAttributes
-from fusecache.model.states import FileState
+from fusecache.model.objects import GENERATION, MIB
+from fusecache.model.records import FileState, PosixAttributes
 from fusecache.policy.name_patterns import matches_any
 from fusecache.remote.read_write_split import ReadWriteSplit
 

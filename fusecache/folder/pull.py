@@ -6,6 +6,13 @@ Invariants:
 1. A file that was changed here, or that no pull wrote, is never replaced, unless the user asks for that.
 2. All pieces of a file are of one version: every GET carries If-Match.
 3. Nothing is removed from the folder.
+
+Objects that are being fetched: their pieces come in any order, and an interrupted pull goes on with the rest.
+
+A part file has the bytes of its object, then the id of the boot, then one byte for each piece: 1 if it is there. Pieces
+are not synced one by one. After a power cut the boot id differs, and the pieces do not count.
+
+Lists a bucket, and says which of its keys cannot be files of a folder.
 """
 
 import errno
@@ -14,26 +21,141 @@ import os
 import shutil
 import stat
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import trio
 
 from fusecache.folder.fetch_order import FetchOrder
-from fusecache.folder.listing import BucketListing
 from fusecache.folder.local_folder import LocalFolder
-from fusecache.folder.part_files import PIECE_BYTES, PartFile, held_bytes, remove_stale
 from fusecache.folder.patience import Patience
 from fusecache.folder.state import Row, Stamp
 from fusecache.model.errors import FolderError, FusecacheError, ObjectChanged, ObjectMissing
 from fusecache.model.format_text import count_text, size_text
-from fusecache.model.metadata import symlink_target
 from fusecache.model.names import CONTROL_NAME
-from fusecache.model.objects import MIB, ObjectInfo
-from fusecache.policy.name_patterns import matches_any
-from fusecache.policy.symlink_targets import SymlinkRule, is_followed
+from fusecache.model.objects import MIB, Extent, ObjectId, ObjectInfo, symlink_target
+from fusecache.policy.name_patterns import SymlinkRule, UnusableKeys, is_followed, matches_any
 from fusecache.remote.store import ReadStore
+
+# Large enough for a high rate on a far connection; small enough that an interruption costs little.
+PIECE_BYTES = 8 * MIB
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_ID_BYTES = 36
+
+
+class PartFile:
+    """One object's part file. Blocking.
+
+    missing: the numbers of pieces that no request was made for. in_flight: requests for others; the caller counts.
+    """
+
+    def __init__(self, folder: Path, object_id: ObjectId, size: int) -> None:
+        self.path = folder / part_name(object_id)
+        self._size = size
+        self._map_at = size + _BOOT_ID_BYTES
+        count = -(-size // PIECE_BYTES)
+        boot_id = _BOOT_ID.read_bytes()[:_BOOT_ID_BYTES]
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.open(self.path, flags, 0o666)
+        there = b""
+        try:
+            if os.fstat(self._file).st_size == self._map_at + count:
+                found = os.pread(self._file, _BOOT_ID_BYTES + count, size)
+                there = found[_BOOT_ID_BYTES:] if found[:_BOOT_ID_BYTES] == boot_id else b""
+            if len(there) != count or not count:
+                os.ftruncate(self._file, 0)
+                os.ftruncate(self._file, self._map_at + count)
+                os.pwrite(self._file, boot_id, size)
+                there = bytes(count)
+        except OSError:
+            self.close()
+            raise
+        self.missing = deque(number for number, mark in enumerate(there) if not mark)
+        self.in_flight = 0
+
+    def extent(self, piece: int) -> Extent:
+        """Return the bytes of a piece."""
+        return Extent(piece * PIECE_BYTES, min((piece + 1) * PIECE_BYTES, self._size))
+
+    def write(self, piece: int, data: memoryview) -> None:
+        """Store a piece."""
+        offset = piece * PIECE_BYTES
+        while data:
+            count = os.pwrite(self._file, data, offset)
+            data, offset = data[count:], offset + count
+        os.pwrite(self._file, b"\1", self._map_at + piece)
+
+    def finish(self, mtime_ns: int) -> int:
+        """Make it the object, on the disk, with a time; return the time as the file system keeps it. Then close it."""
+        os.ftruncate(self._file, self._size)
+        os.utime(self._file, ns=(mtime_ns, mtime_ns))
+        os.fdatasync(self._file)
+        found = os.fstat(self._file).st_mtime_ns
+        self.close()
+        return found
+
+    def close(self) -> None:
+        """Close it; what is there stays."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def part_name(object_id: ObjectId) -> str:
+    """Return the name of an object's part file: another version of the object has another."""
+    return hashlib.blake2b(f"{object_id.key}\0{object_id.etag}".encode(), digest_size=16).hexdigest()
+
+
+def held_bytes(folder: Path, object_id: ObjectId) -> int:
+    """Return the disk space that a part file takes already."""
+    try:
+        return (folder / part_name(object_id)).stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def remove_stale(folder: Path, wanted: Iterable[ObjectId]) -> None:
+    """Remove the part files of other objects."""
+    names = set(map(part_name, wanted))
+    for path in folder.iterdir():
+        if path.name not in names:
+            path.unlink()
+
+
+@dataclass(slots=True)
+class BucketListing:
+    """The objects below a prefix, by name: the key without the prefix.
+
+    directories: names that end in "/", of directory markers. unusable: why a key has no file.
+    """
+
+    objects: dict[str, ObjectInfo] = field(default_factory=dict)
+    directories: list[str] = field(default_factory=list)
+    unusable: dict[str, str] = field(default_factory=dict)
+
+
+def list_bucket(store: ReadStore, prefix: str, patience: Patience) -> BucketListing:
+    """List everything below a prefix. Raises RemoteError."""
+    found, checker, token = BucketListing(), UnusableKeys(), None
+    while True:
+        page = patience.call(lambda token=token: store.list_page(prefix, token=token))  # type: ignore[misc]
+        for info in page.objects:
+            name = info.key[len(prefix) :]
+            found.unusable.update(checker.see(name))
+            if name.endswith("/"):
+                found.directories.append(name)
+            elif name:
+                found.objects[name] = info
+        token = page.next_token
+        if token is None:
+            break
+    for name in found.unusable:
+        found.objects.pop(name, None)
+    found.directories = [name for name in found.directories if name not in found.unusable]
+    return found
+
 
 # Requests in flight. Each holds a buffer of PIECE_BYTES.
 WORKERS = 16

@@ -14,10 +14,9 @@ from functools import partial
 
 import trio
 
-from fusecache.engine.durability.drain import STALLED
+from fusecache.engine.durability.sync import STALLED
 from fusecache.engine.file_system import FileSystem
-from fusecache.folder.local_files import FolderScan, LocalFile, scan
-from fusecache.folder.local_folder import LocalFolder
+from fusecache.folder.local_folder import FolderScan, LocalFile, LocalFolder, scan
 from fusecache.folder.publishing import FolderPublisher, PushReport
 from fusecache.policy.name_patterns import matches_any
 

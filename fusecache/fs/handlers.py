@@ -1,4 +1,7 @@
-"""What is done around the kernel's request handlers: their errors become an errno, their time is counted."""
+"""What is done around the kernel's request handlers: their errors become an errno, their time is counted.
+
+Maps model errors to errno. This is the only place that does.
+"""
 
 import errno
 import functools
@@ -9,10 +12,41 @@ from typing import Any, ParamSpec, TypeVar
 
 import trio
 
-from fusecache.engine.runtime.callers import called_by
-from fusecache.fs.errno_table import errno_of
+from fusecache.engine.runtime.procfs import called_by
 from fusecache.fuse.values import FUSEError
+from fusecache.model import errors
 from fusecache.model.errors import FusecacheError
+from fusecache.model.hints import HintError
+
+# The first matching class counts, so the most specific come first.
+ERRNO: tuple[tuple[type[errors.FusecacheError], int], ...] = (
+    (errors.NotFound, errno.ENOENT),
+    (errors.ObjectMissing, errno.ESTALE),  # the file was there when it was opened
+    (errors.ObjectChanged, errno.ESTALE),
+    (errors.AlreadyExists, errno.EEXIST),
+    (errors.NotADirectory, errno.ENOTDIR),
+    (errors.IsADirectory, errno.EISDIR),
+    (errors.NotEmpty, errno.ENOTEMPTY),
+    (errors.ReadOnly, errno.EROFS),
+    (errors.NameTooLong, errno.ENAMETOOLONG),
+    (errors.InvalidName, errno.EINVAL),
+    (HintError, errno.EINVAL),
+    (errors.NotPermitted, errno.EPERM),
+    (errors.TooLarge, errno.EFBIG),
+    (errors.Interrupted, errno.EINTR),
+    (errors.AcrossDevices, errno.EXDEV),
+    (errors.NoSpace, errno.ENOSPC),
+    (errors.TooManyFiles, errno.ENFILE),
+    (errors.AccessDenied, errno.EACCES),
+    (errors.LinkNotFollowed, errno.EACCES),
+    (errors.FusecacheError, errno.EIO),
+)
+
+
+def errno_of(error: errors.FusecacheError) -> int:
+    """Return the errno that a program sees for an error."""
+    return next(number for kind, number in ERRNO if isinstance(error, kind))
+
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")

@@ -1,6 +1,6 @@
 """What a successor of this daemon must know of the files and directories that the kernel has open, in kept memory.
 
-Rows of the table (`fuse/kept_table.py`), by key:
+Rows of the table (`fuse/kept_mount.py`), by key:
 
     start           how many daemons have served the mount before this one
     owner           user and group of the mountpoint
@@ -35,8 +35,7 @@ from fusecache.fuse.requests import KernelRequest
 from fusecache.fuse.values import ROOT_INODE
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.predecessor import LOST, KeptHandle, KeptNode, KeptReading, Predecessor, ReadPlace
-from fusecache.model.records import PosixAttributes
-from fusecache.model.states import FileState
+from fusecache.model.records import FileState, PosixAttributes
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.fs import control, hint_files
 from fusecache.fs.control import ControlDirectory
-from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.handlers import guarded, killable
 from fusecache.fs.kept_files import KeptFiles
+from fusecache.fs.open_directories import EntryBuilder
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.values import (
     RENAME_NOREPLACE,
@@ -34,8 +34,7 @@ from fusecache.model.errors import (
     NotPermitted,
     ReadOnly,
 )
-from fusecache.model.names import decode_name
-from fusecache.model.special_files import special_mode
+from fusecache.model.names import decode_name, special_mode
 
 _PERMISSIONS = 0o7777
 # The target is stored percent-encoded in the object's metadata, which S3 limits to 2 KiB.

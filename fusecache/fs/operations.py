@@ -17,15 +17,12 @@ from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.nodes import FileHandle, Kind, Node, attributes_of, in_use
 from fusecache.fs import control, hint_files
 from fusecache.fs.control import FIRST_HANDLE, ControlDirectory
-from fusecache.fs.entries import EntryBuilder
-from fusecache.fs.errno_table import errno_of
-from fusecache.fs.handed_files import HandedFiles
-from fusecache.fs.handlers import guarded, killable, timed
+from fusecache.fs.handlers import errno_of, guarded, killable, timed
 from fusecache.fs.kept_files import HANDLES_OF_START, KeptFiles
 from fusecache.fs.mapped_reads import MappedReads
 from fusecache.fs.name_operations import NameOperations
-from fusecache.fs.open_directories import OpenDirectories
-from fusecache.fs.passthrough import Passthrough
+from fusecache.fs.open_directories import EntryBuilder, OpenDirectories
+from fusecache.fs.passthrough import HandedFiles, Passthrough
 from fusecache.fuse.values import (
     EntryAttributes,
     FileInfo,

@@ -16,20 +16,297 @@ Invariants:
 2. A row in memory takes precedence over a row of its name in a pack. Reads merge both.
 3. A listing of which a pack is lost has no rows: each access raises ListingLost until it is dropped.
 4. `_lock` owns all listings. Rows that are taken out to be written again come back before it is released.
+
+Stores packs of listing rows: in one file, or in memory while the disk refuses them. Blocking, thread-safe.
+
+The file is scratch space: never synced, and emptied by each mount. It is read with pread, not mapped: a page fault on a
+disk that has failed would be a SIGBUS, which ends the daemon.
+
+Invariants:
+1. What `read` returns is what was stored. A pack that the disk lost or changed is an error.
+2. `_lock` owns all that may change: the descriptor, the free space, the counts, and where each pack is. Bytes are read
+   and written without it, at offsets that no other thread has.
+
+Rows of listings: one name as LIST shows it, and packs of such rows as stored on disk.
 """
 
+import json
 import logging
+import os
 import shutil
 import threading
+import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
 
-from fusecache.index.row_file import RowFile, StoredPack
-from fusecache.index.rows import FIELDS, ListedEntry, RowPack, joined, numbers_in, page_fields
 from fusecache.model.errors import ListingLost, LocalDiskError
+
+# Space is given out in steps of an eighth of the next lower power of two, so that freed space fits later packs.
+_BLOCK_BYTES = 4096
+_BLOCKS_PER_STEP_MIN = 8
+# After a refused write, the disk is not tried again for this long.
+RETRY_SECONDS = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class StoredPack:
+    """Where one pack is. data: its bytes, if it is in memory; else it is in the file at `offset`."""
+
+    size: int
+    checksum: int = 0
+    offset: int = 0
+    data: bytes | None = None
+
+
+class RowFile:
+    """The file, and what it could not take. memory_bytes: of packs in memory. refused: writes that the disk refused."""
+
+    def __init__(self, path: Path) -> None:
+        """Create or empty the file. A disk that refuses that is tried again later."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._descriptor = -1
+        self._end = 0
+        # Size -> offsets.
+        self._free: dict[int, list[int]] = {}
+        self._retry_at = 0.0
+        self.memory_bytes = 0
+        self.refused = 0
+        self.last_error = ""
+
+    def close(self) -> None:
+        """Close the file, which no call uses any more. All packs are gone."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the disk refused the last write, or lost a pack since."""
+        return self._retry_at > 0
+
+    def store(self, data: bytes) -> StoredPack:
+        """Store a pack: in the file, or in memory if the disk refuses it."""
+        pack = StoredPack(len(data), data=data)
+        with self._lock:
+            self.memory_bytes += pack.size
+        self.move_to_disk(pack)
+        return pack
+
+    def move_to_disk(self, pack: StoredPack) -> bool:
+        """Write a pack that is in memory into the file, unless the disk refused one just now; return whether it is."""
+        size = _size(pack.size)
+        with self._lock:
+            data, known_refusals = pack.data, self.refused
+            if data is None or (self._retry_at and time.monotonic() < self._retry_at):
+                return data is None
+            try:
+                descriptor = self._opened()
+            except OSError as exc:
+                self._on_refused(exc.strerror or str(exc))
+                return False
+            offset = self._take(size)
+        try:
+            _write(descriptor, offset, data)
+        except OSError as exc:
+            with self._lock:
+                self._free.setdefault(size, []).append(offset)
+                self._on_refused(exc.strerror or str(exc))
+            return False
+        with self._lock:
+            if pack.data is None:  # freed by another thread
+                self._free.setdefault(size, []).append(offset)
+                return True
+            pack.checksum, pack.offset, pack.data = crc32(data), offset, None
+            self.memory_bytes -= pack.size
+            if self.refused == known_refusals:  # else the disk failed during this write
+                self._retry_at = 0.0
+        return True
+
+    def read(self, pack: StoredPack) -> bytes:
+        """Return a pack's bytes. Raises LocalDiskError if the disk no longer has them."""
+        with self._lock:
+            in_memory, descriptor, offset = pack.data, self._descriptor, pack.offset
+        if in_memory is not None:
+            return in_memory
+        try:
+            data = os.pread(descriptor, pack.size, offset)
+        except OSError as exc:
+            with self._lock:
+                self._on_refused(exc.strerror or str(exc))
+            raise LocalDiskError(f"{self._path}: {exc.strerror}; its directory is listed again") from exc
+        if len(data) != pack.size or crc32(data) != pack.checksum:
+            with self._lock:
+                self._on_refused("written rows are damaged")
+            raise LocalDiskError(
+                f"{self._path}: the disk lost what was written; the directory is listed again"
+            )
+        return data
+
+    def free(self, pack: StoredPack) -> None:
+        """Give a pack's space back."""
+        with self._lock:
+            if pack.data is not None:
+                self.memory_bytes -= pack.size
+                pack.data = None
+            else:
+                self._free.setdefault(_size(pack.size), []).append(pack.offset)
+
+    # ---- private: the caller holds the lock
+
+    def _take(self, size: int) -> int:
+        offsets = self._free.get(size)
+        if offsets:
+            return offsets.pop()
+        self._end += size
+        return self._end - size
+
+    def _opened(self) -> int:
+        if self._descriptor < 0:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self._descriptor = os.open(self._path, flags, 0o600)
+        return self._descriptor
+
+    def _on_refused(self, error: str) -> None:
+        self.refused += 1
+        self.last_error = error
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+
+
+def _write(descriptor: int, offset: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _size(count: int) -> int:
+    """Return the space that a pack of so many bytes gets."""
+    blocks = -(-count // _BLOCK_BYTES)
+    step = max(1, (1 << max(0, blocks.bit_length() - 1)) // _BLOCKS_PER_STEP_MIN)
+    return -(-blocks // step) * step * _BLOCK_BYTES
+
+
+# Cannot occur in a name, nor in JSON text.
+_SEPARATOR = "\0"
+FIELDS = 6
+_UNKNOWN = "", "", "0"
+
+
+class ListedEntry(NamedTuple):
+    """One name as LIST shows it. Directories have size 0 and no etag. metadata is known only after a HEAD.
+
+    number: the inode number shown for it while it has no node; 0: none assigned.
+    """
+
+    name: str
+    is_directory: bool
+    size: int = 0
+    etag: str = ""
+    modified: float = 0.0
+    metadata: dict[str, str] | None = None
+    number: int = 0
+
+    @property
+    def sort_name(self) -> str:
+        """The name as it sorts in the bucket."""
+        return f"{self.name}/" if self.is_directory else self.name
+
+
+class RowPack:
+    """The rows of one record, decoded on demand: their fields one after the other, and the list of sort names.
+
+    It is only changed before it is written, as other threads may read it afterwards.
+    """
+
+    def __init__(self, raw: bytes) -> None:
+        self.fields = raw.decode().split(_SEPARATOR) if raw else []
+        self.names = self.fields[::FIELDS]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def row(self, index: int) -> ListedEntry:
+        """Return the row at an index."""
+        name, etag, size, modified, metadata, number = self.fields[index * FIELDS : (index + 1) * FIELDS]
+        facts = json.loads(metadata) if metadata else None
+        if name[-1] == "/":
+            return ListedEntry(name[:-1], True, 0, "", 0.0, facts, int(number))  # noqa: FBT003 -- hot path
+        return ListedEntry(name, False, int(size), etag, float(modified), facts, int(number))  # noqa: FBT003 -- hot path
+
+    def rows(self, start: int, stop: int) -> list[ListedEntry]:
+        """Return the rows at these indices."""
+        return [self.row(index) for index in range(start, min(stop, len(self.names)))]
+
+    def find(self, sort_name: str) -> int | None:
+        """Return the index of a row, or None."""
+        index = bisect_left(self.names, sort_name)
+        return index if index < len(self.names) and self.names[index] == sort_name else None
+
+    def put(self, row: ListedEntry) -> None:
+        """Insert or replace a row."""
+        sort_name = row.sort_name
+        index = bisect_left(self.names, sort_name)
+        stop = index + (self.find(sort_name) is not None)
+        self.fields[index * FIELDS : stop * FIELDS] = fields_of(row)
+        self.names[index:stop] = [sort_name]
+
+    def remove(self, sort_name: str) -> None:
+        """Remove a row, which must be there."""
+        index = bisect_left(self.names, sort_name)
+        del self.fields[index * FIELDS : (index + 1) * FIELDS]
+        del self.names[index]
+
+
+def joined(fields: Sequence[str]) -> bytes:
+    """Return the record of a pack's fields."""
+    return _SEPARATOR.join(fields).encode()
+
+
+def fields_of(row: ListedEntry) -> tuple[str, ...]:
+    """Return the FIELDS fields of a row."""
+    metadata = json.dumps(row.metadata) if row.metadata is not None else ""
+    etag = row.etag.replace(_SEPARATOR, "")
+    return row.sort_name, etag, str(row.size), repr(row.modified), metadata, str(row.number)
+
+
+def page_fields(
+    rows: Sequence[ListedEntry], known: Mapping[str, tuple[str, str, str]], first_number: int
+) -> list[str]:
+    """Return the fields of a page's rows. A row keeps the number that the same version has, or gets a new one.
+
+    known: sort name -> (etag, time, number). Built column by column, for speed: listings bring over a thousand rows a
+    second.
+    """
+    fields = [""] * (len(rows) * FIELDS)
+    names = [f"{row.name}/" if row.is_directory else row.name for row in rows]
+    etags = [row.etag.replace(_SEPARATOR, "") for row in rows]
+    numbers = []
+    times = [repr(row.modified) for row in rows]
+    for number, name, etag, modified in zip(count(first_number), names, etags, times, strict=False):
+        old_etag, old_time, old_number = known.get(name, _UNKNOWN)
+        is_same = old_etag == etag and old_time == modified and old_number != "0"
+        numbers.append(old_number if is_same else str(number))
+    fields[0::FIELDS], fields[1::FIELDS] = names, etags
+    fields[2::FIELDS] = [str(row.size) for row in rows]
+    fields[3::FIELDS] = times
+    fields[4::FIELDS] = ["" if row.metadata is None else json.dumps(row.metadata) for row in rows]
+    fields[5::FIELDS] = numbers
+    return fields
+
+
+def numbers_in(fields: Sequence[str]) -> set[int]:
+    """Return the inode numbers in a pack's fields."""
+    return set(map(int, fields[FIELDS - 1 :: FIELDS]))
+
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""All errors, named for what happened. `fs/errno_table.py` maps each to an errno.
+"""All errors, named for what happened. `fs/handlers.py` maps each to an errno.
 
 Every message names the object, the cause and, where the user can act, the command or setting that helps.
 """

@@ -3,9 +3,38 @@
 A key is UTF-8, at most 1 024 bytes, its parts separated by `/`. A name is one part. Names are compared byte by byte:
 two spellings of one text in Unicode are two files. A key that cannot be a path on the mount is *hidden*: never shown,
 never a way out of the mount, and counted as unusable.
+
+Pipes, sockets and device nodes: names of one node, which no bucket stores.
+
+The mode of such a file holds its type, which other modes leave out, and from bit 16 its device number. So it needs no
+field of its own in the journal.
 """
 
 from fusecache.model.errors import InvalidName, NameTooLong
+
+_TYPE_BITS = 0o170000
+_DEVICE_SHIFT = 16
+
+
+def special_mode(mode: int, device: int) -> int:
+    """Return the mode of a special file. mode: type and permissions; device: as the kernel encodes it, or 0."""
+    return mode | device << _DEVICE_SHIFT
+
+
+def is_special(mode: int) -> bool:
+    """Return whether this is a special file's mode."""
+    return bool(mode & _TYPE_BITS)
+
+
+def type_and_permissions(mode: int) -> int:
+    """Return a special file's mode as stat(2) shows it."""
+    return mode & ((1 << _DEVICE_SHIFT) - 1)
+
+
+def device_of(mode: int) -> int:
+    """Return the device number of a special file's mode; 0 for all others."""
+    return mode >> _DEVICE_SHIFT
+
 
 # Cloudflare R2's limit on a key, and Linux's NAME_MAX on one part of it.
 KEY_BYTES_MAX = 1024

@@ -1,4 +1,4 @@
-"""What stores bill for requests. Not here: storage (`policy/cleaning.py`) and traffic."""
+"""What stores bill for requests. Not here: storage (`policy/checkpoints.py`) and traffic."""
 
 from dataclasses import dataclass
 

@@ -3,8 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fusecache.model.error_text import renewal_text
-from fusecache.model.format_text import changes_text, count_text, seconds_text, short_text, size_text
+from fusecache.model.format_text import (
+    changes_text,
+    count_text,
+    renewal_text,
+    seconds_text,
+    short_text,
+    size_text,
+)
 from fusecache.model.objects import STAGING_SHARE_PERCENT
 
 OK, DEGRADED, ACTION = "OK", "DEGRADED", "ACTION"

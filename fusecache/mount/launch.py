@@ -2,6 +2,8 @@
 
 A background daemon reports to its parent over a pipe, with one line: `ready`, optionally followed by a warning, or
 `error: <text>`.
+
+How the program starts itself again.
 """
 
 import enum
@@ -41,10 +43,28 @@ from fusecache.mount.mount_table import (
     our_mountpoints,
     root_of,
 )
-from fusecache.mount.own_program import own_program
 from fusecache.mount.progress import pending_text
 from fusecache.mount.runtime_folder import peer_of
 from fusecache.mount.users_of_mount import users_text
+
+
+def own_program() -> list[str]:
+    """Return the words that start this program, whatever the working directory holds.
+
+    If it is not installed (`python -m fusecache` in a checkout), PYTHONPATH names its place to all children.
+    """
+    root, python = str(Path(__file__).parents[2]), [sys.executable, "-P"]
+    if sys.path[0] == root and not _imports_us(python):
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return [*python, "-m", "fusecache"]
+
+
+def _imports_us(python: list[str]) -> bool:
+    """Return whether a new interpreter finds the package by itself."""
+    return (
+        subprocess.run([*python, "-c", "import fusecache"], check=False, capture_output=True).returncode == 0
+    )
+
 
 READY = "ready"
 MAX_REPORT_CHARACTERS = 1000  # even at 4 bytes each, one write fits into the pipe

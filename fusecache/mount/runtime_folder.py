@@ -2,6 +2,11 @@
 
 A private folder has mode 0700. Mounts with allow_other use another one, 0711: other users may reach a socket whose name
 the mount tells them, but not list, add or replace any.
+
+Makes a unix socket that listens from the moment it can be seen.
+
+bind(2) makes the file, but the socket refuses connections until listen(2). So it is bound under another name and then
+renamed: a program that waits for the file may connect at once, and only the socket of a killed process refuses.
 """
 
 import os
@@ -13,6 +18,33 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from fusecache.model.errors import MountError
+
+_BACKLOG = 128
+
+
+def listen_at(path: Path, *, mode: int) -> socket.socket:
+    """Return a socket that listens at a path of any length, in place of one that is there. Raises OSError.
+
+    mode: who may connect. No two processes may do this for one path at a time.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    new = path.with_name(f"{path.name}.new")
+    folder = -1
+    try:
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        new.unlink(missing_ok=True)
+        listener.bind(f"/proc/self/fd/{folder}/{new.name}")  # an address has 108 bytes at most
+        new.chmod(mode)
+        listener.listen(_BACKLOG)
+        new.rename(path)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        if folder >= 0:
+            os.close(folder)
+    return listener
+
 
 PRIVATE_MODE, SHARED_MODE = 0o700, 0o711
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH

@@ -1,6 +1,49 @@
-"""How long to wait after a failure, and how many requests a struggling bucket still gets."""
+"""How long to wait after a failure, and how many requests a struggling bucket still gets.
 
-from fusecache.policy.pace import Pace
+A timeout that counts only the time without progress. Pure.
+
+A limit of bytes a second, as the moment from which more may be sent or asked for. Pure.
+"""
+
+# An fsync that waits for the bucket, and a close that waits for disk space, fail after this long without progress.
+STANDSTILL_SECONDS = 300.0
+
+
+class ProgressTimeout:
+    """Records progress; expires after `seconds` without any. Times are those of any one clock."""
+
+    def __init__(self, now: float, seconds: float = STANDSTILL_SECONDS) -> None:
+        self._seconds = seconds
+        self._since = now
+        self._mark: object = None
+
+    def on_progress(self, mark: object, now: float) -> None:
+        """Report the current state: there was progress if the mark differs from the last one."""
+        if mark != self._mark:
+            self._mark = mark
+            self._since = now
+
+    def is_over(self, now: float) -> bool:
+        """Return whether there was no progress for too long."""
+        return now - self._since >= self._seconds
+
+
+class Pace:
+    """Spreads bytes over time. In any `t` seconds at most `rate * t` bytes are let through, and one piece more."""
+
+    def __init__(self, bytes_per_second: float | None) -> None:
+        """bytes_per_second: None sets no limit."""
+        self._rate = bytes_per_second
+        # The moment from which the next piece may go.
+        self.free_at = float("-inf")
+
+    def charge(self, now: float, nbytes: int) -> float:
+        """A piece goes at `now`, or once it may; return in how many seconds the piece after it may go."""
+        if self._rate is None:
+            return 0.0
+        self.free_at = max(self.free_at, now) + nbytes / self._rate
+        return self.free_at - now
+
 
 FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 60.0

@@ -3,18 +3,40 @@
 For S3, the first one that is set wins: the option; `S3_ENDPOINT_URL`; `AWS_ENDPOINT_URL_S3`; `AWS_ENDPOINT_URL`;
 `R2_ACCOUNT_ID` (with `R2_JURISDICTION`). If none is set, the AWS profile's endpoint applies, else AWS.
 Not here: credentials. The usual AWS chain finds them, unless the caller passes some to the store.
+
+Reads files that hold keys: only if no other user may access them.
 """
 
 import enum
 import ipaddress
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from fusecache.model.errors import ConfigError
 from fusecache.model.objects import GIB, MIB
 from fusecache.remote.upload_pace import UploadPace
+
+# Longer files hold no keys.
+_BYTES_MAX = 1 << 20
+
+
+def read_key_file(option: str, path: Path) -> tuple[bytes, os.stat_result]:
+    """Return the bytes of a file and its facts. Raises ConfigError. option: the one that names the file."""
+    try:
+        with open(path, "rb") as file:
+            facts = os.fstat(file.fileno())
+            data = file.read(_BYTES_MAX)
+    except OSError as exc:
+        raise ConfigError(f"{option} = {path}: {exc.strerror}") from exc
+    if stat.S_IMODE(facts.st_mode) & 0o077:
+        raise ConfigError(f"{option} = {path}: other users may access the keys in it; run `chmod 600 {path}`")
+    return data, facts
+
 
 R2_HOST = "r2.cloudflarestorage.com"
 R2_JURISDICTIONS = ("eu", "fedramp")

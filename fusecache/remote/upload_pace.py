@@ -3,7 +3,7 @@
 import threading
 import time
 
-from fusecache.policy.pace import Pace
+from fusecache.policy.backoff import Pace
 
 
 class UploadPace:

@@ -1,6 +1,6 @@
 """Opens files of a mount where they lie in the cache of its daemon: reads then come neither to it nor to the mount.
 
-The daemon gives a descriptor of a file that it has as a whole (`fusecache/fs/handed_files.py`). It keeps the file while
+The daemon gives a descriptor of a file that it has as a whole (`fusecache/fs/passthrough.py`). It keeps the file while
 any process has that open. Elsewhere, and on a mount whose files the kernel reads by itself, there is nothing to gain,
 and callers open the path.
 """

@@ -1,16 +1,47 @@
 """Compresses and decompresses whole shards, one frame a shard, in the five compression families of MDS.
 
 gzip and bz2 come with Python. zstandard, brotli and python-snappy are imported when a shard needs them.
+
+Computes the hashes that an index may contain: those of hashlib and of xxhash.
 """
 
 import bz2
 import gzip
+import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from loader.base.optional_imports import optional_module
 from loader.errors import LoaderError, cause_text
+
+XXHASHES = frozenset(["xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"])
+
+
+def digest(name: str, *pieces: bytes | bytearray) -> str:
+    """Return the hex digest of data that comes in pieces. Raises LoaderError for an unknown hash."""
+    if name in XXHASHES:
+        xxhash = optional_module("xxhash", why=f"the hash {name}")
+        return str(_over(getattr(xxhash, name)(), pieces))
+    try:
+        if name in hashlib.algorithms_available:
+            return str(_over(hashlib.new(name), pieces))
+    except (ValueError, TypeError):  # this OpenSSL lacks it, or it needs a digest length
+        pass
+    some = ", ".join(["md5", "sha1", "sha256", *sorted(XXHASHES)])
+    raise LoaderError(f"the hash {name!r} is unknown: choose one of {some}, or another of hashlib's")
+
+
+def _over(state: Any, pieces: Iterable[bytes | bytearray]) -> Any:
+    for piece in pieces:
+        state.update(piece)
+    return state.hexdigest()
+
+
+def mismatch(hashes: dict[str, str], data: bytes) -> str:
+    """Return the name of the first hash that does not match data, "" if all match."""
+    return next((name for name, value in hashes.items() if digest(name, data) != value), "")
+
 
 # family -> (lowest level, highest level, default level); None: no levels. A family's name is also the file extension.
 LEVELS: dict[str, tuple[int, int, int] | None] = {

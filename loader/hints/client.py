@@ -32,8 +32,19 @@ from loader.base.mount_endpoint import MountEndpoint, find_endpoint
 from loader.errors import ArgumentError, LoaderError
 from loader.hints.job_name import check_job, hold_name, release_name
 from loader.hints.page_warmer import PageWarmer
-from loader.hints.plan_messages import REFUSED, MountMap, PlanMessage, choose, refusal_text
-from loader.hints.planned_reads import Ids, PlannedReads, reads_from, sample_reads, shard_reads, table_bytes
+from loader.hints.plan_messages import (
+    REFUSED,
+    Ids,
+    MountMap,
+    PlanMessage,
+    PlannedReads,
+    choose,
+    reads_from,
+    refusal_text,
+    sample_reads,
+    shard_reads,
+    table_bytes,
+)
 from loader.mds.index import Index
 from loader.sampling.sampler import ElasticBatchSampler
 from loader.sampling.step_plan import StepPlan

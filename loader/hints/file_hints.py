@@ -8,6 +8,14 @@
 many workers read, or how far a DataLoader runs ahead.
 
 Advice only. What is no file of a mount is left out; failures are logged once, and the job never waits for the daemon.
+
+Draws items from an order before the job asks for them. The job gets each item, and each error, as without it.
+
+Finds the mounts of files by their paths: each directory is looked at once, whatever the number of its files.
+
+Not here: how the mount of a directory is found (`mount_endpoint`).
+
+The plans of one pass over a list of files: rows, how they are split into messages, and which the daemon has.
 """
 
 import atexit
@@ -15,21 +23,283 @@ import errno
 import json
 import logging
 import os
+import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from operator import length_hint
-from typing import Any
+from typing import Any, NamedTuple
 
-from fusecache.model.hints import CURSOR, FOLDER, PLAN, TO_THE_END, HintError, encode_cursor
-from loader.base.mount_endpoint import MountEndpoint
+from fusecache.model.hints import (
+    CURSOR,
+    FOLDER,
+    LONGEST_MESSAGE_BYTES,
+    PLAN,
+    TO_THE_END,
+    HintError,
+    encode_cursor,
+    encode_plan,
+)
+from loader.base.mount_endpoint import MountEndpoint, find_endpoint
 from loader.errors import ArgumentError
-from loader.hints.drawn_items import DrawnItems, is_same, samples_of
-from loader.hints.file_places import FilePlaces
-from loader.hints.file_plans import PLAN_EXTENTS, FileRow, MountPlans, RecentSteps, plan_message, split_rows
 from loader.hints.job_name import check_job, hold_name, hold_numbered, release_name
-from loader.hints.plan_messages import REFUSED, refusal_text
+from loader.hints.plan_messages import EXTENT_BYTES, HEADER_BYTES, REFUSED, path_on_mount, refusal_text
+
+# How long an item that the job could have may wait for later ones.
+DRAW_SECONDS = 0.1
+
+
+class DrawnItems:
+    """The items of an iterator that were drawn, and that the job does not have yet.
+
+    samples: how many they stand for. has_ended: the iterator has no more for this pass.
+    """
+
+    def __init__(self, source: Iterator[Any]) -> None:
+        self.items: deque[Any] = deque()
+        self.samples = 0
+        self.has_ended = False
+        self._source = source
+        self._problem: Exception | None = None
+
+    def draw(self, samples: int) -> list[Any]:
+        """Draw until there are this many samples, or for DRAW_SECONDS; return what is new."""
+        new: list[Any] = []
+        until = time.monotonic() + DRAW_SECONDS
+        while self.samples < samples and not self.has_ended:
+            try:
+                item = next(self._source)
+            except StopIteration:
+                self.has_ended = True
+                break
+            except Exception as problem:  # noqa: BLE001  # the job gets it in its turn
+                self.has_ended, self._problem = True, problem
+                break
+            new.append(item)
+            self.items.append(item)
+            self.samples += samples_of(item)
+            if time.monotonic() >= until:
+                break
+        return new
+
+    def take(self) -> Any:
+        """Return the next item. Raises StopIteration if there is none, or the error that came in its place."""
+        with suppress(IndexError):
+            item = self.items.popleft()
+            self.samples -= samples_of(item)
+            return item
+        self.samples = 0
+        problem, self._problem = self._problem, None
+        raise problem or StopIteration
+
+
+def samples_of(item: Any) -> int:
+    """Return how many samples an item stands for; an empty list counts too, as an order may have nothing else."""
+    return max(1, len(item)) if isinstance(item, list) else 1
+
+
+def is_same(left: list[Any], right: list[Any]) -> bool:
+    """Return whether lists are surely equal: arrays as items may not tell."""
+    try:
+        return left == right
+    except Exception:  # noqa: BLE001  # what comparing items raises is up to them
+        return False
+
+
+# Directories that are remembered: 600 bytes each, 60 MB. With more, all are looked at again: one lstat(2) each.
+MOST_DIRECTORIES = 100_000
+# Symbolic links from one file to the next, as in Linux.
+_MOST_LINKS = 40
+
+
+class FilePlaces:
+    """Finds the mount of each file, and its path there; remembers that of each directory.
+
+    A data set may have a million files. So a file costs a look into a dictionary, and a new directory one lstat(2).
+    Outside all mounts, a directory's first file tells whether its files are symbolic links, and only then each is read.
+    has_missing: whether a file was in no mount. A mount may come later: see `forget`.
+    """
+
+    def __init__(self) -> None:
+        self.has_missing = False
+        self._places: dict[str, tuple[MountEndpoint, str] | None] = {}
+        # Directories in no mount whose files are symbolic links.
+        self._linked: set[str] = set()
+        # Of absolute directories: the real one, and its device.
+        self._real: dict[str, tuple[str, int]] = {}
+        # The known mounts, each with its device. A mount below another has another device.
+        self._devices: dict[MountEndpoint, int] = {}
+
+    def find(self, path: str) -> tuple[MountEndpoint, str] | None:
+        """Return the mount of a file, and its path there; None if no plan can name it."""
+        path = path.removeprefix("file://").removeprefix("file:")
+        for _ in range(_MOST_LINKS):
+            folder, name = os.path.split(path)
+            if folder not in self._places:
+                self._add(folder, path)
+            place = self._places[folder]
+            if place is not None:
+                inner = path_on_mount(place[1] + name)
+                return None if inner is None else (place[0], inner)
+            if folder not in self._linked:
+                break
+            try:
+                path = os.path.join(folder, os.readlink(path))
+            except OSError:  # an ordinary file, or none
+                break
+        self.has_missing = True
+        return None
+
+    def forget(self) -> None:
+        """Look at all directories again."""
+        self.has_missing = False
+        for memory in (self._places, self._linked, self._real):
+            memory.clear()
+
+    def _add(self, folder: str, file: str) -> None:
+        """Look at a directory; file: one in it."""
+        if len(self._places) >= MOST_DIRECTORIES:
+            has_missing = self.has_missing
+            self.forget()
+            self.has_missing = has_missing
+        place = self._places[folder] = self._look(os.path.abspath(folder))
+        if place is None and os.path.islink(file):
+            self._linked.add(folder)
+
+    def _look(self, folder: str) -> tuple[MountEndpoint, str] | None:
+        """Return the mount of a directory, and its path there with a slash at the end; None if it is on no mount."""
+        real, device = self._resolve(folder)
+        for endpoint, its_device in self._devices.items():
+            root = os.fspath(endpoint.root)
+            if device == its_device and real.startswith(root + "/"):
+                return endpoint, real[len(root) + 1 :] + "/"
+        place = find_endpoint(real)
+        if place is not None:
+            self._devices[place[0]] = device
+        return place
+
+    def _resolve(self, folder: str) -> tuple[str, int]:
+        """Return a directory without symbolic links, and its device. One that is missing is on that of its parent."""
+        if folder in self._real:
+            return self._real[folder]
+        above, name = os.path.split(folder)
+        if not name:
+            found = folder, os.lstat(folder).st_dev
+        else:
+            parent, device = self._resolve(above)
+            real = os.path.join(parent, name)
+            try:
+                status = os.lstat(real)
+                if stat.S_ISLNK(status.st_mode):
+                    found = self._resolve(os.path.realpath(real, strict=True))
+                else:
+                    found = real, status.st_dev
+            except OSError:  # it is missing, or a link that leads nowhere
+                found = real, device
+        self._real[folder] = found
+        return found
+
+
+# A plan has at most so many files, or parts of files: a message of some MiB.
+PLAN_EXTENTS = 1 << 14
+
+
+class FileRow(NamedTuple):
+    """Bytes of a file that one item stands for. path: below the root of its mount."""
+
+    path: str
+    start: int
+    length: int
+    step: int
+
+
+@dataclass(eq=False, slots=True)
+class MountPlans:
+    """The plans of the present pass for one mount, in the order of their steps.
+
+    sent: the daemon has them. unsent: it does not have them. window: the number of the next one to be sent.
+    spoken_at: when the daemon last got a message, by the monotonic clock.
+    """
+
+    sent: deque[list[FileRow]] = field(default_factory=deque)
+    unsent: deque[list[FileRow]] = field(default_factory=deque)
+    window: int = 0
+    spoken_at: float = 0.0
+
+    def send_again(self) -> None:
+        """The daemon has none of them: it was started again, or has forgotten the job."""
+        self.unsent.extendleft(reversed(self.sent))
+        self.sent.clear()
+        self.window = 0
+
+    def drop_before(self, step: int) -> None:
+        """Drop plans all of whose items come before a step."""
+        for plans in (self.sent, self.unsent):
+            while plans and plans[0][-1].step < step:
+                plans.popleft()
+
+
+class RecentSteps:
+    """The steps of the last parts of a pass, as many parts as have a number of samples together."""
+
+    def __init__(self, samples: int) -> None:
+        self._enough, self._samples = samples, 0
+        self._parts: deque[tuple[int, int]] = deque()  # the first step of each, and its samples
+
+    @property
+    def first(self) -> int:
+        """Return the first of them; 0 before the first part."""
+        return self._parts[0][0] if self._parts else 0
+
+    def add(self, step: int, samples: int) -> None:
+        """Add a part that begins with a step."""
+        if not samples:
+            return
+        self._parts.append((step, samples))
+        self._samples += samples
+        while self._samples - self._parts[0][1] >= self._enough:
+            self._samples -= self._parts.popleft()[1]
+
+    def clear(self) -> None:
+        """Begin a pass."""
+        self._parts.clear()
+        self._samples = 0
+
+
+def split_rows(rows: list[FileRow]) -> Iterator[list[FileRow]]:
+    """Split rows into plans, each with at most PLAN_EXTENTS of them, and short enough for a message."""
+    room, paths, first = 0, set[str](), 0
+    for number, row in enumerate(rows):
+        nbytes = EXTENT_BYTES + (0 if row.path in paths else len(row.path.encode()) + 1)
+        if number and (room < nbytes or number - first == PLAN_EXTENTS):
+            yield rows[first:number]
+            first = number
+        if number == first:
+            room, paths = LONGEST_MESSAGE_BYTES - HEADER_BYTES, set()
+            nbytes = EXTENT_BYTES + len(row.path.encode()) + 1
+        room -= nbytes
+        paths.add(row.path)
+    yield rows[first:]
+
+
+def plan_message(rows: list[FileRow], window: int, step: int) -> bytes:
+    """Encode a plan. Raises HintError."""
+    paths = sorted({row.path for row in rows})
+    number = {path: place for place, path in enumerate(paths)}
+    return encode_plan(
+        window=window,
+        step=step,
+        paths=paths,
+        path=[number[row.path] for row in rows],
+        start=[row.start for row in rows],
+        length=[row.length for row in rows],
+        first=[row.step for row in rows],
+        span=[0] * len(rows),
+    )
+
 
 log = logging.getLogger(__name__)
 

@@ -2,6 +2,8 @@
 
 It reads a plain directory and a mounted bucket in the same way. It keeps no state between samples except caches, and
 starts no process and no lock file. Its only thread is the watchdog's. Order, epochs and ranks belong to the sampler.
+
+One of the streams that a dataset consists of: its directory, and its share of an epoch.
 """
 
 import operator
@@ -9,7 +11,7 @@ import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, overload
@@ -17,15 +19,35 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.base.argument_checks import byte_count
-from loader.base.sample_ids import checked_ids, several
+from loader.base.argument_checks import byte_count, checked_ids, several
 from loader.errors import DatasetError, EncodingError, ShardError, UnmetNeedError
 from loader.mds.encodings import BlobDecoder, SampleDecoder, blob_decoder, sample_decoder
 from loader.mds.index import INDEX_NAME, Index, join_indices, read_index
 from loader.mds.record_table import RecordTable, Sample, TableSchema
 from loader.mds.shard_reader import DECOMPRESSED_CACHE_BYTES, ReadOptions, ShardReader, dataset_directory
-from loader.mds.stream import Stream
 from loader.order.spec import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A directory with an index.json (or with one subdirectory a split), and at most one weight.
+
+    proportion: of the epoch; set it for all streams or for none. Only the ratios count. repeat: times its samples.
+    choose: number of samples an epoch. check_hashes: as in MDSDataset, for this stream only. Raises OrderError for two
+    weights, or negative ones.
+    """
+
+    path: str | Path
+    split: str | None = None
+    proportion: float | None = None
+    repeat: float | None = None
+    choose: int | None = None
+    check_hashes: bool = False
+    weight: Weight = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weight", Weight(self.proportion, self.repeat, self.choose))
+
 
 Where = str | Path | Stream
 

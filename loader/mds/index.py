@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from loader.base.paths import check_is_local, mount_advice
 from loader.base.pulled_files import open_pulled
 from loader.errors import DatasetError, NoDatasetError
-from loader.mds.index_parser import VERSION, IndexRows, Schema
-from loader.mds.packed_names import PackedNames
+from loader.mds.index_parser import VERSION, IndexRows, PackedNames, Schema
 
 INDEX_NAME = "index.json"
 # Bytes parsed at a time. An index of 10**6 shards is 300 MB of text, which is never in memory as a whole.

@@ -7,6 +7,8 @@ is two numbers, `(epoch, samples)`, the same on all ranks. 3. Ranks exchange not
 Only the training loop knows how far a run has come: a DataLoader with workers requests batches long before it
 delivers them. So the loop calls `record_step()` after each step, or passes `state_dict(batches_consumed=k)`. The
 sampler detects the end of an epoch by itself: see `BatchIterator`.
+
+Detects which DataLoader asks a sampler for an iterator, by the calling stack frame: torch offers no other way.
 """
 
 import hashlib
@@ -14,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -30,10 +33,33 @@ from loader.order import (
     Weight,
     batch_plan,
 )
-from loader.order.state import check_is_state, check_settings, count_of, settings_of, streaming_position
-from loader.sampling.dataloader_probe import read_ahead, refuse_resharding
+from loader.order.spec import check_is_state, check_settings, count_of, settings_of, streaming_position
 from loader.sampling.step_plan import StepPlan
 from loader.world import World
+
+
+def refuse_resharding(caller: FrameType) -> None:
+    """Raise OrderError if the caller is accelerate's BatchSamplerShard, which would shard the batches a second time."""
+    # accelerate gives each rank every n-th batch without asking the sampler. The batches that it drops are this rank's.
+    # Match by code name: reading the frame's variables would keep all of them alive.
+    if caller.f_code.co_qualname.startswith("BatchSamplerShard."):
+        raise OrderError(
+            "accelerate's prepare would deal out to the ranks, once more, batches that are one rank's already: most "
+            "samples would never be read; leave the DataLoader out of prepare, or give it loader.fast.Loader"
+        )
+
+
+def read_ahead(caller: FrameType) -> int:
+    """Return how many batches a DataLoader requests before it delivers the first; 0 for other callers."""
+    # torch has no API for it. Its iterator (torch 2.13, and that of torchdata 0.11) requests this many batches for its
+    # workers first, then one more with each batch that it delivers. Reading a frame's variables keeps them alive, so
+    # read those of torch's own short-lived frames only.
+    if not caller.f_globals.get("__name__", "").startswith(("torch.utils.data.", "torchdata.")):
+        return 0
+    loader = caller.f_locals.get("self")
+    workers, each = (getattr(loader, name, None) for name in ("_num_workers", "_prefetch_factor"))
+    return workers * each if isinstance(workers, int) and isinstance(each, int) else 0
+
 
 STATE_VERSION = 1
 

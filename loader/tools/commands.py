@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from loader.base.compression import decompress
-from loader.base.hashing import mismatch
+from loader.base.compression import decompress, mismatch
 from loader.errors import LoaderError, ShardError
 from loader.mds.dataset import MDSDataset
 from loader.mds.encodings import head_text

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loader.errors import EncodingError, LoaderError, WriterError
-from loader.tools.row_values import value_converter
+from loader.tools.row_sources import value_converter
 
 FILES_OF_SOURCE = 1000  # files that one worker reads, so that sources are not as many as images
 COLUMNS = {"image": "bytes", "class": "int", "name": "str"}

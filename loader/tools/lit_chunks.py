@@ -12,7 +12,7 @@ from typing import Any
 
 from loader.base.optional_imports import optional_module
 from loader.errors import EncodingError, LoaderError, WriterError, cause_text
-from loader.tools.row_values import value_converter
+from loader.tools.row_sources import value_converter
 
 INDEX = "index.json"
 # LitData's format -> encoding. An image file is taken as it is, and not decoded.

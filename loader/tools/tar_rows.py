@@ -21,8 +21,7 @@ from typing import Any, Self
 import numpy as np
 
 from loader.errors import EncodingError, LoaderError, cause_text
-from loader.tools.row_sources import open_unpacked
-from loader.tools.row_values import Convert, value_converter
+from loader.tools.row_sources import Convert, open_unpacked, value_converter
 
 SAMPLES_LOOKED_AT = 100  # samples that determine the columns; they may be images
 PIECE_BYTES = 1 << 18  # bytes of a tar read at a time

@@ -9,9 +9,14 @@ For code written for MosaicML streaming 0.13. State dicts can be exchanged in bo
 that contains the whole dataset, such as a mount. `remote` may be a directory, or a URL that a mount of this node shows;
 the dataset is then read there. Arguments about downloading are accepted and ignored. A subclass may define `get_item`
 or `__getitem__`, as with StreamingDataset; samples are then read one by one.
+
+Attributes of StreamingDataset for trainers and subclasses that read them: arguments, shards, streams.
+
+The streams of StreamingDataset, by its argument names: where they lie, and their share of an epoch.
 """
 
 import math
+import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,23 +24,188 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from loader.base.argument_checks import optional_whole, sample_count, whole_number
-from loader.errors import ArgumentError, DatasetError, LoaderError, OrderError, StateError
+from loader.base.paths import mounted_path
+from loader.errors import (
+    ArgumentError,
+    DatasetError,
+    LoaderError,
+    OrderError,
+    StateError,
+    UnknownArgumentError,
+)
 from loader.hints.client import Hints
-from loader.mds import stream
+from loader.mds import dataset
 from loader.mds.dataset import MDSDataset
 from loader.mds.record_table import Sample
 from loader.mds.shard_reader import DECOMPRESSED_CACHE_BYTES
 from loader.order import DEFAULT_SEED, SEQUENTIAL, OrderSpec
-from loader.order.state import check_is_state, count_of
+from loader.order.spec import check_is_state, count_of
 from loader.order.streams import StreamTable
 from loader.sampling.sampler import ElasticBatchSampler
 from loader.sampling.worker_epochs import WorkerEpochs, WorkerPosition, WorkerProgress
-from loader.torch.streaming_attributes import StreamingAttributes
-from loader.torch.streaming_streams import StreamingStream, check_ignored, only_stream
 from loader.world import World
+
+
+class StreamingAttributes:
+    """Counts and offsets of the dataset `_samples`, whose streams are `streams`. All arrays are int64."""
+
+    _samples: MDSDataset
+    streams: Sequence[object]
+
+    def keep_arguments(
+        self,
+        *,
+        sampling_method: str,
+        sampling_granularity: int,
+        batching_method: str,
+        partition_algo: str,
+        allow_unsafe_types: bool,
+        cache_limit: int | str | None,
+        predownload: int,
+    ) -> None:
+        """Keep the checked arguments as attributes."""
+        self.sampling_method, self.sampling_granularity = sampling_method, sampling_granularity
+        self.batching_method, self.partition_algo = batching_method, partition_algo
+        self.allow_unsafe_types = allow_unsafe_types
+        self.cache_limit, self.predownload = cache_limit, predownload
+
+    @property
+    def size(self) -> int:
+        """Number of samples in the dataset."""
+        return len(self._samples)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples in the dataset."""
+        return len(self._samples)
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards in the dataset."""
+        return int(self.samples_per_shard.size)
+
+    @property
+    def num_streams(self) -> int:
+        """Number of streams in the dataset."""
+        return len(self.streams)
+
+    @property
+    def samples_per_shard(self) -> NDArray[np.int64]:
+        """(shards,) number of samples in each shard."""
+        return self._samples.shard_sizes
+
+    @property
+    def sample_offset_per_shard(self) -> NDArray[np.int64]:
+        """(shards,) id of the first sample of each shard."""
+        return _before_each(self.samples_per_shard)
+
+    @property
+    def shards_per_stream(self) -> NDArray[np.int64]:
+        """(streams,) number of shards in each stream."""
+        return np.array(self._samples.shards_per_stream, np.int64)
+
+    @property
+    def shard_offset_per_stream(self) -> NDArray[np.int64]:
+        """(streams,) number of the first shard of each stream."""
+        return _before_each(self.shards_per_stream)
+
+    @property
+    def samples_per_stream(self) -> NDArray[np.int64]:
+        """(streams,) number of samples in each stream."""
+        parts = np.split(self.samples_per_shard, self.shard_offset_per_stream[1:])
+        return np.array([part.sum() for part in parts], np.int64)
+
+    @property
+    def sample_offset_per_stream(self) -> NDArray[np.int64]:
+        """(streams,) id of the first sample of each stream."""
+        return _before_each(self.samples_per_stream)
+
+    @property
+    def stream_per_shard(self) -> NDArray[np.int64]:
+        """(shards,) the stream that each shard belongs to."""
+        return np.repeat(np.arange(self.num_streams, dtype=np.int64), self.shards_per_stream)
+
+
+def _before_each(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = np.cumsum(counts) - counts
+    return found
+
+
+_IGNORED = {
+    "download_retry", "download_timeout", "keep_zip", "predownload", "cache_limit", "stream_name", "stream_config",
+}  # fmt: skip
+
+
+class StreamingStream:
+    """A stream with StreamingDataset's arguments and attributes: local, remote, split, proportion, repeat, choose.
+
+    remote: a directory, or a URL that a mount of this node shows, such as `s3://bucket/data`; the stream is read there,
+    and `local` may be missing. A dataset fills in proportion, repeat and choose when it is made. source: what is read,
+    with the weight that was asked for.
+    Raises ArgumentError without local and remote, and if the stream would have to be downloaded.
+    """
+
+    def __init__(
+        self,
+        *,
+        local: str | None = None,
+        remote: str | None = None,
+        split: str | None = None,
+        proportion: float | None = None,
+        repeat: float | None = None,
+        choose: int | None = None,
+        validate_hash: str | None = None,
+        **ignored: Any,
+    ) -> None:
+        check_ignored(ignored)
+        self.local, self.remote, self.split = _directory(local, remote), remote, split or ""
+        self.proportion, self.repeat, self.choose = proportion, repeat, choose
+        self.validate_hash = validate_hash
+        self.source = dataset.Stream(
+            self.local, split, proportion, repeat, choose, check_hashes=validate_hash is not None
+        )
+
+
+def _directory(local: str | None, remote: str | None) -> str:
+    """Return the directory that a stream is read in."""
+    if remote is None or remote == local:
+        if not local:
+            raise ArgumentError("a stream needs local, a directory with the dataset, or remote")
+        return str(local)
+    if "://" not in str(remote):
+        return os.fspath(remote)
+    path = mounted_path(remote)
+    if path is None:
+        raise ArgumentError(
+            f"remote {remote!r}: the loader downloads nothing, and no mount of this node shows it. Mount it with "
+            f"`fusecache mount {remote} DIRECTORY`, or give its directory as local"
+        )
+    return path
+
+
+def only_stream(options: Mapping[str, Any], **place: str | None) -> StreamingStream:
+    """Return the stream of a dataset that has local, remote and split itself; stream_config may have more arguments.
+
+    Raises ArgumentError for a stream_name: StreamingDataset would look up a class of that name in its registry.
+    """
+    name = options.get("stream_name", "stream")
+    if name != "stream":
+        raise ArgumentError(
+            f"stream_name {name!r}: the loader has no registry of stream classes: pass streams=[...] made by your class"
+        )
+    return StreamingStream(**{**(options.get("stream_config") or {}), **place})
+
+
+def check_ignored(ignored: Mapping[str, Any]) -> None:
+    """Raise UnknownArgumentError for arguments that StreamingDataset does not have either."""
+    unknown = sorted(set(ignored) - _IGNORED)
+    if unknown:
+        raise UnknownArgumentError(f"unknown arguments: {', '.join(unknown)}")
+
 
 # StreamingDataset's names. Both deal samples alike; orig refuses numbers of nodes that do not fit.
 _PARTITION_ALGOS = ("relaxed", "orig")
@@ -56,7 +226,7 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
     def __init__(  # noqa: PLR0913 -- StreamingDataset's arguments, by name
         self,
         *,
-        streams: Sequence[StreamingStream | stream.Stream] | None = None,
+        streams: Sequence[StreamingStream | dataset.Stream] | None = None,
         remote: str | None = None,
         local: str | None = None,
         split: str | None = None,
@@ -108,7 +278,7 @@ class StreamingDataset(StreamingAttributes, IterableDataset[Sample]):
         )
         self.epoch_seed_change = shuffle and sampling_method == "balanced"
         self.initial_physical_nodes: int | None = None
-        self.streams: list[StreamingStream | stream.Stream] = (
+        self.streams: list[StreamingStream | dataset.Stream] = (
             list(streams) if streams else [only_stream(ignored, local=local, remote=remote, split=split)]
         )
         self._samples = MDSDataset(

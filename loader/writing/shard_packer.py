@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.base.compression import compress, split
-from loader.base.hashing import digest
+from loader.base.compression import compress, digest, split
 from loader.errors import LoaderError, UnknownEncodingError, WriterError
 from loader.mds.encodings import Buffer, column_bytes
 from loader.mds.index_parser import VERSION, Schema

@@ -20,8 +20,7 @@ from fusecache.model.errors import (
 )
 from fusecache.model.objects import MIB
 from fusecache.remote.endpoints import Credentials, Endpoint
-from fusecache.remote.http.file_body import SliceBody
-from fusecache.remote.http.put import SMALL_BYTES, delete, send_body
+from fusecache.remote.http.put import SMALL_BYTES, SliceBody, delete, send_body
 from fusecache.remote.http.signed_requests import HttpRequest, SignedHttp
 from fusecache.remote.protocol.headers import bare_etag
 from fusecache.remote.s3.store import S3Store

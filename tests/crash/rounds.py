@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from fusecache.model.metadata import SYMLINK_TARGET
+from fusecache.model.objects import SYMLINK_TARGET
 from tests.s3server import Fault, FaultAction, ServerProcess
 from tests.support import ROOT
 from tests.support.daemons import Daemon, wait_until

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fusecache.index.row_file import RETRY_SECONDS
+from fusecache.index.listings import RETRY_SECONDS
 from tests.s3server import Fault, FaultAction, ServerProcess
 from tests.support.daemons import Daemon, some_bytes, wait_until
 from tests.support.disks import Disk, has_disks

@@ -254,7 +254,7 @@ def test_keys_that_were_replaced_are_read_again(
 # A daemon with little patience: what it does each few seconds comes at once, what it says after 90 s after 2.
 AUTH_FAILED_SECONDS = 2.0
 IMPATIENT = (
-    "import sys, fusecache.daemon.credentials as credentials; credentials.CHECK_SECONDS = 0.1;"
+    "import sys, fusecache.daemon.bucket_link as credentials; credentials.CHECK_SECONDS = 0.1;"
     "credentials.RELOAD_SECONDS = 0.5;"
     f"credentials.AUTH_FAILED_SECONDS = {AUTH_FAILED_SECONDS}; from fusecache.cli.main import main; sys.exit(main())"
 )

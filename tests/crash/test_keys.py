@@ -15,8 +15,8 @@ from tests.support.daemons import Daemon, wait_until
 
 # A daemon that looks at its keys ten times a second.
 IMPATIENT = (
-    "import sys, fusecache.daemon.credentials as credentials; credentials.CHECK_SECONDS = 0.1;"
-    "import fusecache.remote.refused_keys as keys; keys.KEY_REFUSED_SECONDS = 2.0; keys.PROOF_SECONDS = 0.5;"
+    "import sys, fusecache.daemon.bucket_link as credentials; credentials.CHECK_SECONDS = 0.1;"
+    "import fusecache.remote.read_write_split as keys; keys.KEY_REFUSED_SECONDS = 2.0; keys.PROOF_SECONDS = 0.5;"
     "credentials.RELOAD_SECONDS = 0.5;"
     "from fusecache.cli.main import main; sys.exit(main())"
 )

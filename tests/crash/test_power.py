@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from fusecache.index.journal import Journal
-from fusecache.model.records import DOUBTFUL
-from fusecache.model.states import OWED, FileState
+from fusecache.model.records import DOUBTFUL, OWED, FileState
 from tests.s3server import Fault, FaultAction, ServerProcess
 from tests.support.daemons import Daemon, some_bytes, wait_until
 from tests.support.disks import Disk, has_disks

@@ -15,10 +15,9 @@ import trio
 
 from fusecache.folder.fetch_order import FetchOrder
 from fusecache.folder.follow import followed
-from fusecache.folder.listing import list_bucket
 from fusecache.folder.local_folder import LocalFolder
 from fusecache.folder.patience import Patience
-from fusecache.folder.pull import WORKERS, Pull
+from fusecache.folder.pull import WORKERS, Pull, list_bucket
 from fusecache.model.hints import HintError, encode_cursor, encode_plan
 from fusecache.model.objects import ObjectId
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World

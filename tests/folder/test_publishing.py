@@ -11,8 +11,7 @@ import trio
 
 from fusecache.config.options import load_options
 from fusecache.daemon.connect import StartConnection
-from fusecache.folder.local_files import is_closed, scan
-from fusecache.folder.local_folder import LocalFolder
+from fusecache.folder.local_folder import LocalFolder, is_closed, scan
 from fusecache.folder.publishing import FolderPublisher, running_engine
 from fusecache.remote.read_write_split import ReadWriteSplit
 from tests.support.memory_store import MemoryStore

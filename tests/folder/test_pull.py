@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fusecache.folder import pull as pulling
-from fusecache.folder.listing import list_bucket
 from fusecache.folder.local_folder import LocalFolder
 from fusecache.folder.patience import Patience
+from fusecache.folder.pull import list_bucket
 from fusecache.model.errors import FolderError
 from tests.folder.conftest import Node, bucket_of, files_of
 from tests.s3server import Fault, FaultAction, ServerProcess

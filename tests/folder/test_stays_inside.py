@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from fusecache.folder import pull as pulling
-from fusecache.folder.listing import list_bucket
-from fusecache.folder.local_files import scan
-from fusecache.folder.local_folder import LocalFolder
+from fusecache.folder.local_folder import LocalFolder, scan
 from fusecache.folder.patience import Patience
+from fusecache.folder.pull import list_bucket
 from fusecache.model.errors import FolderError, ObjectChanged, Refused
 from fusecache.model.objects import Extent, ObjectId, ObjectInfo
 from tests.folder.conftest import Node, bucket_of, files_of

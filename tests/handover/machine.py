@@ -28,13 +28,12 @@ from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.fs.control import ControlDirectory
-from fusecache.fs.hint_files import HintFiles
+from fusecache.fs.hint_files import HintFiles, OwnedHints
 from fusecache.fs.kept_files import KeptFiles
-from fusecache.fs.kernel_caches import KernelCaches
+from fusecache.fs.kernel import KernelCaches
 from fusecache.fs.operations import Operations
-from fusecache.fs.owned_hints import OwnedHints
+from fusecache.fuse.kept_mount import KeptTable
 from fusecache.fuse.kept_requests import make_memory
-from fusecache.fuse.kept_table import KeptTable
 from fusecache.fuse.values import ROOT_INODE, FUSEError, RequestContext
 from fusecache.index import journal
 from fusecache.model.objects import MIB

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fusecache.model.errors import Refused, Unavailable
-from fusecache.model.metadata import SYMLINK_TARGET
+from fusecache.model.objects import SYMLINK_TARGET
 from tests.history.crashes import REQUEST, Reaper
 from tests.history.past import Link, Value
 from tests.history.rules import Effect, Rules, Violation

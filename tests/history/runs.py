@@ -13,7 +13,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from fusecache.disk import aligned_buffers
+from fusecache.disk import direct_reads
 from fusecache.model.objects import MIB
 from fusecache.policy.writeback import multipart
 from tests.history.bucket import PART_BYTES, WatchedBucket
@@ -152,7 +152,7 @@ def small_scale() -> Iterator[None]:
         (multipart, "SINGLE_PUT_BYTES_MAX", PART_BYTES),
         (multipart, "_PART_BYTES_MIN", PART_BYTES),
         (multipart, "_PART_STEP", PART_BYTES),
-        (aligned_buffers, "populate", lambda _memory: None),
+        (direct_reads, "populate", lambda _memory: None),
     ]
     saved = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     for owner, name, value in changes:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fusecache import __version__
 from fusecache.model.errors import MountError
-from fusecache.model.metadata import symlink_target
+from fusecache.model.objects import symlink_target
 from fusecache.mount.control_client import Mount as ControlMount
 from fusecache.mount.control_client import ask, find_mount
 from fusecache.mount.launch import replace_daemon

@@ -20,10 +20,9 @@ from typing import Any
 import pytest
 
 from fusecache.model.hints import encode_plan
-from fusecache.model.metadata import SYMLINK_TARGET
-from fusecache.model.objects import KIB, MIB
+from fusecache.model.objects import KIB, MIB, SYMLINK_TARGET
 from loader import FileHints
-from loader.hints import drawn_items
+from loader.hints import file_hints
 from loader.hints import file_hints as module
 from tests.mount.conftest import FLAGS
 from tests.support import ROOT
@@ -406,7 +405,7 @@ def test_a_job_whose_reads_the_kernel_answers_keeps_few_extents_in_the_daemon(
 def test_a_slow_order_takes_few_plans_of_the_daemon(
     mount: Callable[..., Mount], images: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawn_items, "DRAW_SECONDS", 0.0)  # each draw gives one item
+    monkeypatch.setattr(file_hints, "DRAW_SECONDS", 0.0)  # each draw gives one item
     one = mount()
     paths = [one.path / images[item % IMAGES] for item in range(1000)]
     with FileHints(paths) as hints:

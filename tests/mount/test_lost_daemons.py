@@ -18,7 +18,7 @@ from fusecache.model.errors import MountError
 from fusecache.mount import launch
 from fusecache.mount.control_client import Mount as Found
 from fusecache.mount.control_client import find_mount, request_stream
-from fusecache.mount.listening_socket import listen_at
+from fusecache.mount.runtime_folder import listen_at
 from loader.base.mount_endpoint import MountEndpoint
 from tests.mount.conftest import Place
 from tests.s3server import Fault, FaultAction

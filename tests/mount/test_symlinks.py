@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.model.metadata import SYMLINK_TARGET
+from fusecache.model.objects import SYMLINK_TARGET
 from tests.support.mounts import FUSECACHE, Mount, refusal, run
 from tests.support.s3_buckets import Bucket
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fusecache.model.metadata import GENERATION
+from fusecache.model.objects import GENERATION
 from tests.mount.conftest import Place
 from tests.support.mounts import Mount, pattern, wait_until
 from tests.support.s3_buckets import Bucket

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fusecache.model.metadata import symlink_target
+from fusecache.model.objects import symlink_target
 from tests.recipes.runs import LOSS, Run, run_to_the_end
 from tests.s3server import Fault, FaultAction
 from tests.support.mounts import Mount, tree_of, wait_until

@@ -20,11 +20,9 @@ from fusecache.model.errors import (
     Unavailable,
     UploadLost,
 )
-from fusecache.model.metadata import RAW, STANDARD
-from fusecache.model.objects import KIB, MIB, Extent, ObjectId, ObjectInfo, UnfinishedUpload
-from fusecache.remote.http.file_body import SliceBody
-from fusecache.remote.protocol.headers import multipart_etag
-from fusecache.remote.protocol.user_metadata import encode_metadata
+from fusecache.model.objects import KIB, MIB, RAW, STANDARD, Extent, ObjectId, ObjectInfo, UnfinishedUpload
+from fusecache.remote.http.put import SliceBody
+from fusecache.remote.protocol.headers import encode_metadata, multipart_etag
 from fusecache.remote.statistics import RequestCounter, StoreStatistics
 from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage, ObjectContent, UploadPage
 

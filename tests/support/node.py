@@ -18,8 +18,7 @@ from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.errors import NotFound, Unavailable
-from fusecache.model.metadata import SYMLINK_TARGET
-from fusecache.model.objects import MIB
+from fusecache.model.objects import MIB, SYMLINK_TARGET
 from fusecache.remote.statistics import StoreStatistics
 from tests.support.inline_offload import InlineOffload
 from tests.support.memory_store import MemoryStore

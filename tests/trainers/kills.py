@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fusecache.model.metadata import symlink_target
+from fusecache.model.objects import symlink_target
 from tests.s3server import Fault, FaultAction
 from tests.support.mounts import Mount, run, wait_until
 from tests.support.s3_buckets import WRITES, Bucket

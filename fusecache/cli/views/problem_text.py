@@ -3,8 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fusecache.model.error_text import PERSONS, renewal_text
-from fusecache.model.format_text import count_text, seconds_text, short_text, size_text, usable_bytes
+from fusecache.model.format_text import (
+    PERSONS,
+    count_text,
+    renewal_text,
+    seconds_text,
+    short_text,
+    size_text,
+    usable_bytes,
+)
 from fusecache.model.objects import STAGING_SHARE_PERCENT
 from fusecache.model.verdict import space_remedy
 

@@ -1,18 +1,422 @@
-"""`fusecache status`: asks the daemon about a mount or one path. Not here: the text (`status_text`)."""
+"""`fusecache status`: asks the daemon about a mount or one path. Not here: the text (`status_text`).
+
+The text of `fusecache status`: one line or more per group. Counts of zero are left out; `--json` shows all.
+
+For a mount: the verdict; what would be lost with this node; what happened in the last minute; what a person should do;
+how the mount is set up; counts since the start.
+
+The lines of `fusecache status` about the buckets of a mount, and the endpoints of a data set.
+"""
 
 import argparse
 import json
 import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fusecache.cli.views.status_text import status_view
+from fusecache.cli.views.problem_text import (
+    MAX_LINES,
+    action_lines,
+    error_count_lines,
+    path_problem_lines,
+    problem_lines,
+)
 from fusecache.model.errors import MountError
-from fusecache.model.format_text import at_mount
+from fusecache.model.format_text import (
+    at_mount,
+    changes_text,
+    count_text,
+    left_text,
+    printable,
+    seconds_text,
+    short_text,
+    size_text,
+    usable_bytes,
+)
+from fusecache.model.verdict import verdict_line
 from fusecache.mount.control_client import Mount, ask
 from fusecache.mount.launch import mount_of_this_node, resolve_in_mount
+
+
+def bucket_lines(buckets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each bucket of a mount of several."""
+    for each in buckets:
+        is_away = each["unanswered_seconds"] or each["start_failure"]
+        refused = each["refused_seconds"] or each["denied_seconds"]
+        state = "keys refused" if refused else "no answer" if is_away else "ok"
+        words = [f"{each['bucket']}: {state}", each["source"]]
+        if each["read_only"]:
+            words.append("read-only")
+        if each["pending_files"]:
+            words.append(f"{count_text(each['pending_files'], 'change')} not in the bucket yet")
+        yield ", ".join(words)
+
+
+def endpoint_lines(endpoints: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each endpoint, and one for the copies that it has and that are not used."""
+    for each in endpoints:
+        words = [
+            f"{each['endpoint']}{' (primary)' if each['primary'] else ''}: {each['state']}",
+            count_text(each["requests"], "request"),
+            size_text(each["bytes_read"]),
+            count_text(each["errors"], "error"),
+        ]
+        if each["latency_seconds"]:
+            words.append(f"first byte {seconds_text(each['latency_seconds'])}")
+        if each["gives_names"] and not each["primary"]:
+            words.append("gives the names")
+        yield ", ".join(words)
+        if each["error"]:
+            yield f"failing for {seconds_text(each['failing_seconds'])}: {each['error']}"
+        if each["unused_copies"]:
+            causes = ", ".join(f"{number} {cause}" for cause, number in each["unused_copies"].items())
+            newest = each["unused_keys"][0]
+            yield f"copies not used: {causes}; such as {newest['key']} ({newest['cause']})"
+
+
+_SILENT_SECONDS = 90.0
+# From a shorter measurement, the start of a job would count as its rate of a day.
+_RATE_SECONDS = 60.0
+_CENT = 0.01
+_VERBS = {
+    "gets": "GET",
+    "lists": "LIST",
+    "heads": "HEAD",
+    "puts": "PUT",
+    "creates": "CREATE",
+    "parts": "PART",
+    "completes": "COMPLETE",
+    "copies": "COPY",
+    "deletes": "DELETE",
+    "aborts": "ABORT",
+}
+_CAUSES = {"demand": "on demand", "readahead": "read-ahead", "hint": "warm-up or hints"}
+_SOURCES = ("memory", "disk", "bucket")
+
+Row = tuple[str, str]
+
+
+def status_view(status: Mapping[str, Any]) -> str:
+    """Return a status as aligned lines `group  text`; only the first line of a group has its name.
+
+    The status of a mount begins with its verdict. The status of one path covers that path only, and names the command
+    that shows the whole mount.
+    """
+    found = _path_rows(status) if "path" in status else _mount_rows(status)
+    rows = [(printable(name), printable(words)) for name, words in found]
+    width = max(len(name) for name, _ in rows)
+    verdict = printable(verdict_line(status)) + "\n" if "verdict" in status and "path" not in status else ""
+    return verdict + "".join(f"{name:<{width}}  {words}\n" for name, words in rows)
+
+
+def _mount_rows(status: Mapping[str, Any]) -> Iterator[Row]:
+    requests, cache = status.get("requests", {}), status.get("cache", {})
+    yield from _grouped("only here", only_here_lines(status))
+    rates = status.get("rates", {})
+    if rates:
+        yield from _grouped(f"last {rates['seconds']:.0f} s", rate_lines(rates))
+    yield from _grouped("a day", _day_lines(requests))
+    yield from _grouped("to do", action_lines(status))
+    yield from _grouped("problems", problem_lines(status))
+    yield from _mount(status)
+    yield from _grouped("cache", _cache_lines(cache))
+    yield from _grouped("buckets", bucket_lines(status.get("buckets", ())))
+    yield from _grouped("endpoints", endpoint_lines(status.get("endpoints", ())))
+    yield from _warm_ups(status.get("warming", ()))
+    yield from _hints(status.get("hints", {}))
+    yield from _grouped("since start", _count_lines(requests, cache))
+
+
+def _path_rows(status: Mapping[str, Any]) -> Iterator[Row]:
+    there = status["there"]
+    if "link" in status:
+        yield str(status["link"]["path"]), link_text(status["link"])
+    yield str(status["path"]), f"{_state_text(status)}{_counts_text(there)}"
+    if "target_error" in status:
+        yield "", f"the state of its target is unknown: {status['target_error']}"
+    if there.get("pending_files"):
+        yield from _grouped("uploads", upload_lines(there))
+    yield from _grouped("problems", path_problem_lines(status, there))
+    mountpoint = status.get("mountpoint")
+    yield (
+        "mount",
+        f"{status.get('source')} at {mountpoint}; whole mount: fusecache status {shlex.quote(str(mountpoint))}",
+    )
+
+
+def _state_text(status: Mapping[str, Any]) -> str:
+    target = status["there"].get("link_to")
+    return str(status["state"]) + (f", a link to {target}" if target else "")
+
+
+def link_text(link: Mapping[str, Any]) -> str:
+    """Return the state of a symlink itself, and its target."""
+    there = link["there"]
+    return f"{link['state']}, a link to {there['link_to']}{_counts_text(there)}"
+
+
+def _grouped(name: str, lines: Iterable[str]) -> Iterator[Row]:
+    for index, line in enumerate(lines):
+        yield "" if index else name, line
+
+
+# ---- what would be lost with this node
+
+
+def only_here_lines(status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what would be lost with this node, why it is not in the bucket yet, and how its upload goes."""
+    lost = status.get("exposed_bytes", status.get("pending_bytes", 0)) + status.get("aside_bytes", 0)
+    reasons = [*_waiting_texts(status), *_exposed_texts(status)]
+    if lost:
+        yield f"{size_text(lost)} would be lost with this node"
+    elif not reasons:
+        yield "nothing: the bucket has every closed file"
+    yield from reasons
+    if status.get("pending_files"):
+        yield from upload_lines(status)
+
+
+def _exposed_texts(status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what only this node has, besides what waits for upload."""
+    counts = (
+        ("dirty_files", "dirty_bytes", "being written"),
+        ("rejected_contents", "", "rejected by the bucket"),
+        ("local_only_files", "local_only_bytes", "local only, by option"),
+    )
+    for files, nbytes, words in counts:
+        if status.get(files):
+            size = f", {size_text(status[nbytes])}" if nbytes else ""
+            yield f"{count_text(status[files], 'file')}{size} {words}"
+    if status.get("aside_bytes"):
+        yield f"{size_text(status['aside_bytes'])} quarantined: see `fusecache recover`"
+
+
+def _counts_text(there: Mapping[str, Any]) -> str:
+    """Return the counts behind a path's state: pending, being written, failed, in conflict, local only."""
+    words = list(_waiting_texts(there))
+    if there.get("dirty_files"):
+        words.append(f"{count_text(there['dirty_files'], 'file')} being written")
+    for name, noun in (("failed_files", "failed"), ("conflict_files", "in conflict")):
+        if there.get(name):
+            words.append(f"{there[name]} {noun}")
+    if there.get("local_only_files"):
+        files = count_text(there["local_only_files"], "file")
+        words.append(f"{files}, {size_text(there['local_only_bytes'])} local only")
+    return f" ({'; '.join(words)})" if words else ""
+
+
+def _waiting_texts(pending: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the pending changes, and the deferred deletions, which wait on purpose."""
+    deferred = pending.get("deferred_files", 0)
+    changes = pending.get("pending_files", 0) - deferred
+    if changes:
+        text = changes_text(changes, pending.get("pending_contents"), pending["pending_bytes"])
+        yield f"{text} not in the bucket yet, the oldest for {seconds_text(pending['oldest_pending_seconds'])}"
+    if deferred:
+        yield (
+            f"{count_text(deferred, 'deletion')} deferred, by delete_delay or because a process has the file open, "
+            f"for at most {seconds_text(pending['deferred_seconds'])} more"
+        )
+
+
+def upload_lines(status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how uploads go: those in flight, their rate, and each file."""
+    rate = status.get("upload_bytes_per_second")
+    if status.get("requested_files"):
+        yield f"of these {_requested_text(status)}"
+    if rate and status.get("pending_bytes"):
+        yield f"{size_text(rate)}/s{left_text(status.get('seconds_left'))}"
+    uploading = status.get("uploading", ())
+    for each in uploading[:MAX_LINES]:
+        under_way = f", {size_text(each['under_way'])} in flight" if each.get("under_way") else ""
+        yield f"{each['path']}: {size_text(each['sent'])} of {size_text(each['bytes'])} sent{under_way}"
+    if len(uploading) > MAX_LINES:
+        yield f"and {count_text(len(uploading) - MAX_LINES, 'other file')}"
+
+
+def _requested_text(status: Mapping[str, Any]) -> str:
+    """Return the files and bytes of requests in flight."""
+    words = (
+        f"{count_text(status['requested_files'], 'file')}, {size_text(status['requested_bytes'])} in flight"
+    )
+    seconds = status.get("requested_seconds", 0)
+    return words + (f", the oldest request for {seconds_text(seconds)}" if seconds else "")
+
+
+# ---- rates
+
+
+def rate_lines(rates: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the rates of the last minute: reads by where the bytes were, the traffic with the bucket, requests."""
+    if rates["read_bytes_per_second"]:
+        places = [(name, rates[f"{name}_bytes_per_second"]) for name in _SOURCES]
+        yield f"read {size_text(rates['read_bytes_per_second'])}/s, " + ", ".join(
+            f"from {name} {size_text(rate)}/s" for name, rate in places if rate
+        )
+    else:
+        yield "no reads"
+    often = rates["requests_per_second"]
+    requests = f"{often:.1f} requests/s" if often >= 1 else f"{often * 60:.0f} requests a minute"
+    yield (
+        f"downloads {size_text(rates['fetched_bytes_per_second'])}/s, "
+        f"uploads {size_text(rates['sent_bytes_per_second'])}/s, {requests}"
+    )
+
+
+def _day_lines(requests: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the requests of a day at the present rate, with their cost where the prices are known."""
+    if requests.get("rate_seconds", 0.0) < _RATE_SECONDS or not (
+        requests["class_a_per_day"] or requests["class_b_per_day"]
+    ):
+        return
+    words = (
+        f"at the rate of the last {seconds_text(requests['rate_seconds'])}: class A {requests['class_a_per_day']}, "
+        f"class B {requests['class_b_per_day']}"
+    )
+    if requests["dollars_per_day"] is None:
+        yield words
+        return
+    kinds = requests["dollars_per_day_by_kind"].items()
+    parts = ", ".join(
+        f"{_VERBS.get(kind, kind)} {dollars:.2f}" for kind, dollars in kinds if dollars >= _CENT
+    )
+    yield (
+        f"about ${requests['dollars_per_day']:.2f}{f' ({parts})' if parts else ''} {words}; "
+        f"{requests.get('prices', '')}"
+    )
+
+
+# ---- how it is set up
+
+_OUTLIVES = "a keeper starts it again; programs wait, and see no error"
+_ENDS = "the mount ends with its daemon, and open files fail: it has no keeper"
+
+
+def _mount(status: Mapping[str, Any]) -> Iterator[Row]:
+    if status.get("state", "ok") != "ok":
+        yield "state", str(status["state"])
+    mode = "read-only" if status.get("read_only") else "read-write"
+    up = seconds_text(float(status.get("uptime_seconds", 0)))
+    yield "mount", f"{status.get('source')} at {status.get('mountpoint')}, {mode}"
+    served = f", FUSE library {status['fuse_library']}" if status.get("fuse_library") else ""
+    yield "daemon", f"fusecache {status.get('version')}, pid {status.get('pid')}, up for {up}{served}"
+    if "outlives_daemon" in status:
+        yield "if it dies", _OUTLIVES if status["outlives_daemon"] else _ENDS
+    changed = [f"{name}={_option_text(value)}" for name, value in status.get("options_changed", {}).items()]
+    if changed:
+        yield "options", ", ".join(changed)
+
+
+def _option_text(value: Any) -> str:
+    return "[" + " ".join(value) + "]" if isinstance(value, list) else str(value)
+
+
+def _cache_lines(cache: Mapping[str, Any]) -> Iterator[str]:
+    if cache:
+        limit = usable_bytes(cache)
+        share = f" ({cache['used_bytes'] / limit:.0%})" if limit else ""
+        waiting = f", not uploaded {size_text(cache['staging_bytes'])}" if cache["staging_bytes"] else ""
+        yield (
+            f"{size_text(cache['used_bytes'])} of {size_text(limit)}{share}{short_text(cache)}{waiting}; "
+            f"{cache['buffers_in_use']} of {cache['buffers']} buffers in use"
+        )
+
+
+# ---- since the start
+
+
+def _count_lines(requests: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[str]:
+    reads = cache["hits"] + cache["misses"] if cache else 0
+    if reads:
+        yield (
+            f"{count_text(reads, 'read')}, {size_text(cache['bytes_read'])}; hits {cache['hits'] / reads:.1%}; "
+            f"p50 {seconds_text(cache['latency_p50_seconds'])}, p99 {seconds_text(cache['latency_p99_seconds'])}"
+        )
+    if cache:
+        causes = [
+            f"{_CAUSES.get(name, name)} {size_text(size)}"
+            for name, size in cache["bytes_by_cause"].items()
+            if size
+        ]
+        causes += [f"evicted {size_text(cache['evicted_bytes'])}"] if cache["evicted_bytes"] else []
+        if causes:
+            yield f"fetched {', '.join(causes)}"
+        waited = [(name, seconds) for name, seconds in cache["wait_seconds"].items() if seconds >= 0.001]
+        if waited:
+            waited.sort(key=lambda row: -row[1])
+            yield "waited for " + ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in waited)
+    made = [f"{verb} {requests[name]}" for name, verb in _VERBS.items() if requests.get(name)]
+    if made:
+        dollars = requests.get("dollars")
+        cost = "" if dollars is None else f": about ${dollars:.4f}; {requests.get('prices', '')}"
+        yield f"{', '.join(made)}{cost}"
+    if cache.get("first_byte_p50_seconds"):
+        yield (
+            f"first byte of a GET: p50 {seconds_text(cache['first_byte_p50_seconds'])}, "
+            f"p99 {seconds_text(cache['first_byte_p99_seconds'])}"
+        )
+    yield from error_count_lines(cache)
+
+
+# ---- warm-ups and hints
+
+
+def _warm_ups(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+    for job in jobs[-MAX_LINES:]:
+        yield "warm-up", f"{', '.join(job['paths'][:3])}: {job['state']}, {warm_text(job)}"
+
+
+def _hints(hints: Mapping[str, Any]) -> Iterator[Row]:
+    jobs = hints.get("jobs", ())
+    for job in jobs[:MAX_LINES]:
+        if job.get("ended_seconds"):
+            yield (
+                "hints",
+                f"{job['job']}: its process exited {seconds_text(job['ended_seconds'])} ago, at step {job['step']}; "
+                "prefetch stops until it starts again",
+            )
+            continue
+        pace = f", {seconds_text(job['seconds_a_step'])} per step" if job["seconds_a_step"] else ""
+        yield (
+            "hints",
+            f"{job['job']}: step {job['step']}{pace}; {count_text(job['horizon_steps'], 'step')} ahead "
+            f"({seconds_text(job['lead_seconds'])}, {size_text(job['horizon_bytes'])}) "
+            f"of {count_text(job['planned_steps'], 'planned step')}",
+        )
+        read = job["hit_bytes"] + job["missed_bytes"]
+        words = [f"{job['hit_bytes'] / read:.1%} of {size_text(read)} read were cached"] if read else []
+        # A loader sends a message at least once a minute, whatever its run does.
+        if job["silent_seconds"] >= _SILENT_SECONDS:
+            words.append(f"no message for {seconds_text(job['silent_seconds'])}")
+        words += [
+            f"{job[name]} {what}"
+            for name, what in (("late", "arrived late"), ("skipped", "skipped"))
+            if job[name]
+        ]
+        if job.get("skipped_path"):
+            words[-1] += f", such as {job['skipped_path']}"
+        if job.get("is_astray"):
+            words.append("paused: other files are read")
+        if words:
+            yield "", ", ".join(words)
+    if len(jobs) > MAX_LINES:
+        yield "", f"and {count_text(len(jobs) - MAX_LINES, 'job')} more"
+    if hints.get("predicted_stalls"):
+        yield "", f"{count_text(hints['predicted_stalls'], 'request')} in flight will arrive too late"
+    if hints.get("forgotten_jobs"):
+        yield ("" if jobs else "hints"), f"{count_text(hints['forgotten_jobs'], 'silent job')} expired"
+
+
+def warm_text(job: Mapping[str, Any]) -> str:
+    """Return the progress of a warm-up: `3 of 10 files, 1.0 GiB of 4.0 GiB`."""
+    words = (
+        f"{job['files_done']} of {count_text(job['files_total'], 'file')}, "
+        f"{size_text(job['bytes_done'])} of {size_text(job['bytes_total'])}"
+    )
+    return words + (f", {job['files_failed']} failed" if job["files_failed"] else "")
 
 
 def status(arguments: argparse.Namespace, _: Sequence[str]) -> int:

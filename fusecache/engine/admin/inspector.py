@@ -10,18 +10,17 @@ import trio
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.cache.maintenance import EvictResult
 from fusecache.engine.namespace.events import Events
-from fusecache.engine.namespace.list_page import PAGE_NAMES, file_row, with_metadata
+from fusecache.engine.namespace.lister import PAGE_NAMES, file_row, with_metadata
 from fusecache.engine.namespace.nodes import Kind, Node
-from fusecache.engine.namespace.symlinks import Symlinks
+from fusecache.engine.namespace.paths import Symlinks
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import MetadataClient, clients_below
-from fusecache.index.rows import ListedEntry
+from fusecache.index.listings import ListedEntry
 from fusecache.model.errors import NotPermitted
-from fusecache.model.metadata import symlink_target
 from fusecache.model.names import is_at_or_below
-from fusecache.model.objects import ObjectId, ObjectInfo
-from fusecache.policy.unusable_keys import UnusableKeys
+from fusecache.model.objects import ObjectId, ObjectInfo, symlink_target
+from fusecache.policy.name_patterns import UnusableKeys
 
 # Names listed in an answer; the rest is only counted.
 NAMED = 50

@@ -22,9 +22,8 @@ from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.by_bucket import ByBucket
-from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.metadata_client import MetadataClient, clients_below
-from fusecache.engine.runtime.supervisor import TaskNursery
+from fusecache.engine.runtime.supervisor import TaskNursery, unwrap_single_error
 from fusecache.model.errors import FusecacheError, InternalError, NoSpace, NotPermitted
 from fusecache.model.format_text import size_text
 from fusecache.model.names import unusable_name

@@ -16,15 +16,14 @@ from pathlib import Path
 
 import trio
 
-from fusecache.disk.aligned_buffers import AlignedBuffers
 from fusecache.disk.cache_files import CacheFiles, delete_tree
+from fusecache.disk.direct_reads import AlignedBuffers
 from fusecache.engine.cache.adoption import Adoption, StagedObject
 from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import SMALL_GRANULES, Buffer, CachedObject, Chunk, FetchSource
-from fusecache.engine.cache.disk_space import DiskSpace
 from fusecache.engine.cache.disk_tier import DiskTier
-from fusecache.engine.cache.evictor import Evictor, Pins, ReadHints, WarmedFiles
+from fusecache.engine.cache.evictor import DiskSpace, Evictor, Pins, ReadHints, WarmedFiles
 from fusecache.engine.cache.fetch_task import RangeReader
 from fusecache.engine.cache.fetchers import Fetchers
 from fusecache.engine.cache.maintenance import CacheMaintenance

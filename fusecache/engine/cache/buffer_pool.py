@@ -6,7 +6,7 @@ Used on the trio loop only. Nothing here awaits, so a reply that views a buffer 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
-from fusecache.disk.aligned_buffers import AlignedBuffers
+from fusecache.disk.direct_reads import AlignedBuffers
 from fusecache.engine.cache.chunks import Buffer, Chunk
 from fusecache.engine.runtime.by_bucket import bucket_of
 from fusecache.policy.cache.fetch_order import Cause

@@ -28,8 +28,7 @@ from fusecache.engine.cache.chunks import (
     FetchState,
     RangeTicket,
 )
-from fusecache.engine.cache.disk_tier import DiskTier
-from fusecache.engine.cache.disk_write_queue import MAX_QUEUE_SECONDS, DiskWriteQueue
+from fusecache.engine.cache.disk_tier import MAX_QUEUE_SECONDS, DiskTier, DiskWriteQueue
 from fusecache.engine.cache.fetch_task import FetchTasks, RangeReader
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload

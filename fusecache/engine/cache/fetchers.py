@@ -9,8 +9,7 @@ from functools import partial
 
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import Chunk, FetchListener, RangeTicket
-from fusecache.engine.cache.disk_tier import DiskTier
-from fusecache.engine.cache.disk_write_queue import DiskWriteQueue
+from fusecache.engine.cache.disk_tier import DiskTier, DiskWriteQueue
 from fusecache.engine.cache.fetch_task import RangeReader
 from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.cache.statistics import Counters
@@ -18,10 +17,9 @@ from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.model.objects import Extent, ObjectId
-from fusecache.policy.backoff import RequestLimit
+from fusecache.policy.backoff import Pace, RequestLimit
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES
-from fusecache.policy.pace import Pace
 
 
 class Fetchers:

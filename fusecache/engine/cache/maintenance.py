@@ -19,8 +19,7 @@ from fusecache.disk.cache_files import CHECKSUM_BYTES, CacheFiles
 from fusecache.engine.cache.block_table import STAMP_STEP, BlockTable
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import Buffer, CachedObject, Chunk, FetchSource
-from fusecache.engine.cache.disk_space import DiskSpace
-from fusecache.engine.cache.evictor import WarmedFiles
+from fusecache.engine.cache.evictor import DiskSpace, WarmedFiles
 from fusecache.engine.cache.fetchers import Fetchers
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import CachedBlock, CacheIndex, ScanCursor

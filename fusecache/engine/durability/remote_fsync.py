@@ -19,8 +19,8 @@ from fusecache.engine.runtime.procfs import KILL_LOOK_SECONDS, KillDetector, env
 from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import Interrupted, ObjectChanged, Unavailable
-from fusecache.model.states import FileState
-from fusecache.policy.progress_timeout import STANDSTILL_SECONDS, ProgressTimeout
+from fusecache.model.records import FileState
+from fusecache.policy.backoff import STANDSTILL_SECONDS, ProgressTimeout
 from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)

@@ -3,17 +3,21 @@
 It changes nothing and waits for nothing: the publisher sends, `sync.py` waits, `quarantine.py` restores or deletes.
 
 Invariant: counting never blocks the loop, however long the queue is: long queues are counted with checkpoints.
+
+Counts what the bucket does not have yet: changes, bytes, ages, uploads in flight, and failing changes.
+
+Which objects of the bucket this mount still needs: open files, and names with changes that are not published yet.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
-from typing import Any
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import trio
 
-from fusecache.engine.durability.pending import NAMED, Pending, PendingCounter
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, QueuedChange, is_rename
-from fusecache.engine.namespace.symlinks import Symlinks
+from fusecache.engine.namespace.paths import Symlinks
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.publishers import Publishers
 from fusecache.engine.runtime.by_bucket import ByBucket
@@ -21,13 +25,169 @@ from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.conflict_log import ConflictLog
 from fusecache.engine.writeback.queue import WritebackQueue
-from fusecache.model.error_text import PERSONS, code_of, remedy
 from fusecache.model.errors import Damaged, LocalDiskError, NotFound, Throttled, Unavailable
-from fusecache.model.format_text import changes_text, count_text, left_text, seconds_text, size_text
-from fusecache.model.records import ConflictRecord
-from fusecache.model.states import FileState
+from fusecache.model.format_text import (
+    PERSONS,
+    changes_text,
+    code_of,
+    count_text,
+    left_text,
+    remedy,
+    seconds_text,
+    size_text,
+)
+from fusecache.model.records import ConflictRecord, FileState
 from fusecache.policy.rate_meter import RateMeter, seconds_left
 from fusecache.remote.store import Store
+
+# Names listed in an answer; the rest is only counted.
+NAMED = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What the bucket does not have yet.
+
+    files: queued changes. Of these, contents are files with their bytes, and deferred are removals that wait on
+    purpose, for deferred_seconds at most; the others change names. left_bytes: bytes not sent yet. oldest_seconds: age
+    of the oldest change, deferred ones not counted. uploading: at most NAMED uploads; failing: at most NAMED changes
+    that an error blocks. requested_files, requested_bytes: in requests without an answer yet; requested_seconds: age
+    of the oldest such request.
+    """
+
+    files: int = 0
+    contents: int = 0
+    bytes: int = 0
+    left_bytes: int = 0
+    oldest_seconds: float = 0.0
+    deferred: int = 0
+    deferred_seconds: float = 0.0
+    uploading: tuple[FileVersion, ...] = ()
+    failing: tuple[QueuedChange, ...] = ()
+    requested_files: int = 0
+    requested_bytes: int = 0
+    requested_seconds: float = 0.0
+
+
+class PendingCounter:
+    """Adds up queued changes in one pass, fast enough for very long queues."""
+
+    def __init__(self, deferred_seconds: Callable[[QueuedChange], float]) -> None:
+        """deferred_seconds: for how long a change stays deferred, 0 if it is not."""
+        self._deferred_seconds = deferred_seconds
+        self._files = self._contents = self._bytes = self._sent = self._deferred = 0
+        self._requested_files = self._requested_bytes = 0
+        self._oldest = self._requested_seconds = self._longest_deferred = 0.0
+        self._now, self._wall = trio.current_time(), time.time()
+        self._uploading: list[FileVersion] = []
+        self._failing: list[QueuedChange] = []
+
+    def add(self, items: Iterable[QueuedChange]) -> Self:
+        """Add more changes."""
+        for item in items:
+            self._files += 1
+            if isinstance(item, FileVersion):
+                self._contents += 1
+                self._bytes += item.size
+                self._sent += item.moved_bytes
+                age = _age(item, self._now, self._wall)
+                if item.in_flight or item.record.upload_id:
+                    self._add_uploading(item)
+            elif (seconds := self._deferred_seconds(item)) > 0:
+                self._deferred += 1
+                self._longest_deferred = max(self._longest_deferred, seconds)
+                continue
+            else:
+                age = self._now - item.queued_at
+            self._oldest = max(self._oldest, age)
+            if item.error is not None and len(self._failing) < NAMED:
+                self._failing.append(item)
+        return self
+
+    def _add_uploading(self, item: FileVersion) -> None:
+        if len(self._uploading) < NAMED:
+            self._uploading.append(item)
+        self._requested_bytes += item.bytes_under_way
+        requests = item.upload.requests
+        if requests:
+            self._requested_files += 1
+            self._requested_seconds = max(
+                self._requested_seconds, self._now - min(each.since for each in requests)
+            )
+
+    def pending(self) -> Pending:
+        """Return the sums."""
+        return Pending(
+            files=self._files,
+            contents=self._contents,
+            bytes=self._bytes,
+            left_bytes=self._bytes - self._sent,
+            oldest_seconds=self._oldest,
+            deferred=self._deferred,
+            deferred_seconds=self._longest_deferred,
+            uploading=tuple(self._uploading),
+            failing=tuple(self._failing),
+            requested_files=self._requested_files,
+            requested_bytes=self._requested_bytes,
+            requested_seconds=self._requested_seconds,
+        )
+
+
+def _age(item: FileVersion, now: float, wall: float) -> float:
+    """Return the seconds since content was closed, under this daemon or an earlier one."""
+    since = min(item.flushed_at, item.sealed_at)
+    if item.flushed_at == float("inf") and item.record.moment:
+        return max(wall - item.record.moment, now - since)
+    return now - since
+
+
+OPEN, PENDING = "is open on this node", "has a change that is not uploaded yet"
+# Nodes or changes looked at between two checkpoints: a few milliseconds.
+_BATCH = 5000
+
+
+class KeysInUse:
+    """Answers for keys, and for all keys below a prefix."""
+
+    def __init__(self, tree: Tree, queue: WritebackQueue) -> None:
+        self._tree = tree
+        self._queue = queue
+
+    async def find(self, keys: Sequence[str]) -> dict[str, str]:
+        """Return which of these keys the mount needs, and why. An empty key, or one with '/' at its end, stands for all
+        keys below it.
+        """
+        found = {key: f"it {why}" for key in keys if (why := self._reason(key))}
+        folders = tuple(key for key in keys if not key or key.endswith("/"))
+        if not folders:
+            return found
+        for index, needed in enumerate(self._all()):
+            if needed is not None and needed[0].startswith(folders):
+                found |= {each: " ".join(needed) for each in folders if needed[0].startswith(each)}
+            if index % _BATCH == 0:
+                await trio.lowlevel.checkpoint()
+        return found
+
+    def _reason(self, key: str) -> str:
+        if self._queue.for_key(key):
+            return PENDING
+        node = self._tree.find(key)
+        return "" if node is None else _reason_of(node)
+
+    def _all(self) -> Iterator[tuple[str, str] | None]:
+        """Yield each needed key and why; None for each node that is not."""
+        for item in self._queue.unordered():
+            yield from ((key, PENDING) for key in item.changed_keys())
+        for node in list(self._tree.nodes.values()):
+            why = _reason_of(node)
+            yield (self._tree.key(node), why) if why and self._tree.is_linked(node) else None
+
+
+def _reason_of(node: Node) -> str:
+    if node.kind is not Kind.FILE:
+        return ""  # a directory counts the changes of all files below it
+    return OPEN if node.handles else PENDING if node.local_refs else ""
+
 
 # Changes counted between two checkpoints: 1 or 2 ms.
 _BATCH_CHANGES = 1000

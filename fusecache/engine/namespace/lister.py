@@ -7,28 +7,232 @@ number leads back to its row, at a memory cost of a few words per page.
 Invariants:
 1. One full listing of a directory runs at a time. Single pages of it may be refreshed concurrently.
 2. Rows up to `ListingRun.progress` are stored. At most one page is fetched ahead of the stored ones.
+
+One page of LIST as rows: names that are usable on the mount, plus the metadata that only a HEAD returns.
+
+The TTL of what the bucket showed: how old an answer may be and still count as fresh.
+
+Refreshes the listings of directories in use before their TTL runs out.
+
+The unit is one page of LIST: a whole small directory, or the part of a large one in which names are looked up. In a
+large directory that is where files are added in name order. A refresh costs one request, as much as a request for one
+name. While refreshes run ahead, lookups in that page do not wait for the bucket.
+
+Invariant: the maximum age of what is served stays the TTL. Only the time of the requests changes.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
 import trio
 
-from fusecache.engine.namespace.list_page import ListPageRows, fetch_page, lacks_metadata, with_metadata
-from fusecache.engine.namespace.listing_state import INODE_RANGE, LAST_NAME, LISTED_NUMBERS, PageTimes
-from fusecache.engine.namespace.nodes import Kind, Node
+from fusecache.engine.namespace.nodes import (
+    INODE_RANGE,
+    LAST_NAME,
+    LISTED_NUMBERS,
+    AccessHeat,
+    Kind,
+    Node,
+    PageTimes,
+)
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.by_bucket import ByBucket
-from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.metadata_client import MetadataClient, SharedRequest
-from fusecache.engine.runtime.supervisor import TaskNursery
-from fusecache.index.listings import Listings
-from fusecache.index.rows import ListedEntry
-from fusecache.model.errors import FusecacheError, InternalError, ListingLost, LocalDiskError
+from fusecache.engine.runtime.supervisor import TaskNursery, unwrap_single_error
+from fusecache.index.listings import ListedEntry, Listings
+from fusecache.model.errors import (
+    AccessDenied,
+    FusecacheError,
+    InternalError,
+    ListingLost,
+    LocalDiskError,
+    ObjectMissing,
+    Refused,
+)
+from fusecache.model.names import unusable_name
+from fusecache.model.objects import SYMLINK_TARGET, Extent, ObjectInfo, has_target_in_body
+from fusecache.policy.listing_refresh import (
+    HEAT_OF_A_PAGE,
+    IN_USE_SECONDS,
+    LISTS_PER_SECOND,
+    decayed_heat,
+    is_in_use,
+    relist_after_seconds,
+)
+from fusecache.policy.name_patterns import is_immutable
+from fusecache.remote.store import Store
+
+PAGE_NAMES = 1000
+# LIST does not say whether a zero-byte object is a symlink; a HEAD does. At most this many HEADs run concurrently.
+_HEADS_AT_ONCE = 32
+
+
+class ListPageRows(NamedTuple):
+    """One page of LIST as rows. token: of the next page; None on the last page.
+
+    asked: loop time of the request. hidden: how many objects no name shows. has_marker: the directory has a marker
+    object. end: the page is complete up to this sort name: its last name, hidden ones included. On the last page it is
+    LAST_NAME.
+    """
+
+    asked: float
+    rows: list[ListedEntry]
+    hidden: int
+    has_marker: bool
+    end: str
+    token: str | None
+
+
+def file_row(name: str, info: ObjectInfo) -> ListedEntry:
+    """Return the row of an object."""
+    return ListedEntry(name, False, info.size, info.etag, info.modified, info.metadata)  # noqa: FBT003 -- hot path
+
+
+def lacks_metadata(row: ListedEntry, *, of_all: bool) -> bool:
+    """Return whether a row needs a HEAD: a file without metadata, of zero bytes or (of_all) of any size."""
+    return (of_all or not row.size) and not row.is_directory and row.metadata is None
+
+
+async def with_metadata(
+    metadata_client: MetadataClient,
+    prefix: str,
+    rows: list[ListedEntry],
+    known: Mapping[str, ListedEntry | None],
+    *,
+    of_all: bool,
+    on_answer: Callable[[], object] = lambda: None,
+) -> list[ListedEntry]:
+    """Return the rows with metadata filled in, from a known row of the same ETag and time, or from a HEAD.
+
+    If LIST is allowed but HEAD is refused, the row gets empty metadata. For a zero-byte object, which may be a symlink,
+    or while all requests are refused, that is an error. on_answer: called after each HEAD.
+    """
+    wanted = [index for index, row in enumerate(rows) if lacks_metadata(row, of_all=of_all)]
+    if not wanted:
+        return rows
+    limiter = trio.CapacityLimiter(_HEADS_AT_ONCE)
+    full = dict(enumerate(rows))
+
+    async def head(index: int, row: ListedEntry) -> None:
+        async with limiter:
+            try:
+                info = await metadata_client.call(metadata_client.store.head, prefix + row.name)
+                if has_target_in_body(info):
+                    info = await metadata_client.call(_with_target, metadata_client.store, info)
+                full[index] = _completed(row, info)
+            except ObjectMissing:
+                del full[index]
+            except (AccessDenied, Refused):
+                if not row.size or metadata_client.refused_seconds:
+                    raise
+                full[index] = row._replace(metadata={})
+            on_answer()
+
+    with unwrap_single_error():
+        async with trio.open_nursery() as nursery:
+            for index in wanted:
+                row = rows[index]
+                old = known.get(row.name)
+                if old is not None and (old.etag, old.modified) == (row.etag, row.modified):
+                    full[index] = row._replace(metadata=old.metadata)
+                else:
+                    nursery.start_soon(head, index, row, name=f"head {prefix}{row.name}")
+    return [full[index] for index in sorted(full)]
+
+
+def _with_target(store: Store, info: ObjectInfo) -> ObjectInfo:
+    """Return the facts of a symlink of s3fs with the target in its metadata, as in symlinks made here. Blocking."""
+    body = bytearray(info.size)
+    store.get_into(info.object_id, Extent(0, info.size), memoryview(body), lambda _: None)
+    target = body.decode(errors="replace").strip()
+    return replace(info, metadata={**(info.metadata or {}), SYMLINK_TARGET: target})
+
+
+def _completed(row: ListedEntry, info: ObjectInfo) -> ListedEntry:
+    """Return a row with the HEAD's metadata; if ETag and second agree keep LIST's time, as a HEAD has no fractions."""
+    if row.etag == info.etag and int(row.modified) == int(info.modified):
+        return row._replace(metadata=info.metadata)
+    return file_row(row.name, info)
+
+
+def fetch_page(store: Store, prefix: str, token: str | None, asked: float, after: str = "") -> ListPageRows:
+    """Request one page, starting after the sort name `after`, and return it as rows. Blocking: runs in a thread."""
+    start_after = prefix + after if after else ""
+    page = store.list_page(prefix, delimiter="/", token=token, start_after=start_after, limit=PAGE_NAMES)
+    start = len(prefix)
+    rows: list[ListedEntry] = []
+    hidden, has_marker, end = 0, False, ""
+    for info in page.objects:
+        name = info.key[start:]
+        if not name:
+            has_marker = True
+            hidden += info.size > 0  # nothing shows its content, and the directory is not removed with it
+        elif unusable_name(name) is None:
+            rows.append(file_row(name, info))
+        else:
+            hidden += 1
+    for common in page.prefixes:
+        name = common[start:-1]
+        if unusable_name(name) is None:
+            rows.append(ListedEntry(name, True))  # noqa: FBT003 -- hot path: perhaps a million rows
+        else:
+            hidden += 1
+    for last in (*(info.key for info in page.objects[-1:]), *page.prefixes[-1:]):
+        end = max(end, last[start:])
+    rows.sort(key=_sort_name)
+    while rows and rows[0].sort_name <= after:
+        del rows[0]  # a subdirectory at or before `after` that also has keys after it
+    if page.next_token is None:
+        end = LAST_NAME
+    return ListPageRows(asked, rows, hidden, has_marker, end, page.next_token)
+
+
+def _sort_name(row: ListedEntry) -> str:
+    return row.name + "/" if row.is_directory else row.name
+
+
+class AttributeTtl:
+    """Decides whether something is fresh enough to be used without a request.
+
+    seconds: the TTL of mutable paths. immutable: patterns of paths that never change.
+    """
+
+    def __init__(self, tree: Tree, seconds: float) -> None:
+        self._tree = tree
+        self._seconds = seconds
+        self.immutable: tuple[str, ...] = ()
+
+    def seconds(self, node: Node) -> float:
+        """The TTL of a node; inf if its path is immutable."""
+        if self.immutable and is_immutable(self._tree.path(node), self.immutable):
+            return float("inf")
+        return self._seconds
+
+    def seconds_below(self, directory: Node, name: str) -> float:
+        """The TTL of a child by name; inf if its path is immutable."""
+        if self.immutable:
+            path = f"{self._tree.path(directory)}/{name}".removeprefix("./")
+            if is_immutable(path, self.immutable):
+                return float("inf")
+        return self._seconds
+
+    def is_node_fresh(self, child: Node) -> bool:
+        """Return whether a node is within its TTL, or authoritative because of unpublished changes."""
+        return child.local_refs > 0 or is_within(self.seconds(child), child.verified)
+
+    def is_listing_fresh(self, directory: Node) -> bool:
+        """Return whether the last complete listing of a directory is within its TTL."""
+        return is_within(self.seconds(directory), directory.listing.finished)
+
+
+def is_within(seconds: float, moment: float) -> bool:
+    """Return whether loop time `moment` is at most `seconds` ago (inf: any time); -inf means never."""
+    return moment > float("-inf") and trio.current_time() - moment <= seconds
+
 
 # A directory whose rows fitted neither on the disk nor in memory is not listed again for this long.
 _REFUSED_SECONDS = 60.0
@@ -494,3 +698,122 @@ class Lister:
         self._next_inode_range += 1
         self._inode_ranges[inode_range] = _InodeRange(directory.number, first, last)
         return inode_range
+
+
+# Pages kept fresh concurrently. At the default TTL of 1 s each costs about 1.25 LISTs a second.
+PARTS_KEPT = 32
+# Pages of one directory whose access frequency is recorded.
+_USES_KEPT = 32
+# A page younger than this share of its TTL is not kept fresh: it may have been listed for a single burst of lookups.
+_YOUNG_SHARE = 0.4
+
+
+@dataclass(eq=False, repr=False)
+class ListingRefresher:
+    """Watches lookups and keeps the pages in use fresh.
+
+    waited_seconds: total time that callers have waited for names.
+    """
+
+    _tree: Tree
+    _lister: Lister
+    _clients: ByBucket[MetadataClient]
+    _ttl: AttributeTtl
+    _tasks: TaskNursery
+    waited_seconds: float = field(init=False, default=0.0)
+    _kept: set[tuple[int, str]] = field(init=False, default_factory=set)
+    # Duration of the last refresh: the estimate for a page that was never measured.
+    _list_seconds: float = field(init=False, default=0.1)
+    # Recent waits of all callers, decayed, as of `_waited_at`.
+    _waited: float = field(init=False, default=0.0)
+    _waited_at: float = field(init=False, default=float("-inf"))
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time that a caller waits for a name or a listing."""
+        began = trio.current_time()
+        try:
+            yield
+        finally:
+            seconds = trio.current_time() - began
+            self.waited_seconds += seconds
+            if seconds:
+                self._record_wait(seconds)
+
+    def _record_wait(self, seconds: float) -> None:
+        now = trio.current_time()
+        self._waited = decayed_heat(self._waited, now - self._waited_at) + seconds
+        self._waited_at = now
+
+    def on_lookup(self, directory: Node, name: str) -> bool:
+        """Record a lookup; return whether lookups near it are so frequent that refreshing their page is cheaper."""
+        if not directory.is_listed:
+            return False
+        now, listing = trio.current_time(), directory.listing
+        start = listing.page_times.start_of(name)
+        before = listing.uses.pop(start, None)
+        if before is None and start:
+            # A writer that adds files in name order comes from the previous page.
+            before = listing.uses.get(listing.page_times.start_of(start))
+        idle = now - before.moment if before is not None else float("inf")
+        heat = 1 + (decayed_heat(before.heat, idle) if before is not None else 0.0)
+        listing.uses[start] = AccessHeat(now, heat)
+        if len(listing.uses) > _USES_KEPT:
+            del listing.uses[next(iter(listing.uses))]
+        is_hot = heat >= HEAT_OF_A_PAGE
+        fresh = self._ttl.seconds(directory)
+        if (is_hot or len(listing.page_times.times) == 1) and now - listing.page_times.of(
+            name
+        ) >= fresh * _YOUNG_SHARE:
+            share = decayed_heat(self._waited, now - self._waited_at) / IN_USE_SECONDS
+            if is_in_use(idle, fresh, share):
+                self._keep(directory, start)
+        return is_hot
+
+    def _keep(self, directory: Node, start: str) -> None:
+        part = directory.number, start
+        if part in self._kept or len(self._kept) >= PARTS_KEPT:
+            return
+        self._kept.add(part)
+        self._tasks.start_soon(
+            "keep-fresh", self._keep_fresh, directory, start, about=self._tree.path(directory)
+        )
+
+    async def _keep_fresh(self, directory: Node, start: str) -> None:
+        with self._tree.keep(directory):
+            try:
+                listing = directory.listing
+                seconds = max(self._list_seconds, listing.seconds / max(1, len(listing.page_times.times)))
+                began = float("-inf")
+                while self._is_wanted(directory, start):
+                    pause = relist_after_seconds(self._ttl.seconds(directory), seconds)
+                    due = max(listing.page_times.behind(start) + pause, began + 1 / LISTS_PER_SECOND)
+                    if due == float("inf"):
+                        break
+                    if due > trio.current_time():
+                        await trio.sleep_until(due)
+                        continue
+                    began = trio.current_time()
+                    if not await self._relist(directory, start):
+                        break
+                    seconds = self._list_seconds = trio.current_time() - began
+            finally:
+                self._kept.discard((directory.number, start))
+
+    def _is_wanted(self, directory: Node, start: str) -> bool:
+        use = directory.listing.uses.get(start)
+        if use is None or trio.current_time() - use.moment > IN_USE_SECONDS:
+            return False
+        return (
+            directory.is_listed
+            and self._tree.is_linked(directory)
+            and not self._clients.of(self._tree.top(directory)).is_unresponsive
+        )
+
+    async def _relist(self, directory: Node, start: str) -> bool:
+        """Refresh a page, or join the request in progress; return whether it succeeded."""
+        run = self._lister.current_run(directory)
+        asked = run if run is not None and not start else self._lister.refresh_pages(directory, start)
+        while not asked.done:
+            await asked.wait()
+        return asked.failure is None

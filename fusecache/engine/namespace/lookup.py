@@ -3,34 +3,78 @@
 Invariants:
 1. A lookup never waits for a whole listing, only for the page that answers it.
 2. A failed request is an error, never "no such file".
+
+Names of a mount that started without its bucket: the objects that the disk cache holds, and their directories.
+
+Not a listing: a name that is absent here may exist in the bucket.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import trio
 
-from fusecache.engine.namespace.cached_names import CachedNames
-from fusecache.engine.namespace.list_page import file_row, with_metadata
-from fusecache.engine.namespace.lister import Lister, ListingRun
-from fusecache.engine.namespace.listing_refresher import ListingRefresher
-from fusecache.engine.namespace.listing_state import LISTED_NUMBERS, PageTimes
-from fusecache.engine.namespace.nodes import Kind, Node, in_use
+from fusecache.engine.namespace.lister import (
+    AttributeTtl,
+    Lister,
+    ListingRefresher,
+    ListingRun,
+    file_row,
+    is_within,
+    with_metadata,
+)
+from fusecache.engine.namespace.nodes import LISTED_NUMBERS, Kind, Node, PageTimes, in_use
 from fusecache.engine.namespace.readdir import DirectoryReader
 from fusecache.engine.namespace.reconciler import Reconciler
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.namespace.ttl import AttributeTtl, is_within
 from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import MetadataClient, SharedRequest
 from fusecache.engine.runtime.supervisor import TaskNursery
+from fusecache.index.cache_index import ObjectRow
 from fusecache.index.journal import Journal
-from fusecache.index.listings import Listings
-from fusecache.index.rows import ListedEntry
+from fusecache.index.listings import ListedEntry, Listings
 from fusecache.model.errors import FusecacheError, ListingLost, LocalDiskError, NotFound
-from fusecache.model.metadata import symlink_target
-from fusecache.model.objects import ObjectInfo
+from fusecache.model.objects import ObjectInfo, symlink_target
 from fusecache.policy.listing_refresh import is_listing_cheaper
+
+
+class CachedNames:
+    """The newest cached version of each key, as rows. seen: loop time that they count as seen at."""
+
+    def __init__(self, objects: Mapping[str, ObjectRow], seen: float) -> None:
+        self.seen = seen
+        self._objects = objects
+        self._directories: set[str] = set()
+        for key in objects:
+            while (slash := key.rfind("/")) >= 0 and key[:slash] not in self._directories:
+                key = key[:slash]
+                self._directories.add(key)
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._objects or key in self._directories
+
+    def without(self, prefix: str) -> "CachedNames":
+        """Return the same without the keys that begin with a prefix."""
+        left = {key: row for key, row in self._objects.items() if not key.startswith(prefix)}
+        return CachedNames(left, self.seen if left else float("-inf"))
+
+    def with_names(self, objects: Mapping[str, ObjectRow], seen: float) -> "CachedNames":
+        """Return the same with more objects."""
+        return CachedNames({**self._objects, **objects}, seen)
+
+    def rows(self, key: str, name: str) -> list[ListedEntry]:
+        """Return the rows of a key: a file, a directory, both or none. The cache does not know when a file changed."""
+        rows = []
+        if (found := self._objects.get(key)) is not None:
+            rows.append(ListedEntry(name, is_directory=False, size=found.size, etag=found.object_id.etag))
+        if key in self._directories:
+            rows.append(ListedEntry(name, is_directory=True))
+        return rows
+
 
 # Probes repeated for a name that this node keeps publishing while it is probed; after these the last answer counts.
 _MAX_PROBES = 2

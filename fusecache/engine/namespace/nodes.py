@@ -1,8 +1,15 @@
 """The engine's state in memory: nodes, file versions, queued changes, open handles, and their use counts.
 
 All of it is mutable and owned by the loop's thread. Rows of the journal (`model/records.py`) are the durable copy.
+
+Work on one file version before it is published: its preparation and its multipart upload.
+
+Threads that work on a staging file: it is neither removed while one reads it, nor sealed while one writes.
+
+What is known in memory of a directory's listing: its epoch, the times of its pages, their access frequency.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,16 +21,252 @@ import trio
 
 from fusecache.disk.staging import StagingFile
 from fusecache.engine.cache.block_cache import ReadHandle
-from fusecache.engine.namespace.file_use import FileUse
-from fusecache.engine.namespace.listing_state import ListingState
-from fusecache.engine.namespace.upload_state import UploadState
 from fusecache.index.journal import DropAttributes, PutAttributes, PutFile
-from fusecache.model.errors import FusecacheError
+from fusecache.model.errors import FusecacheError, LocalDiskError
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.predecessor import ReadPlace
-from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
-from fusecache.model.states import MUTABLE, FileState, check_transition
+from fusecache.model.records import (
+    MUTABLE,
+    FileRecord,
+    FileState,
+    OperationKind,
+    OperationRecord,
+    PosixAttributes,
+    check_transition,
+)
 from fusecache.policy.incremental_checksums import IncrementalChecksums
+from fusecache.policy.writeback.multipart import PartTable, first_ready_at
+from fusecache.remote.store import Sent
+
+
+@dataclass(eq=False, slots=True)
+class Preparation:
+    """Work that may run before a version's slot in the publish order: sync, checksums, parts. done: set at its end."""
+
+    done: trio.Event
+    scope: trio.CancelScope
+    failure: FusecacheError | None = None
+
+
+@dataclass(eq=False, slots=True)
+class MultipartUpload:
+    """The multipart upload of one version, possibly started before the version is sealed.
+
+    key: the key it was started under. upload_id: "" until the bucket has answered. is_known: the journal has the
+    upload_id. is_asked: the creation request or that journal write is in flight. ready: how many parts, from the first,
+    may be sent. attributes: what its object's metadata will contain. attempts: creation and part requests in flight.
+    sending: progress of each part's request, by part number. failures: pauses since the last success. quiet_until: loop
+    time at which the current pause ends. failure: why it cannot continue. stopped: set when the upload is no longer
+    needed. changed: set, then replaced by a new event, whenever an attempt ends.
+    """
+
+    key: str
+    parts: PartTable
+    attributes: PosixAttributes
+    upload_id: str = ""
+    is_known: bool = False
+    is_asked: bool = False
+    is_sealed: bool = False
+    ready: int = 0
+    attempts: int = 0
+    sending: dict[int, Sent] = field(default_factory=dict)
+    failures: int = 0
+    quiet_until: float = float("-inf")
+    failure: FusecacheError | None = None
+    stopped: trio.Event = field(default_factory=trio.Event)
+    changed: trio.Event = field(default_factory=trio.Event)
+
+    def announce(self) -> None:
+        """Wake the tasks that wait for the end of an attempt."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+    def stop(self) -> None:
+        """The upload is no longer needed: start no further attempt and wake all waiters."""
+        self.stopped.set()
+        self.announce()
+
+
+@dataclass(eq=False, slots=True)
+class UploadState:
+    """How far one version's way to the bucket is. Times are loop times, sizes are in bytes.
+
+    key: the one under which a multipart upload was started; a rename changes the row's key, never this. multipart: the
+    multipart upload of this run. sent_bytes: of parts that the bucket holds. request: the one in flight that uploads
+    the version whole, or completes its multipart upload. preparation: None until it begins. written_bytes: written so
+    far, counting rewrites; when they pass `grows_at`, the next part may be uploaded. growing_since: when the first part
+    was ready.
+    """
+
+    key: str = ""
+    multipart: MultipartUpload | None = None
+    sent_bytes: int = 0
+    request: Sent | None = None
+    preparation: Preparation | None = None
+    written_bytes: int = 0
+    grows_at: int = field(default_factory=first_ready_at)
+    growing_since: float = float("inf")
+
+    @property
+    def requests(self) -> tuple[Sent, ...]:
+        """Progress of each unanswered request that uploads a part of the version, or publishes it."""
+        parts = () if self.multipart is None else tuple(self.multipart.sending.values())
+        return parts if self.request is None else (*parts, self.request)
+
+    def on_written(self, nbytes: int, stop: int) -> bool:
+        """Record a write of `nbytes` that ends at offset `stop`; return whether another part may be uploaded now."""
+        self.written_bytes += nbytes
+        return self.written_bytes >= self.grows_at and stop >= self.grows_at
+
+
+@dataclass(eq=False, slots=True)
+class FileUse:
+    """Counts the reads and writes in progress."""
+
+    readers: int = 0
+    writers: int = 0
+    _unread: trio.Event | None = None
+    _unwritten: trio.Event | None = None
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep the file while a thread reads it, even if its bytes become cache at the same time."""
+        self.readers += 1
+        try:
+            yield
+        finally:
+            self.readers -= 1
+            if self.readers == 0 and self._unread is not None:
+                self._unread.set()
+                self._unread = None
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Keep the content from being sealed while a thread writes into it."""
+        self.writers += 1
+        try:
+            yield
+        finally:
+            self.writers -= 1
+            if self.writers == 0 and self._unwritten is not None:
+                self._unwritten.set()
+                self._unwritten = None
+
+    async def wait_unread(self) -> None:
+        """Return when no thread reads the file."""
+        while self.readers:
+            if self._unread is None:
+                self._unread = trio.Event()
+            await self._unread.wait()
+
+    async def wait_written(self) -> None:
+        """Return at the end of a moment without writes: others may have begun since."""
+        if self.writers:
+            if self._unwritten is None:
+                self._unwritten = trio.Event()
+            await self._unwritten.wait()
+
+
+# Inode numbers from here on belong to listing rows, in ranges; one page of a listing takes at most one range.
+LISTED_NUMBERS = 1 << 52
+INODE_RANGE = 1024
+# Sorts after every sort name.
+LAST_NAME = "\U0010ffff"
+
+
+@dataclass(eq=False, slots=True)
+class PageTimes:
+    """When each page of a directory was requested: names up to `ends[i]` at loop time `times[i]`."""
+
+    ends: list[str] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    def add(self, end: str, moment: float) -> None:
+        """Append a page that ends at `end` and was requested at that loop time."""
+        self.ends.append(end)
+        self.times.append(moment)
+
+    def of(self, sort_name: str) -> float:
+        """Return when the page with that name was requested. Names after the last page belong to it."""
+        return self.page_of(sort_name)[1]
+
+    def page_of(self, sort_name: str) -> tuple[str, float]:
+        """Return the end of the page with that name, and when it was requested."""
+        if not self.times:
+            return "", float("-inf")
+        index = min(bisect_left(self.ends, sort_name), len(self.times) - 1)
+        return self.ends[index], self.times[index]
+
+    def start_of(self, sort_name: str) -> str:
+        """Return the name after which the page with that name begins; "" for the first page."""
+        index = min(bisect_left(self.ends, sort_name), len(self.times) - 1)
+        return self.ends[index - 1] if index > 0 else ""
+
+    def behind(self, start: str) -> float:
+        """Return when the page that begins after that name was requested."""
+        if not self.times:
+            return float("-inf")
+        return self.times[min(bisect_right(self.ends, start), len(self.times) - 1)]
+
+    def renew(self, start: str, end: str, moment: float) -> None:
+        """Record that the names after `start` up to `end`, and no others, were requested again at that loop time."""
+        if self.ends:
+            self.ends[-1] = LAST_NAME  # the last page covers all names after it
+        first, last = bisect_right(self.ends, start), bisect_left(self.ends, end)
+        before = list(zip(self.ends[:first], self.times[:first], strict=True))
+        if start and first < len(self.ends) and (not before or before[-1][0] != start):
+            before.append((start, self.times[first]))
+        after = [each for each in zip(self.ends[last:], self.times[last:], strict=True) if each[0] != end]
+        parts = [*before, (end, moment), *after]
+        self.ends, self.times = [part[0] for part in parts], [part[1] for part in parts]
+
+
+class AccessHeat(NamedTuple):
+    """Access frequency of one page of a directory: the loop time of the last lookup and a decaying count of lookups."""
+
+    moment: float
+    heat: float
+
+
+@dataclass(eq=False, slots=True)
+class ListingState:
+    """What is known of a directory's names in the bucket; the rows themselves are in `index/listings.py`.
+
+    epoch: of the newest complete listing (0: none). finished: loop time at which it ended (-inf: expired). seconds: its
+    duration. page_times: when its pages were requested. hidden: objects that no name shows, so that they have no row.
+    has_directories: whether it may contain any. inode_ranges: of its rows. free_numbers: the unused rest of one range.
+    probes: single names requested since the listing began; probed: the last one, as a name requested twice in a row
+    counts once. reader: the process that last read the directory; last_read: the child that it read last. uses: access
+    frequency of each page, by the name after which the page begins. refusal: why its rows could not be stored;
+    refused_until: loop time until which the directory is not listed again for that reason.
+    """
+
+    epoch: int = 0
+    hidden: int = 0
+    finished: float = float("-inf")
+    seconds: float = 0.0
+    page_times: PageTimes = field(default_factory=PageTimes)
+    has_directories: bool = True
+    inode_ranges: set[int] = field(default_factory=set)
+    free_numbers: range = range(0)
+    probes: int = 0
+    probed: str = ""
+    reader: int = 0
+    last_read: str = ""
+    uses: "dict[str, AccessHeat]" = field(default_factory=dict)
+    refusal: LocalDiskError | None = None
+    refused_until: float = float("-inf")
+
+    def expire(self) -> None:
+        """Mark everything known as stale."""
+        self.finished = float("-inf")
+        self.page_times.times = [float("-inf")] * len(self.page_times.times)
+
+    def on_lost(self) -> None:
+        """The rows are gone: the directory counts as not listed."""
+        self.epoch, self.finished = 0, float("-inf")
+        self.page_times, self.inode_ranges, self.free_numbers = PageTimes(), set(), range(0)
+        self.has_directories = True
 
 
 class Kind(Enum):

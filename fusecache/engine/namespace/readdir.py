@@ -12,16 +12,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from fusecache.engine.namespace.lister import Lister, ListingRun
-from fusecache.engine.namespace.listing_refresher import ListingRefresher
+from fusecache.engine.namespace.lister import AttributeTtl, Lister, ListingRefresher, ListingRun
 from fusecache.engine.namespace.nodes import DirectoryEntry, DirectoryHandle, Kind, Node, Shown
 from fusecache.engine.namespace.reconciler import Reconciler
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.namespace.ttl import AttributeTtl
 from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import MetadataClient
-from fusecache.index.listings import Listings
-from fusecache.index.rows import ListedEntry
+from fusecache.index.listings import ListedEntry, Listings
 from fusecache.model.errors import ListingLost, NotEmpty, NotFound
 from fusecache.model.predecessor import KeptReading, ReadPlace
 

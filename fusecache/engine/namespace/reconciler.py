@@ -10,15 +10,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fusecache.engine.namespace.lister import Lister
-from fusecache.engine.namespace.listing_state import LISTED_NUMBERS
-from fusecache.engine.namespace.nodes import Kind, ListedName, Node
+from fusecache.engine.namespace.nodes import LISTED_NUMBERS, Kind, ListedName, Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.index.journal import Journal
-from fusecache.index.listings import Listings
-from fusecache.index.rows import ListedEntry
+from fusecache.index.listings import ListedEntry, Listings
 from fusecache.model.errors import ListingLost, NotFound
-from fusecache.model.metadata import attributes_from_metadata, symlink_target
-from fusecache.model.objects import ObjectInfo
+from fusecache.model.objects import ObjectInfo, attributes_from_metadata, symlink_target
 from fusecache.model.records import BUCKET_TIME, PosixAttributes
 
 # Cached nodes, of about 1 KB each. Beyond this count the least recently used ones that are idle are evicted.

@@ -8,6 +8,11 @@ Invariants:
 2. One change of the tree is one transaction of the journal. Every item in it has a sequence in the publish order.
 3. No call waits for the bucket to take anything. Besides lookups, two calls ask it for names: rmdir (is the directory
    empty?) and the rename of a directory (what is in it?).
+
+Refuses new names below directories that never change, which the option `immutable` names.
+
+A program that makes files beside its data set would otherwise publish them into it: StreamingDataset decompresses zstd
+shards next to them, for example.
 """
 
 import logging
@@ -27,11 +32,13 @@ from fusecache.engine.namespace.nodes import (
     is_symlink,
 )
 from fusecache.engine.namespace.tree import ROOT_USER, Tree, User
-from fusecache.engine.namespace_ops.directory_markers import DirectoryMarkers
-from fusecache.engine.namespace_ops.immutable import ImmutableDirectories
 from fusecache.engine.namespace_ops.operation_queue import OperationQueue
 from fusecache.engine.namespace_ops.rename import Rename
-from fusecache.engine.namespace_ops.rename_directory import DirectoryRename, check_replaceable
+from fusecache.engine.namespace_ops.rename_directory import (
+    DirectoryMarkers,
+    DirectoryRename,
+    check_replaceable,
+)
 from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.metadata_client import MetadataClient
@@ -39,20 +46,45 @@ from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.engine.writeback.rotation import CheckpointRotation
 from fusecache.index.journal import Change, DropOperation
-from fusecache.index.rows import ListedEntry
+from fusecache.index.listings import ListedEntry
 from fusecache.model.errors import (
     AcrossDevices,
     AlreadyExists,
     IsADirectory,
     NotADirectory,
     NotFound,
+    ReadOnly,
 )
-from fusecache.model.names import parent_prefix
-from fusecache.model.records import OperationKind
-from fusecache.model.special_files import is_special
-from fusecache.model.states import FileState
+from fusecache.model.names import is_special, parent_prefix
+from fusecache.model.records import FileState, OperationKind
 
 log = logging.getLogger(__name__)
+
+
+class ImmutableDirectories:
+    """The patterns of `immutable` that end in '/'. Others are of files, which must be made before they never change."""
+
+    def __init__(self, tree: Tree, patterns: tuple[str, ...]) -> None:
+        self._tree = tree
+        self._directories = tuple(pattern for pattern in patterns if pattern.endswith("/"))
+        self._logged: set[str] = set()
+
+    def check_new(self, parent: Node, name: str) -> None:
+        """Raise ReadOnly (EROFS) if a new name would lie in an immutable directory; the log says so once for each."""
+        if not self._directories:
+            return
+        path = self._tree.relative(self._tree.key(parent)) + name
+        for directory in self._directories:
+            if path.startswith(directory):
+                text = f"{path}: not created, as {directory} is immutable"
+                if directory not in self._logged:
+                    self._logged.add(directory)
+                    log.warning(
+                        "%s; write elsewhere (StreamingDataset: local=, on a local disk), or mount without this "
+                        "--immutable to change the data set. The next refusals below it are not logged.",
+                        text,
+                    )
+                raise ReadOnly(text)
 
 
 class NamespaceOps:

@@ -25,8 +25,7 @@ from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.engine.writeback.rotation import CheckpointRotation
 from fusecache.index.journal import Change, PutFile
 from fusecache.model.objects import ObjectInfo
-from fusecache.model.records import OperationKind
-from fusecache.model.states import FileState
+from fusecache.model.records import FileState, OperationKind
 
 
 @dataclass(eq=False, repr=False)

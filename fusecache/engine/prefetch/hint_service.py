@@ -6,6 +6,8 @@ long messages are decoded in a thread.
 Invariants:
 1. A rejected message changes nothing.
 2. No byte that a reader gets depends on a hint.
+
+The reads of all files, for a recording: in memory until they are reported. Used on the trio loop.
 """
 
 import logging
@@ -23,7 +25,6 @@ from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.prefetch.plan_index import PlanIndex, index_plan
 from fusecache.engine.prefetch.prefetcher import Prefetcher
-from fusecache.engine.prefetch.read_log import ReadLog
 from fusecache.engine.prefetch.timeline import Job, Timeline
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.procfs import Process, process_of
@@ -32,6 +33,31 @@ from fusecache.model.errors import NotFound
 from fusecache.model.hints import CURSOR, PLAN, HintError, decode_cursor, decode_plan, is_job
 from fusecache.model.objects import GRANULE_BYTES, Extent, ObjectId
 from fusecache.policy.cache.fetch_order import Cause
+
+# Reads between two reports, which come twice a second: some times what a daemon can answer.
+MOST_READS = 1 << 16
+
+
+class ReadLog:
+    """Reads since the last report, in their order. Reads beyond MOST_READS are only counted."""
+
+    def __init__(self) -> None:
+        self._reads: list[tuple[str, int, int]] = []
+        self._lost = 0
+
+    def add(self, path: str, start: int, nbytes: int) -> None:
+        """Log a read. path: below the mountpoint."""
+        if len(self._reads) < MOST_READS:
+            self._reads.append((path, start, nbytes))
+        else:
+            self._lost += 1
+
+    def take(self) -> dict[str, Any]:
+        """Return the reads since the last call, and how many are missing, as plain values."""
+        found = {"reads": self._reads, "lost": self._lost}
+        self._reads, self._lost = [], 0
+        return found
+
 
 log = logging.getLogger(__name__)
 

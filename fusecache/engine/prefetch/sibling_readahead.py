@@ -17,7 +17,7 @@ from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.prefetch.hint_service import HintService
-from fusecache.index.rows import ListedEntry
+from fusecache.index.listings import ListedEntry
 from fusecache.model.objects import ObjectId
 from fusecache.policy.cache.sibling_readahead import (
     REACH,

@@ -17,18 +17,19 @@ from dataclasses import dataclass, replace
 
 from fusecache.disk.staging import model_error
 from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Refused, Throttled, UploadLost
-from fusecache.model.metadata import (
+from fusecache.model.objects import (
     GENERATION,
     RAW,
     RENAMED_FROM,
     STANDARD,
+    ObjectId,
+    ObjectInfo,
     carried_to_content,
     content_metadata,
     renamed_metadata,
     symlink_metadata,
     symlink_target,
 )
-from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.model.records import FileRecord, OperationKind, OperationRecord, PosixAttributes
 from fusecache.remote.store import Condition, FileSlice, Sent, Store
 

@@ -20,8 +20,7 @@ from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change
 from fusecache.model.errors import Refused
 from fusecache.model.names import parent_prefix
-from fusecache.model.records import Reason
-from fusecache.model.states import FileState
+from fusecache.model.records import FileState, Reason
 
 # Markers whose previous version's sequence is remembered.
 _REMEMBERED = 4096

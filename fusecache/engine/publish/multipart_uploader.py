@@ -7,11 +7,19 @@ Invariants:
 2. A part counts only if none of its bytes changed since its attempt began; two attempts of one part never overlap.
 3. An upload is aborted only after its last attempt ended: a part that arrived later would stay in the bucket.
 4. An upload that backs off after a failure keeps no slot for long that another upload could use.
+
+Aborts multipart uploads that are no longer needed; what fails now is left to the next mount.
+
+Invariant: from the moment a file's row loses its upload until the abort is answered, the journal has a row for the
+abort.
+
+Whether a file may be uploaded before it is sealed, and whether such an upload can still become its object.
 """
 
 import logging
 import os
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -22,23 +30,31 @@ import trio
 from fusecache.disk.staging import digests
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.events import Events
-from fusecache.engine.namespace.nodes import FileVersion
+from fusecache.engine.namespace.nodes import FileVersion, MultipartUpload
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.namespace.upload_state import MultipartUpload
 from fusecache.engine.publish.bucket_writer import carried_by
-from fusecache.engine.publish.multipart_aborts import MultipartAborts
-from fusecache.engine.publish.upload_eligibility import can_become_object, may_upload_early
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.engine.writeback.queue import WritebackQueue
-from fusecache.index.journal import PutFile
-from fusecache.model.errors import TRANSIENT, Damaged, FusecacheError, InternalError, NotAsSent
-from fusecache.model.metadata import content_metadata
-from fusecache.model.records import without_upload
+from fusecache.index.journal import DropAbort, PutAbort, PutFile
+from fusecache.model.errors import (
+    TRANSIENT,
+    Damaged,
+    FusecacheError,
+    InternalError,
+    NotAsSent,
+    ReadOnly,
+    RemoteError,
+    Unavailable,
+)
+from fusecache.model.objects import content_metadata
+from fusecache.model.records import FileState, PosixAttributes, without_upload
 from fusecache.policy.backoff import RequestLimit, backoff_seconds
+from fusecache.policy.name_patterns import matches_any
 from fusecache.policy.writeback.digest_throttle import DigestThrottle
 from fusecache.policy.writeback.multipart import (
+    PARTS_MAX,
     DigestAttempt,
     Digests,
     PartTable,
@@ -49,6 +65,88 @@ from fusecache.policy.writeback.multipart import (
 from fusecache.remote.store import FileSlice, Sent, Store
 
 log = logging.getLogger(__name__)
+
+# Errors that leave the abort to the next mount, as only a person can fix them. `abort` retries Unavailable before.
+_LEFT_TO_NEXT_MOUNT = (*TRANSIENT, ReadOnly)
+
+
+class MultipartAborts:
+    """Aborts uploads, and journals pending aborts. Runs on the loop."""
+
+    def __init__(self, store: Store, journal: JournalWriter, offload: Offload) -> None:
+        self._store = store
+        self._journal = journal
+        self._offload = offload
+
+    def record(self, key: str, upload_id: str) -> None:
+        """An upload is no longer needed: queue a journal row for its abort, ahead of all rows queued later."""
+        self._submit(PutAbort(key, upload_id))
+
+    async def abort(self, key: str, upload_id: str) -> None:
+        """Abort an upload that has no request in flight; retry while the bucket does not answer."""
+        attempt = 0
+        while True:
+            try:
+                await self._offload.upload(self._store.abort_multipart, key, upload_id)
+                break
+            except Unavailable:
+                attempt += 1
+                await trio.sleep(backoff_seconds(attempt, random.random()))
+            except _LEFT_TO_NEXT_MOUNT as exc:
+                log.warning("multipart abort left to the next mount key=%s error=%s", key, exc)
+                return
+            except RemoteError as exc:
+                # The bucket drops unfinished uploads by itself after a week.
+                log.warning("multipart abort failed, not retried key=%s error=%s", key, exc)
+                break
+        self._submit(DropAbort(key, upload_id))
+
+    def _submit(self, change: PutAbort | DropAbort) -> None:
+        # After a journal failure the rows on disk stay as they are.
+        self._journal.submit_lazily(change)
+
+
+# A program set an mtime that is in the future, or further than this before the upload began: the object must carry it.
+_MTIME_SLACK_NS = 60 * 1_000_000_000
+
+
+def may_upload_early(version: FileVersion, tree: Tree, temp_names: tuple[str, ...]) -> bool:
+    """Return whether a file that is being written will probably be published as it is, under its present name."""
+    node = version.node
+    if node is None or not tree.is_linked(node) or version.close_state.killed_writer is not None:
+        return False
+    if version.state not in {FileState.OPEN, FileState.FLUSHED}:
+        return False
+    if version.upload.multipart is not None and not version.upload.multipart.parts.is_worth_it:
+        return False
+    name = version.record.key.rpartition("/")[2]
+    # rsync and other programs write under a hidden name first, then rename.
+    return not name.startswith(".") and not matches_any(name, temp_names)
+
+
+def can_become_object(version: FileVersion, upload: MultipartUpload) -> bool:
+    """Return whether an upload that began before the file's final size and attributes can become its object."""
+    part_bytes = upload.parts.part_bytes
+    return (
+        upload.key == version.record.key
+        and choose_part_bytes(version.size) > 0
+        and version.size <= part_bytes * PARTS_MAX
+        and _metadata_still_valid(upload.attributes, version.record.attributes)
+    )
+
+
+def _metadata_still_valid(then: PosixAttributes, now: PosixAttributes) -> bool:
+    """Return whether the metadata given at an upload's begin still holds: mode, owner, and mtime.
+
+    The mtime may have moved on: from _MTIME_SLACK_NS before its first value to _MTIME_SLACK_NS after now.
+    """
+    if (then.mode, then.uid, then.gid) != (now.mode, now.uid, now.gid):
+        return False
+    return now.mtime_ns == then.mtime_ns or (
+        then.mtime_ns - _MTIME_SLACK_NS <= now.mtime_ns <= time.time_ns() + _MTIME_SLACK_NS
+    )
+
+
 T = TypeVar("T")
 
 # One connection carries 80 MB/s to a distant bucket: 16 fill 10 Gbit/s.

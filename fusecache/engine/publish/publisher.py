@@ -30,14 +30,17 @@ from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChang
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import MAKES, BucketWriter
 from fusecache.engine.publish.commit_markers import CommitMarkers
-from fusecache.engine.publish.failing import FailingChanges
-from fusecache.engine.publish.in_flight import ChangesInFlight
-from fusecache.engine.publish.prepare_ahead import PrepareAhead
-from fusecache.engine.publish.preparer import Preparer
+from fusecache.engine.publish.preparer import PrepareAhead, Preparer
 from fusecache.engine.publish.rejections import Rejections
 from fusecache.engine.publish.results import PublishResults
 from fusecache.engine.publish.retirement import Retirement
-from fusecache.engine.publish.schedule import Failures, PublishSchedule, is_light
+from fusecache.engine.publish.schedule import (
+    ChangesInFlight,
+    FailingChanges,
+    Failures,
+    PublishSchedule,
+    is_light,
+)
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
@@ -55,8 +58,7 @@ from fusecache.model.errors import (
     RemoteError,
     TooManyFiles,
 )
-from fusecache.model.records import OperationKind
-from fusecache.model.states import FileState
+from fusecache.model.records import FileState, OperationKind
 from fusecache.policy.backoff import RequestLimit, backoff_seconds
 from fusecache.policy.writeback.publish_order import PublishOrder
 from fusecache.remote.store import Sent

@@ -12,9 +12,8 @@ from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Operation, attributes_of
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.publish.base_etags import rejected_before
 from fusecache.engine.publish.bucket_writer import REMOVES, PublishResult
-from fusecache.engine.publish.rejections import Rejections
+from fusecache.engine.publish.rejections import Rejections, rejected_before
 from fusecache.engine.publish.retirement import Retirement
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.parts import WriteParts
@@ -27,10 +26,8 @@ from fusecache.index.journal import (
     PutFile,
     PutOperation,
 )
-from fusecache.model.metadata import GENERATION
-from fusecache.model.objects import ObjectId, ObjectInfo
-from fusecache.model.records import BUCKET_TIME, OperationKind, OperationRecord, PosixAttributes
-from fusecache.model.states import FileState
+from fusecache.model.objects import GENERATION, ObjectId, ObjectInfo
+from fusecache.model.records import BUCKET_TIME, FileState, OperationKind, OperationRecord, PosixAttributes
 
 # The kernel's time of a write differs from that of the close by less, unless a program set it.
 TIME_SLACK_SECONDS = 60.0

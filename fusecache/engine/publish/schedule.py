@@ -4,21 +4,34 @@ It sends nothing (`publisher.py` does) and never waits: time is an argument. Tim
 
 A change moves through these sets: deferred (not for now, whatever the order) -> waiting in the order -> delayed (first
 in the order, but not yet) -> ready.
+
+What keeps changes from the bucket now: the last error of each change that will be retried, and outages.
+
+Not changes that the bucket rejected permanently: `rejections.py` keeps those.
+
+Changes in flight, and the slots that limit them and their requests.
+
+Not the choice of the next change: `schedule.py` and `publisher.py` make it.
 """
 
-from collections.abc import Callable, Container, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
+import trio
+
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal
 from fusecache.engine.publish.bucket_writer import CREATES
 from fusecache.engine.writeback.queue import WritebackQueue
+from fusecache.model.errors import FusecacheError, Throttled, Unavailable
 from fusecache.model.names import parent_path
 from fusecache.model.objects import MIB
-from fusecache.model.records import OperationKind
-from fusecache.model.states import FileState
+from fusecache.model.records import FileState, OperationKind
+from fusecache.policy.backoff import Outage, RequestLimit
 from fusecache.policy.name_patterns import matches_any
 from fusecache.policy.writeback.publish_order import PublishOrder
 
@@ -340,3 +353,130 @@ class PublishSchedule:
 def is_light(item: QueuedChange) -> bool:
     """Return whether a change sends few bytes."""
     return not isinstance(item, FileVersion) or item.size <= LIGHT_BYTES
+
+
+class FailingChanges:
+    """The queued changes whose last request failed in a way that may pass, each with its error.
+
+    outage: the circuit breaker of all publishing requests.
+    """
+
+    def __init__(self, order: PublishOrder, schedule: PublishSchedule) -> None:
+        self._order = order
+        self._schedule = schedule
+        self._errors: dict[QueuedChange, FusecacheError] = {}
+        self.outage = Outage()
+
+    def __iter__(self) -> Iterator[QueuedChange]:
+        return iter(self._errors)
+
+    @property
+    def failure(self) -> FusecacheError | None:
+        """The error that keeps changes from the bucket, if there is one; first the kind that a person can fix."""
+        # Throttling alone is no failure: the publisher slows down and goes on, unless the circuit is open.
+        is_on = self.outage.is_on
+        errors = [each for each in self._errors.values() if is_on or not isinstance(each, Throttled)]
+        mendable = (error for error in errors if not isinstance(error, Unavailable))
+        return next(mendable, errors[0] if errors else None)
+
+    @property
+    def blocking_error(self) -> FusecacheError | None:
+        """The error that seems to block all publishing: no request has succeeded since it was first seen.
+
+        Only a kind that a person can fix.
+        """
+        last = self.outage.last_success
+        errors = (error for item, error in self._errors.items() if last < self._schedule.failing_since(item))
+        return next((error for error in errors if not isinstance(error, Unavailable)), None)
+
+    @property
+    def seconds(self) -> float:
+        """How long the change that has failed for the longest time has done so; 0 if none fails."""
+        now = trio.current_time()
+        return max((now - self._schedule.failing_since(item) for item in self._errors), default=0.0)
+
+    def add(self, item: QueuedChange, error: FusecacheError) -> Failures:
+        """A request for a queued change failed. If others succeed since, it blocks fewer of them."""
+        failures = self._schedule.on_failed(item, trio.current_time())
+        self._errors[item] = item.error = error
+        if self.outage.last_success > failures.first:
+            self._order.on_failing(item.sequence)
+        return failures
+
+    def clear(self, item: QueuedChange) -> None:
+        """The bucket accepted a request for a change."""
+        self._errors.pop(item, None)
+        item.error = None
+
+    def discard(self, item: QueuedChange) -> None:
+        """A change left the queue; its error stays with it."""
+        self._errors.pop(item, None)
+
+
+# Changes in flight at once. A request to a distant bucket takes 100 ms, of which the node works 1 or 2 ms: 64 keep it
+# busy. Heavy changes mostly wait for their parts. Changes that failed before get at most half of each limit.
+LIGHT_AT_ONCE = 64
+HEAVY_AT_ONCE = 64
+# Of these, PutObject requests that carry many bytes. Parts have their own limit, in `multipart_uploader.py`.
+SENDING_AT_ONCE = 16
+
+
+class ChangesInFlight:
+    """The changes that the publisher has begun to publish. A light change sends few bytes."""
+
+    def __init__(self, limit: RequestLimit) -> None:
+        """limit: of all requests to the bucket; the slots never exceed it."""
+        self._limit = limit
+        # Whether each change is light, and whether it failed before.
+        self._changes: dict[QueuedChange, tuple[bool, bool]] = {}
+        self._failed_before: Counter[bool] = Counter()
+        self._requests = 0
+        self._slots = trio.CapacityLimiter(LIGHT_AT_ONCE)
+        self._body_slots = trio.CapacityLimiter(SENDING_AT_ONCE)
+        # How many changes are light.
+        self.light = 0
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._changes
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a light change is in flight, or a request of any change."""
+        return bool(self.light or self._requests)
+
+    def begin(self, item: QueuedChange, *, light: bool, failed: bool) -> None:
+        """Count a change until `end`. failed: it failed before."""
+        self._changes[item] = light, failed
+        self.light += light
+        self._failed_before[light] += failed
+
+    def end(self, item: QueuedChange) -> None:
+        """The attempt to publish a change is over."""
+        light, failed = self._changes.pop(item)
+        self.light -= light
+        self._failed_before[light] -= failed
+
+    def has_slot(self, *, light: bool) -> bool:
+        """Return whether another light, or heavy, change may begin."""
+        count = self.light if light else len(self._changes) - self.light
+        return count < _most(light=light)
+
+    def has_slot_after_failure(self, *, light: bool) -> bool:
+        """Return whether that change may be one that failed before."""
+        return self._failed_before[light] < _most(light=light) // 2
+
+    @asynccontextmanager
+    async def request(self, *, sends_bytes: bool) -> AsyncIterator[None]:
+        """Hold the slot of one request. sends_bytes: it carries many."""
+        slots, most = (self._body_slots, SENDING_AT_ONCE) if sends_bytes else (self._slots, LIGHT_AT_ONCE)
+        slots.total_tokens = min(most, self._limit.limit)
+        async with slots:
+            self._requests += 1
+            try:
+                yield
+            finally:
+                self._requests -= 1
+
+
+def _most(*, light: bool) -> int:
+    return LIGHT_AT_ONCE if light else HEAVY_AT_ONCE

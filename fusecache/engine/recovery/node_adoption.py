@@ -17,11 +17,10 @@ from dataclasses import replace
 
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Node
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.recovery.journal_replay import ReplayResult
-from fusecache.engine.recovery.places import make_nameless
+from fusecache.engine.recovery.journal_replay import ReplayResult, make_nameless
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.predecessor import KeptNode, Predecessor
-from fusecache.model.states import FileState
+from fusecache.model.records import FileState
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from fusecache.disk.state_directory import StateDirectory
 from fusecache.engine.recovery.quarantine import conflict_row, listing_of, operation_row, quarantine_row
 from fusecache.index.journal import DropFile, DropOperation, Journal, PutAbort, PutFile
 from fusecache.model.errors import NotFound, NotPermitted
-from fusecache.model.records import FileRecord
-from fusecache.model.states import OWED, FileState
+from fusecache.model.records import OWED, FileRecord, FileState
 
 _KIND_AND_MESSAGE = {
     FileState.OPEN: ("orphan", "was not closed before the daemon ended"),

@@ -42,12 +42,12 @@ from fusecache.model.records import (
     DOUBTFUL,
     ConflictRecord,
     FileRecord,
+    FileState,
     OperationKind,
     OperationRecord,
     PosixAttributes,
     Reason,
 )
-from fusecache.model.states import FileState
 
 log = logging.getLogger(__name__)
 

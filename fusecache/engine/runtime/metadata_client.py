@@ -13,8 +13,8 @@ from typing import ParamSpec, TypeVar
 import trio
 
 from fusecache.engine.runtime.by_bucket import ByBucket
-from fusecache.engine.runtime.callers import ends_with_caller
 from fusecache.engine.runtime.offload import Offload
+from fusecache.engine.runtime.procfs import ends_with_caller
 from fusecache.model.errors import (
     AccessDenied,
     BucketMissing,

@@ -6,19 +6,48 @@ The exception is logged with its traceback and counted. Then there are two kinds
 - A *child task* does one thing that callers wait for: they get an InternalError.
 
 Not here: the FUSE session, which cannot start again.
+
+Unwraps the exception groups that trio's nurseries raise, so that callers can catch a single error.
 """
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import trio
 
-from fusecache.model.errors import InternalError
+from fusecache.model.errors import FusecacheError, InternalError
 from fusecache.policy.backoff import LONGEST_SECONDS, backoff_seconds
+
+
+@contextmanager
+def unwrap_single_error() -> Iterator[None]:
+    """Raise the first FusecacheError of a group by itself; a group with any other error is raised unchanged.
+
+    Ctrl-C ends all tasks, and is raised whatever they raised on the way.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is not None:
+            raise KeyboardInterrupt from None
+        failures, others = group.split(FusecacheError)
+        if failures is None or others is not None:
+            raise
+        raise next(_leaves(failures)) from None
+
+
+def _leaves(group: BaseExceptionGroup[FusecacheError]) -> Iterator[FusecacheError]:
+    for inner in group.exceptions:
+        if isinstance(inner, BaseExceptionGroup):
+            yield from _leaves(inner)
+        else:
+            yield inner
+
 
 log = logging.getLogger(__name__)
 

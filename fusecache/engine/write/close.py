@@ -14,17 +14,15 @@ from dataclasses import dataclass, replace
 import trio
 
 from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, attributes_of
-from fusecache.engine.runtime.exception_groups import unwrap_single_error
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.procfs import is_being_killed
-from fusecache.engine.write.backpressure import Backpressure
-from fusecache.engine.write.disposal import VersionDisposal
-from fusecache.engine.write.local_only import LocalOnly
-from fusecache.engine.write.staging_space import StagingSpace
+from fusecache.engine.runtime.supervisor import unwrap_single_error
+from fusecache.engine.write.disposal import LocalOnly, VersionDisposal
+from fusecache.engine.write.staging_space import Backpressure, StagingSpace
 from fusecache.engine.write.version_states import VersionStates
 from fusecache.model.errors import FusecacheError, InternalError
-from fusecache.model.states import FileState
+from fusecache.model.records import FileState
 
 
 @dataclass(eq=False, repr=False)

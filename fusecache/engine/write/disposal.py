@@ -4,10 +4,15 @@ Not for versions that the bucket has: `engine/publish/retirement.py` turns these
 
 Invariant: content that a close acknowledged is dropped in two cases only. Newer content of the same file stands for it,
 or a program or user on this node removed it.
+
+Local-only content, which is never published: files whose path matches the option `local_only`, and special files.
+
+Not their state changes: `version_states.py` makes them.
 """
 
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fusecache.disk.staging import StagingDirectory
@@ -23,12 +28,54 @@ from fusecache.engine.namespace.nodes import (
 )
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
-from fusecache.engine.write.local_only import LocalOnly
 from fusecache.engine.writeback.queue import WritebackQueue, leaves_object
 from fusecache.index.journal import Change, PutFile
-from fusecache.model.errors import NoSpace
-from fusecache.model.records import Reason
-from fusecache.model.states import FileState
+from fusecache.model.errors import AcrossDevices, NoSpace
+from fusecache.model.names import is_special
+from fusecache.model.records import FileState, Reason
+from fusecache.policy.name_patterns import is_at_or_below_any
+
+
+class LocalOnly:
+    """Decides which files are local-only, and holds the set of their closed versions."""
+
+    def __init__(self, tree: Tree, patterns: tuple[str, ...]) -> None:
+        self._tree = tree
+        self._patterns = patterns
+        self._versions: set[FileVersion] = set()
+
+    def __contains__(self, version: FileVersion) -> bool:
+        return version in self._versions
+
+    def __iter__(self) -> Iterator[FileVersion]:
+        return iter(self._versions)
+
+    def add(self, version: FileVersion) -> None:
+        """A version was closed under a local-only path."""
+        self._versions.add(version)
+
+    def discard(self, version: FileVersion) -> None:
+        """A version ended, or has another path."""
+        self._versions.discard(version)
+
+    def covers(self, node: Node) -> bool:
+        """Return whether the node's content is never published."""
+        if is_special(node.mode):
+            return True
+        return bool(self._patterns) and is_at_or_below_any(self._patterns, self._tree.path(node))
+
+    def check_stays_published(self, key_before: str, key_now: str) -> None:
+        """Raise AcrossDevices (EXDEV) for a rename from a published to a local-only path.
+
+        It would take the file out of the bucket. `mv` reacts to EXDEV by copying and removing.
+        """
+        if self._patterns:
+            before, now = self._tree.relative(key_before), self._tree.relative(key_now)
+            if is_at_or_below_any(self._patterns, now) and not is_at_or_below_any(self._patterns, before):
+                raise AcrossDevices(
+                    f"{now}: a local_only path is never uploaded; copy {before} and remove it"
+                )
+
 
 log = logging.getLogger(__name__)
 

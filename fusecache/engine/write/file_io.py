@@ -15,17 +15,13 @@ from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.procfs import thread_group
 from fusecache.engine.write.close import CloseProtocol, is_killed
-from fusecache.engine.write.disposal import VersionDisposal
-from fusecache.engine.write.file_reader import FileReader
-from fusecache.engine.write.local_only import LocalOnly
+from fusecache.engine.write.disposal import LocalOnly, VersionDisposal
 from fusecache.engine.write.staging_space import StagingSpace
-from fusecache.engine.write.staging_writer import StagingWriter
-from fusecache.engine.write.version_factory import VersionFactory
+from fusecache.engine.write.version_factory import FileReader, StagingWriter, VersionFactory
 from fusecache.engine.write.version_states import VersionStates
 from fusecache.index.journal import PutAttributes
 from fusecache.model.errors import FusecacheError, NoSpace
-from fusecache.model.records import PosixAttributes
-from fusecache.model.states import FileState
+from fusecache.model.records import FileState, PosixAttributes
 
 # The kernel sends RELEASE when close(2) returns, and does not wait for the answer. So it may arrive after the next OPEN
 # of the file, which waits this long for it. After that the file counts as still open: the close was a forked child's.

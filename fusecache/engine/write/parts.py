@@ -8,17 +8,12 @@ from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
-from fusecache.engine.write.backpressure import Backpressure
 from fusecache.engine.write.close import CloseProtocol
-from fusecache.engine.write.disposal import VersionDisposal
-from fusecache.engine.write.enospc_log import EnospcLog
+from fusecache.engine.write.disposal import LocalOnly, VersionDisposal
 from fusecache.engine.write.file_io import FileIO
-from fusecache.engine.write.file_reader import FileReader
-from fusecache.engine.write.local_only import LocalOnly
 from fusecache.engine.write.snapshots import Snapshots
-from fusecache.engine.write.staging_space import StagingSpace
-from fusecache.engine.write.staging_writer import StagingWriter
-from fusecache.engine.write.version_factory import VersionFactory
+from fusecache.engine.write.staging_space import Backpressure, EnospcLog, StagingSpace
+from fusecache.engine.write.version_factory import FileReader, StagingWriter, VersionFactory
 from fusecache.engine.write.version_states import VersionStates
 from fusecache.engine.writeback.placement import QueuePlacement
 from fusecache.engine.writeback.queue import WritebackQueue

@@ -24,15 +24,13 @@ from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion, Node, attributes_of
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
-from fusecache.engine.write.disposal import VersionDisposal, named_row
-from fusecache.engine.write.local_only import LocalOnly
+from fusecache.engine.write.disposal import LocalOnly, VersionDisposal, named_row
 from fusecache.engine.write.staging_space import StagingSpace
 from fusecache.engine.writeback.placement import QueuePlacement
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, PutFile
 from fusecache.model.errors import FusecacheError
-from fusecache.model.records import PosixAttributes, Reason
-from fusecache.model.states import FileState
+from fusecache.model.records import FileState, PosixAttributes, Reason
 
 log = logging.getLogger(__name__)
 

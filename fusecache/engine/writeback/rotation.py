@@ -13,8 +13,7 @@ from itertools import pairwise
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal, is_symlink
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change
-from fusecache.model.records import OperationKind
-from fusecache.model.states import FileState
+from fusecache.model.records import FileState, OperationKind
 
 # How often the oldest delete may move to the end of the queue. Then it stays, so that new writes cannot delay it for
 # ever, and what it waits for keeps its sequence (`blocks_a_fixed_delete`).

@@ -19,10 +19,9 @@ from types import MappingProxyType
 from urllib.parse import quote, unquote, urlencode
 
 from fusecache.model.errors import AccessDenied, Refused, Unavailable, UploadLost
-from fusecache.model.metadata import STANDARD
-from fusecache.model.objects import ObjectId, ObjectInfo
-from fusecache.remote.http.file_body import SliceBody
+from fusecache.model.objects import STANDARD, ObjectId, ObjectInfo
 from fusecache.remote.http.http_store import HttpStore, whole_response
+from fusecache.remote.http.put import SliceBody
 from fusecache.remote.protocol.headers import bare_etag, quoted_etag
 from fusecache.remote.store import Condition, FileSlice, ListPage, UploadPage
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from fusecache.model.objects import ObjectId
-from fusecache.remote.http.http_store import whole_response
-from fusecache.remote.http.xml_store import XmlStore, text_of
+from fusecache.remote.http.http_store import XmlStore, text_of, whole_response
 from fusecache.remote.protocol.headers import bare_etag
 from fusecache.remote.store import Condition, ConditionalWrites
 

@@ -33,8 +33,8 @@ from fusecache.remote.http.connection_pool import (
     ConnectionPool,
     Peer,
     StaleConnection,
+    proxy_for,
 )
-from fusecache.remote.http.proxy import proxy_for
 from fusecache.remote.http.tls import TlsContext
 from fusecache.remote.protocol.responses import error_of_response, retry_after_seconds
 from fusecache.remote.protocol.signing import EMPTY_SHA256, Sign

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fusecache.model.errors import BucketMissing, RemoteError, UploadLost
+from fusecache.remote.http.http_store import completion, text_of
 from fusecache.remote.http.put import part_query
 from fusecache.remote.http.signed_requests import Reply, SignedHttp, query_of
-from fusecache.remote.http.xml_store import completion, text_of
 from fusecache.remote.protocol.headers import bare_etag, quoted_etag
 from fusecache.remote.store import ConditionalWrites
 

@@ -19,7 +19,7 @@ from botocore.credentials import ReadOnlyCredentials
 
 from fusecache.model.errors import ConfigError, CredentialsMissing
 from fusecache.policy.backoff import backoff_seconds
-from fusecache.remote.key_file import read_key_file
+from fusecache.remote.endpoints import read_key_file
 
 log = logging.getLogger(__name__)
 

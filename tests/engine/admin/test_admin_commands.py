@@ -12,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from fusecache.engine.admin.inspector import NAMED, ScrubProgress
 from fusecache.engine.admin.warmup import Warmup, WarmupState
 from fusecache.engine.durability import status
-from fusecache.engine.durability.pending import Pending
+from fusecache.engine.durability.status import Pending
 from fusecache.engine.namespace.nodes import Node
 from fusecache.model.errors import AccessDenied, NotFound, NotPermitted, Refused, Throttled, Unavailable
 from fusecache.model.objects import MIB

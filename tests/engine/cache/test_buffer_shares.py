@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.disk.aligned_buffers import AlignedBuffers
+from fusecache.disk.direct_reads import AlignedBuffers
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import Buffer, CachedObject, Chunk
 from fusecache.engine.cache.maintenance import CacheMaintenance

@@ -11,11 +11,11 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from fusecache.disk.aligned_buffers import AlignedBuffers
 from fusecache.disk.cache_files import CacheFiles
+from fusecache.disk.direct_reads import AlignedBuffers
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import Buffer, CachedObject, Chunk
-from fusecache.engine.cache.disk_write_queue import MAX_QUEUE_SECONDS, DiskWriteQueue
+from fusecache.engine.cache.disk_tier import MAX_QUEUE_SECONDS, DiskWriteQueue
 from fusecache.model.objects import MIB, ObjectId
 from fusecache.policy.cache.fetch_order import Cause
 from tests.support.block_caches import new_bucket, read_all, running_cache, some_bytes, until

@@ -5,7 +5,7 @@ from pathlib import Path
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.durability.in_use import OPEN, PENDING, KeysInUse
+from fusecache.engine.durability.status import OPEN, PENDING, KeysInUse
 from fusecache.model.errors import Unavailable
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.node import Bucket, running_node

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from fusecache.engine.namespace.nodes import FileHandle
 from fusecache.model.errors import Interrupted, ObjectChanged, Refused, Unavailable
 from fusecache.model.objects import MIB
-from fusecache.policy.progress_timeout import STANDSTILL_SECONDS
+from fusecache.policy.backoff import STANDSTILL_SECONDS
 from tests.engine.write.test_writing import SlowUploads, kill, opened_by, program
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.node import Bucket, User, photograph, running_node

@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.engine.options import BucketAccess
-from fusecache.engine.write.enospc_log import REMEMBERED_SECONDS
+from fusecache.engine.write.staging_space import REMEMBERED_SECONDS
 from fusecache.model.errors import AccessDenied, NoSpace, NotFound, Unavailable
 from fusecache.model.objects import MIB
 from tests.support.faulty_store import Fault, FaultyStore

@@ -14,12 +14,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.daemon import visitors
+from fusecache.daemon import control_server
 from fusecache.daemon.control_server import ControlServer, Endings
 from fusecache.daemon.control_socket import ControlSocket
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
-from fusecache.fs.owned_hints import OwnedHints
+from fusecache.fs.hint_files import OwnedHints
 from fusecache.model.errors import NoSpace, ReadOnly, StateError
 from tests.support.node import Bucket, User, running_node
 
@@ -180,7 +180,7 @@ async def test_unfinished_request_is_cut_off(
     bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
     """The daemon closes a connection whose request does not come; the client sees the end."""
-    monkeypatch.setattr(visitors, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(control_server, "REQUEST_SECONDS", 0.2)
     async with controlled(bucket, cache) as control:
         async with await trio.open_unix_socket(control.path) as stream:
             await stream.send_all(begun)

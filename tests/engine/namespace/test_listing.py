@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.namespace import list_page, reconciler
+from fusecache.engine.namespace import lister, reconciler
 from fusecache.engine.namespace.nodes import DirectoryHandle, ListedName, Node, Shown
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.model.errors import NotFound, Unavailable
@@ -25,7 +25,7 @@ PAGE = 10
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page of a listing has ten names."""
-    monkeypatch.setattr(list_page, "PAGE_NAMES", PAGE)
+    monkeypatch.setattr(lister, "PAGE_NAMES", PAGE)
 
 
 class FarOffload(InlineOffload):
@@ -621,7 +621,7 @@ class LateLists(InlineOffload):
         """Run the call inline; hold the answer back if it is a page."""
         await trio.lowlevel.checkpoint()
         answer = call(*args)
-        if self.seconds and getattr(call, "func", None) is list_page.fetch_page:
+        if self.seconds and getattr(call, "func", None) is lister.fetch_page:
             await trio.sleep(self.seconds)
         return answer
 

@@ -10,9 +10,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fusecache.engine.namespace import list_page
-from fusecache.engine.namespace.listing_state import LAST_NAME, PageTimes
-from fusecache.engine.namespace.nodes import Node
+from fusecache.engine.namespace import lister
+from fusecache.engine.namespace.nodes import LAST_NAME, Node, PageTimes
 from fusecache.model.errors import NotFound
 from fusecache.policy.listing_refresh import LISTS_PER_SECOND
 from tests.engine.namespace.test_listing import FarOffload, fill, lists, read_all
@@ -151,7 +150,7 @@ async def test_what_is_seen_is_never_older_than_a_second_however_names_come_and_
     bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Another client makes, replaces and removes files, in a small directory and in one of several pages."""
-    monkeypatch.setattr(list_page, "PAGE_NAMES", 20)
+    monkeypatch.setattr(lister, "PAGE_NAMES", 20)
     chance = random.Random(seed)
     names = [f"{number:04}" for number in range(100)]
     history: dict[str, list[tuple[float, int | None]]] = {}
@@ -234,7 +233,7 @@ async def test_what_is_published_or_removed_while_the_answer_is_under_way_is_sho
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page of a listing has a hundred names."""
-    monkeypatch.setattr(list_page, "PAGE_NAMES", 100)
+    monkeypatch.setattr(lister, "PAGE_NAMES", 100)
 
 
 async def add_in_order(user: User, count: int, stem: str, pause: float = 0.005) -> list[float]:

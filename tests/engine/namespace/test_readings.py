@@ -18,12 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from fusecache.engine.namespace import list_page
+from fusecache.engine.namespace import lister
 from fusecache.engine.namespace.nodes import Kind
-from fusecache.fs.entries import EntryBuilder
 from fusecache.fs.kept_files import KeptFiles
-from fusecache.fs.open_directories import OpenDirectories
-from fusecache.fuse.kept_table import KeptTable
+from fusecache.fs.open_directories import EntryBuilder, OpenDirectories
+from fusecache.fuse.kept_mount import KeptTable
 from fusecache.fuse.values import EntryAttributes, RequestContext
 from fusecache.model.errors import FusecacheError
 from tests.engine.publish.test_model import run_on_a_quick_clock
@@ -235,7 +234,7 @@ class Program:
 def small_pages() -> Any:
     """A page of a listing has two names."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(list_page, "PAGE_NAMES", 2)
+        patch.setattr(lister, "PAGE_NAMES", 2)
         yield
 
 

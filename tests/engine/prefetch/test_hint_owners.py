@@ -5,7 +5,7 @@ import trio
 import trio.testing
 
 from fusecache.engine.prefetch.hint_service import PLAN
-from fusecache.fs.owned_hints import OwnedHints
+from fusecache.fs.hint_files import OwnedHints
 from fusecache.model.errors import NotPermitted
 
 

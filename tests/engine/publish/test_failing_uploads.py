@@ -8,7 +8,7 @@ from trio.testing import MockClock
 
 from fusecache.disk.staging import StagingFile
 from fusecache.engine.namespace.nodes import FileVersion
-from fusecache.engine.publish import in_flight, multipart_uploader, preparer
+from fusecache.engine.publish import multipart_uploader, preparer, schedule
 from fusecache.model.errors import AccessDenied, LocalDiskError, Unavailable
 from fusecache.model.objects import MIB
 from tests.support.faulty_store import Fault, FaultyStore
@@ -21,8 +21,8 @@ LARGE = 4 * MIB + 1
 def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many files as can be stuck in a test are more than there are places."""
     for module, name in (
-        (in_flight, "LIGHT_AT_ONCE"),
-        (in_flight, "HEAVY_AT_ONCE"),
+        (schedule, "LIGHT_AT_ONCE"),
+        (schedule, "HEAVY_AT_ONCE"),
         (preparer, "FILES_AHEAD"),
         (multipart_uploader, "PARTS_AT_ONCE"),
     ):

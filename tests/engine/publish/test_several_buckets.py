@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.engine.options import BucketAccess
-from fusecache.engine.publish import in_flight, multipart_uploader, preparer
+from fusecache.engine.publish import multipart_uploader, preparer, schedule
 from fusecache.model.errors import (
     AccessDenied,
     AcrossDevices,
@@ -54,8 +54,8 @@ async def good_is_published(user: User, two: Two, seconds: float) -> None:
 def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few stuck files fill all places of their bucket."""
     for module, name in (
-        (in_flight, "LIGHT_AT_ONCE"),
-        (in_flight, "HEAVY_AT_ONCE"),
+        (schedule, "LIGHT_AT_ONCE"),
+        (schedule, "HEAVY_AT_ONCE"),
         (preparer, "FILES_AHEAD"),
         (multipart_uploader, "PARTS_AT_ONCE"),
     ):

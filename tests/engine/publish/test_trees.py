@@ -7,8 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.model.errors import Unavailable
-from fusecache.model.metadata import SYMLINK_TARGET
-from fusecache.model.objects import ObjectInfo
+from fusecache.model.objects import SYMLINK_TARGET, ObjectInfo
 from tests.engine.publish.test_publish_order import Far
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.node import Bucket, User, listed, photograph, running_node

@@ -16,7 +16,7 @@ from fusecache.engine.recovery.journal_replay import JournalReplay, ReplayResult
 from fusecache.index.journal import Journal, PutAbort
 from fusecache.model.errors import AccessDenied, NotFound, StateError
 from fusecache.model.objects import MIB
-from fusecache.model.states import FileState
+from fusecache.model.records import FileState
 from fusecache.remote.read_write_split import ReadWriteSplit
 from tests.engine.publish.test_rejected_content import slow_requests
 from tests.support.faulty_store import Fault, FaultyStore

@@ -12,12 +12,12 @@ from trio.testing import MockClock
 from fusecache.engine.admin.pinning import PinnedObjects
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.cache.block_table import BlockTable
-from fusecache.engine.cache.disk_space import DiskSpace
+from fusecache.engine.cache.evictor import DiskSpace
 from fusecache.engine.cache.fetch_task import FetchTasks, StallWatch
-from fusecache.engine.durability.drain import Drain
 from fusecache.engine.durability.request_costs import RequestCosts
 from fusecache.engine.durability.status import QueueStatus
-from fusecache.engine.namespace.listing_refresher import ListingRefresher
+from fusecache.engine.durability.sync import Drain
+from fusecache.engine.namespace.lister import ListingRefresher
 from fusecache.engine.prefetch.hint_service import HintService
 from fusecache.engine.prefetch.prefetcher import Prefetcher
 from fusecache.engine.publish.multipart_uploader import MultipartUploader
@@ -25,7 +25,7 @@ from fusecache.engine.publish.publisher import Publisher
 from fusecache.engine.publish.retirement import Retirement
 from fusecache.engine.publish.schedule import PublishSchedule
 from fusecache.engine.runtime.batcher import Batcher
-from fusecache.engine.write.open_file_snapshots import OpenFileSnapshots
+from fusecache.engine.write.snapshots import OpenFileSnapshots
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
 from fusecache.model.errors import Throttled, Unavailable

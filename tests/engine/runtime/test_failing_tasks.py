@@ -21,12 +21,11 @@ from fusecache.engine.cache.evictor import Evictor
 from fusecache.engine.cache.fetch_task import FetchTasks
 from fusecache.engine.cache.maintenance import CacheMaintenance
 from fusecache.engine.cache.readahead import PrefetchRange, Readahead
-from fusecache.engine.namespace import list_page, lister
+from fusecache.engine.namespace import lister
 from fusecache.engine.namespace.lister import Lister
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.publish import preparer
-from fusecache.engine.publish.multipart_aborts import MultipartAborts
-from fusecache.engine.publish.multipart_uploader import MultipartUploader
+from fusecache.engine.publish.multipart_uploader import MultipartAborts, MultipartUploader
 from fusecache.engine.publish.preparer import Preparer
 from fusecache.engine.publish.publisher import Publisher
 from fusecache.engine.publish.rejections import Rejections
@@ -346,7 +345,7 @@ CASES = [
     TaskCase("probe", Lookup, "_correct", fail_probe),
     TaskCase("list", Lister, "_store", fail_listing),
     TaskCase("list", lister, "fetch_page", fail_listing),
-    TaskCase("list", list_page, "_completed", fail_listing),
+    TaskCase("list", lister, "_completed", fail_listing),
     TaskCase("list-page", Lister, "_replace_page", fail_page),
     TaskCase("warm-up", WarmupRunner, "_check_space", fail_warmup),
     TaskCase("warm-up", CacheMaintenance, "fill", fail_warm_piece),

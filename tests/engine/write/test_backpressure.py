@@ -9,7 +9,7 @@ from trio.testing import MockClock
 from fusecache.disk.staging import StagingFile
 from fusecache.model.errors import NoSpace
 from fusecache.model.objects import MIB
-from fusecache.policy.progress_timeout import STANDSTILL_SECONDS
+from fusecache.policy.backoff import STANDSTILL_SECONDS
 from tests.engine.durability.test_stopping import break_journal
 from tests.engine.write.test_writing import kill, opened_by, program
 from tests.support.node import Bucket, User, photograph, running_node

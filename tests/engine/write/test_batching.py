@@ -13,7 +13,7 @@ from fusecache.engine.runtime.journal_writer import GATHER_SECONDS, JournalWrite
 from fusecache.engine.runtime.supervisor import Supervisor, TaskNursery
 from fusecache.index.journal import Change, DropFile, Journal
 from fusecache.model.errors import LocalDiskError
-from fusecache.model.states import FileState
+from fusecache.model.records import FileState
 from tests.engine.write.test_writing import SlowUploads
 from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, running_node

@@ -9,7 +9,7 @@ from trio.testing import MockClock
 from fusecache.engine.options import BucketAccess
 from fusecache.model.errors import NoSpace, Unavailable
 from fusecache.model.objects import MIB
-from fusecache.policy.progress_timeout import STANDSTILL_SECONDS
+from fusecache.policy.backoff import STANDSTILL_SECONDS
 from tests.engine.publish.test_several_buckets import Two, good_is_published
 from tests.support.faulty_store import Fault
 from tests.support.node import User, photograph

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 from fusecache.engine.namespace.nodes import FileVersion, Node
 from fusecache.model.errors import FusecacheError, NotFound
 from fusecache.model.objects import MIB
-from fusecache.model.states import FileState
+from fusecache.model.records import FileState
 from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, running_node
 

@@ -17,7 +17,7 @@ import pytest
 from fusecache import __version__
 from fusecache.cli.main import main, make_parser
 from fusecache.cli.recover import listing_text
-from fusecache.cli.views.status_text import status_view
+from fusecache.cli.views.status import status_view
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import seconds_text, size_text
 from fusecache.mount import control_client, launch

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from fusecache.cli.views.status_text import status_view
-from fusecache.model.error_text import remedy
+from fusecache.cli.views.status import status_view
 from fusecache.model.errors import AccessDenied
+from fusecache.model.format_text import remedy
 from fusecache.model.verdict import judge
 from fusecache.mount.control_client import ServerProgress
 from fusecache.mount.progress import awaited_text, pending_text

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fusecache.config.bucket_list import ListedBucket, bucket_list
+from fusecache.config.endpoint_options import ListedBucket, bucket_list
 from fusecache.model.errors import ConfigError
 from fusecache.remote.endpoints import Credentials
 

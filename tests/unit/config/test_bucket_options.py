@@ -7,7 +7,7 @@ import pytest
 
 from fusecache.config.node_memory import BUCKET_MEMORY_BYTES
 from fusecache.config.options import MountOptions, load_options
-from fusecache.disk.aligned_buffers import AlignedBuffers
+from fusecache.disk.direct_reads import AlignedBuffers
 from fusecache.model.errors import ConfigError
 from fusecache.remote.endpoints import Credentials
 

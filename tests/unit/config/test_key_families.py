@@ -2,7 +2,7 @@
 
 import pytest
 
-from fusecache.config.key_families import family_names, key_family
+from fusecache.config.endpoint_options import family_names, key_family
 from fusecache.model.errors import ConfigError
 from fusecache.remote.endpoints import Credentials, Endpoint
 

@@ -6,8 +6,8 @@ import pytest
 
 from fusecache.config.option_groups import MonitoringOptions, RequestOptions, SessionOptions, WritebackOptions
 from fusecache.config.options import MountOptions
-from fusecache.daemon import risks
-from fusecache.daemon.risks import file_system_of, risk_texts
+from fusecache.daemon import checkup
+from fusecache.daemon.checkup import file_system_of, risk_texts
 from fusecache.remote.endpoints import Endpoint
 
 TABLE = b"""1 0 8:1 / / rw - ext4 /dev/sda rw
@@ -58,7 +58,7 @@ def test_cache_in_memory_is_warned_of() -> None:
 
 
 def test_a_cache_on_a_network_file_system_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(risks, "file_system_of", lambda path: "nfs4")
+    monkeypatch.setattr(checkup, "file_system_of", lambda path: "nfs4")
     texts = risk_texts(_options(cache_dir=Path("/mnt/nfs/cache")), Endpoint(None))
     assert [text for text in texts if "network" in text and "nfs4" in text]
 

@@ -9,8 +9,8 @@ import pytest
 import xxhash
 
 from fusecache.disk import cache_files
-from fusecache.disk.aligned_buffers import LARGE_BYTES, SMALL_BYTES, AlignedBuffers
 from fusecache.disk.cache_files import FOLDERS, CacheFiles, granule_checksums
+from fusecache.disk.direct_reads import LARGE_BYTES, SMALL_BYTES, AlignedBuffers
 from fusecache.model.errors import LocalDiskError
 from fusecache.model.objects import GRANULE_BYTES, KIB, MIB
 

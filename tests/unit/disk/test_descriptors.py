@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.disk.descriptors import DescriptorPool
-from fusecache.disk.staging import StagingDirectory, StagingFile
+from fusecache.disk.staging import DescriptorPool, StagingDirectory, StagingFile
 from fusecache.model.errors import TooManyFiles
 
 

@@ -20,9 +20,8 @@ import trio
 from fusecache import keeper
 from fusecache.fuse import waiting
 from fusecache.fuse.handlers import RequestHandlers
-from fusecache.fuse.kept_mount import KeptMount
+from fusecache.fuse.kept_mount import FORMAT, FormatUnknown, KeptMount, KeptTable
 from fusecache.fuse.kept_requests import SMALL_PLACES, KeptRequests, copied_requests, make_memory
-from fusecache.fuse.kept_table import FORMAT, FormatUnknown, KeptTable
 from fusecache.fuse.protocol import IN_HEADER, INTERRUPT_IN, OUT_HEADER, WRITE_IN, WRITE_OUT, Opcode
 from fusecache.fuse.session import OwnSession
 from fusecache.fuse.values import EntryAttributes, RequestContext
@@ -70,7 +69,7 @@ def test_a_successor_reads_the_rows_that_were_put_and_not_removed(memory: Callab
 
 PUTS = """
 import sys
-from fusecache.fuse.kept_table import KeptTable
+from fusecache.fuse.kept_mount import KeptTable
 rows = KeptTable(int(sys.argv[1]))
 for number in range(100_000):
     rows.put("key", number)

@@ -11,9 +11,8 @@ import pytest
 
 from fusecache.engine.namespace.nodes import FileHandle, Kind, Node
 from fusecache.fs.kept_files import KeptFiles
-from fusecache.fuse.kept_mount import KeptMount
+from fusecache.fuse.kept_mount import FORMAT, KeptMount, KeptTable
 from fusecache.fuse.kept_requests import make_memory
-from fusecache.fuse.kept_table import FORMAT, KeptTable
 from fusecache.fuse.protocol import IN_HEADER, Opcode
 from fusecache.model.errors import LocalDiskError
 from fusecache.model.objects import ObjectInfo

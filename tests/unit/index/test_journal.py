@@ -29,12 +29,12 @@ from fusecache.model.errors import JournalMapFull, StateError
 from fusecache.model.records import (
     ConflictRecord,
     FileRecord,
+    FileState,
     OperationKind,
     OperationRecord,
     PosixAttributes,
     Reason,
 )
-from fusecache.model.states import FileState
 
 ATTRIBUTES = PosixAttributes(0o644, 1, 2, 3)
 

@@ -11,10 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fusecache.index import listings as module
-from fusecache.index import row_file
-from fusecache.index.listings import Listings
-from fusecache.index.row_file import StoredPack
-from fusecache.index.rows import ListedEntry, joined, page_fields
+from fusecache.index.listings import ListedEntry, Listings, StoredPack, joined, page_fields
 from fusecache.model.errors import ListingLost, LocalDiskError
 
 
@@ -188,9 +185,9 @@ class RefusingDisk:
         self.refuses = False
         self.loses = False
         self._write, self._read = os.pwrite, os.pread
-        monkeypatch.setattr(row_file.os, "pwrite", self.pwrite)
-        monkeypatch.setattr(row_file.os, "pread", self.pread)
-        monkeypatch.setattr(row_file, "RETRY_SECONDS", 0.0)
+        monkeypatch.setattr(module.os, "pwrite", self.pwrite)
+        monkeypatch.setattr(module.os, "pread", self.pread)
+        monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
 
     def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
         if self.refuses:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.index import row_file
-from fusecache.index.row_file import RowFile
+from fusecache.index import listings
+from fusecache.index.listings import RowFile
 from fusecache.model.errors import LocalDiskError
 
 
@@ -28,7 +28,7 @@ def test_a_write_that_began_before_a_failure_does_not_end_it(
         return write(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(row_file.os, "pwrite", read_meanwhile)
+        patched.setattr(listings.os, "pwrite", read_meanwhile)
         written = file.store(b"other")
     assert file.read(written) == b"other"
     assert file.is_refused
@@ -37,7 +37,7 @@ def test_a_write_that_began_before_a_failure_does_not_end_it(
 
 
 def test_a_write_after_a_failure_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_file, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(listings, "RETRY_SECONDS", 0.0)
     file = RowFile(tmp_path / "rows")
     damaged = file.store(b"pack")
     (tmp_path / "rows").write_bytes(b"")
@@ -64,7 +64,7 @@ def test_threads_that_store_the_first_packs_at_once_open_the_file_once(
 
     contents = [b"one", b"two"]
     with monkeypatch.context() as patched, ThreadPoolExecutor(2) as threads:
-        patched.setattr(row_file.os, "open", open_together)
+        patched.setattr(listings.os, "open", open_together)
         packs = list(threads.map(file.store, contents))
     assert len(opened) == 1
     assert [file.read(each) for each in packs] == contents

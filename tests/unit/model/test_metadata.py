@@ -2,7 +2,7 @@
 
 import pytest
 
-from fusecache.model.metadata import attributes_from_metadata, content_metadata, symlink_metadata
+from fusecache.model.objects import attributes_from_metadata, content_metadata, symlink_metadata
 from fusecache.model.records import PosixAttributes
 
 DEFAULT = PosixAttributes(0o644, 500, 501, 1_600_000_000_000_000_000)

@@ -8,15 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache.model.records import (
+    MUTABLE,
+    OWED,
+    TRANSITIONS,
     FileRecord,
+    FileState,
     OperationKind,
     OperationRecord,
     PosixAttributes,
+    check_transition,
     file_from_row,
     operation_from_row,
     to_row,
 )
-from fusecache.model.states import MUTABLE, OWED, TRANSITIONS, FileState, check_transition
 
 texts = st.text(max_size=20)
 numbers = st.integers(0, 1 << 53)

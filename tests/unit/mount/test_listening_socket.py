@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.mount.listening_socket import listen_at
+from fusecache.mount.runtime_folder import listen_at
 
 
 def connect(path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.support.mounts import run
 PROGRAM = """
 import os, sys
 sys.path[0] = os.getcwd()  # as `python -m` has it
-from fusecache.mount.own_program import own_program
+from fusecache.mount.launch import own_program
 print(*own_program()[1:], os.environ.get("PYTHONPATH"))
 """
 

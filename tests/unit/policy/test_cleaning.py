@@ -2,7 +2,7 @@
 
 import pytest
 
-from fusecache.policy.cleaning import Selection, dollars_a_month
+from fusecache.policy.checkpoints import Selection, dollars_a_month
 
 
 @pytest.mark.parametrize(

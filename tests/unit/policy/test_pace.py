@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.policy.pace import Pace
+from fusecache.policy.backoff import Pace
 
 MIB = 1 << 20
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.policy.symlink_targets import SymlinkRule, is_followed
+from fusecache.policy.name_patterns import SymlinkRule, is_followed
 
 _PARTS = ("a", "b", "..", ".", "")
 _MOST_LINKS = 40

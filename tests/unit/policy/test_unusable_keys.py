@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache.model.names import unusable_name
-from fusecache.policy.unusable_keys import UnusableKeys
+from fusecache.policy.name_patterns import UnusableKeys
 
 
 def unusable(keys: list[str]) -> dict[str, str]:

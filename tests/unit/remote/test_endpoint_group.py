@@ -18,9 +18,8 @@ from fusecache.model.errors import (
 )
 from fusecache.model.objects import KIB, Extent, ObjectId
 from fusecache.policy.endpoint_choice import EndpointChoice
-from fusecache.remote import endpoint_copies, endpoint_group
-from fusecache.remote.endpoint_copies import Copy, judge
-from fusecache.remote.endpoint_group import EndpointGroup, EndpointReader
+from fusecache.remote import endpoint_group
+from fusecache.remote.endpoint_group import Copy, EndpointGroup, EndpointReader, judge
 from fusecache.remote.protocol.headers import object_content
 from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.store import Interruption, ObjectContent, ReadStore, primary_of
@@ -317,7 +316,7 @@ def test_other_bytes_are_never_read_and_are_named(place: Place, caplog: pytest.L
 def test_a_copy_that_arrives_later_is_used_and_counts_no_more(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint_copies, "RECHECK_SECONDS", 0.0)
+    monkeypatch.setattr(endpoint_group, "RECHECK_SECONDS", 0.0)
     object_id = place.put_for(1)
     place.buckets[1].remove(object_id.key)
     assert place.read(object_id) == DATA

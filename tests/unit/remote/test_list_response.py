@@ -3,7 +3,7 @@
 import pytest
 
 from fusecache.model.objects import ObjectInfo
-from fusecache.remote.protocol.list_response import parse_listing
+from fusecache.remote.protocol.responses import parse_listing
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 

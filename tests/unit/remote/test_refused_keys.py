@@ -3,7 +3,7 @@
 import pytest
 
 from fusecache.model.errors import AccessDenied, Refused, RemoteError, Unavailable
-from fusecache.remote import refused_keys
+from fusecache.remote import read_write_split
 from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.store import FileSlice
 from tests.support.faulty_store import Fault, FaultyStore
@@ -25,7 +25,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(refused_keys.time, "monotonic", made)
+    monkeypatch.setattr(read_write_split.time, "monotonic", made)
     return made
 
 
@@ -103,5 +103,5 @@ def test_a_write_that_is_accepted_while_a_probe_is_refused_proves_that_the_crede
         keys.on_accepted("run/other")
         raise DENIED
 
-    keys = refused_keys.RefusedKeys(probe)
+    keys = read_write_split.RefusedKeys(probe)
     assert keys.judge("run/stray", DENIED) == (DENIED, True)

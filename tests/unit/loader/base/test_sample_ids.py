@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from loader.base.sample_ids import checked_ids
+from loader.base.argument_checks import checked_ids
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int64, np.uint64])

@@ -24,8 +24,7 @@ from loader.hints import Hints
 from loader.hints import client as module
 from loader.hints.job_name import hold_name, release_name
 from loader.mds.index import Index
-from loader.mds.index_parser import Schema
-from loader.mds.packed_names import PackedNames
+from loader.mds.index_parser import PackedNames, Schema
 from loader.world import Machine
 from tests.support import ROOT
 

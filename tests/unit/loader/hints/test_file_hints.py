@@ -14,7 +14,7 @@ import pytest
 
 from loader import FileHints
 from loader.errors import ArgumentError
-from loader.hints import drawn_items
+from loader.hints import file_hints
 from tests.support.mounts import wait_until
 
 
@@ -165,7 +165,7 @@ def test_an_iterator_as_order_loses_no_item_between_passes(files: list[Path]) ->
 
 
 def test_an_order_that_is_slow_delays_no_item(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawn_items, "DRAW_SECONDS", 0.0)  # any order is slow then
+    monkeypatch.setattr(file_hints, "DRAW_SECONDS", 0.0)  # any order is slow then
     sampler = Epochs()
     with FileHints(files, sampler) as hints:
         assert [(item, sampler.drawn) for item in hints] == [(item, item + 1) for item in range(10)]
@@ -173,7 +173,7 @@ def test_an_order_that_is_slow_delays_no_item(files: list[Path], monkeypatch: py
 
 def test_hints_follow_a_list_that_changes_before_the_first_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     for seconds in (0.0, 0.1):
-        monkeypatch.setattr(drawn_items, "DRAW_SECONDS", seconds)
+        monkeypatch.setattr(file_hints, "DRAW_SECONDS", seconds)
         for change in (list.reverse, list.pop, lambda items: items.append(7), lambda _: None):
             order, seen = [5, 3, 4, 1], list[int]()
             with FileHints(seen.append, order) as hints:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loader.hints import file_places as module
-from loader.hints.file_places import FilePlaces
+from loader.hints import file_hints as module
+from loader.hints.file_hints import FilePlaces
 
 
 def test_memory_does_not_grow_with_the_number_of_directories(

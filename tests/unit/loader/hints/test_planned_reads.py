@@ -16,7 +16,7 @@ from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
 from loader.errors import OrderError
-from loader.hints.planned_reads import GAP_BYTES, reads_from, sample_reads, shard_reads, table_bytes
+from loader.hints.plan_messages import GAP_BYTES, reads_from, sample_reads, shard_reads, table_bytes
 from loader.mds.dataset import MDSDataset
 from loader.order import NATIVE, OrderSpec, Weight, epoch_order
 from loader.sampling import step_plan

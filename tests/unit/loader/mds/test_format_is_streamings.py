@@ -14,8 +14,7 @@ import pytest
 from PIL import Image
 
 from loader import MDSDataset, MDSWriter, merge
-from loader.base.compression import split
-from loader.base.hashing import XXHASHES, digest
+from loader.base.compression import XXHASHES, digest, split
 from loader.mds.encodings import NAMES, SCALARS, column_bytes
 from tests.support.real_streaming import import_streaming
 

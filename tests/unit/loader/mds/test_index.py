@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from loader import DatasetError, MDSDataset
 from loader.mds.index import read_index
-from loader.mds.index_parser import MOST_SAMPLES, IndexRows
-from loader.mds.packed_names import PackedNames
+from loader.mds.index_parser import MOST_SAMPLES, IndexRows, PackedNames
 
 MINIMAL = {
     "samples": 3,

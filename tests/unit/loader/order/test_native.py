@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader import ElasticBatchSampler, OrderError, World
-from loader.order import NativePartition, NativeRun, OrderSpec, StreamTable, Weight, bijection, native_units
-from loader.order.bijection import Keys, key_of, keyed_order, permuted, subkeys
-from loader.order.radix import FEW, order_of_keys, order_of_positions
+from loader.order import NativePartition, NativeRun, OrderSpec, StreamTable, Weight, native, native_units
+from loader.order.native import Keys, key_of, keyed_order, permuted, subkeys
+from loader.order.shuffles import FEW, order_of_keys, order_of_positions
 from loader.order.spec import Ids
 
 BILLION = 10**9
@@ -34,23 +34,23 @@ def restored(values: Ids, sizes: "Ids | np.int64", keys: "Keys | np.uint64") -> 
         np.broadcast_to(sizes, values.shape),
         np.broadcast_to(keys, values.shape),
     )
-    few = np.flatnonzero(sizes < bijection.FEW)
-    for factor in reversed(bijection._MIX):
+    few = np.flatnonzero(sizes < native.FEW)
+    for factor in reversed(native._MIX):
         found[few] = cycle_walked_back(found[few], sizes[few], keys[few] * factor)
     return cycle_walked_back(found, sizes, keys)
 
 
 def cycle_walked_back(values: Ids, sizes: Ids, keys: Keys) -> Ids:
-    rows, columns = bijection._rectangle(sizes)
+    rows, columns = native._rectangle(sizes)
     found = values
     outside = np.ones(values.shape, bool)
     while outside.any():
         left, right = np.divmod(found, columns)
-        for number in reversed(range(bijection.ROUNDS)):
+        for number in reversed(range(native.ROUNDS)):
             if number % 2:
-                right = (right - bijection._hash(left, keys, number, columns)) % columns
+                right = (right - native._hash(left, keys, number, columns)) % columns
             else:
-                left = (left - bijection._hash(right, keys, number, rows)) % rows
+                left = (left - native._hash(right, keys, number, rows)) % rows
         found = np.where(outside, left * columns + right, found)
         outside = found >= sizes
     return found

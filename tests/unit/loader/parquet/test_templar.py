@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from loader import DatasetError, LoaderError, ParquetDataset, ShardError, TemplarDataset
 from loader.base import single_flight
 from loader.errors import ArgumentError
-from loader.mds.decompressed_cache import DecompressedCache
-from loader.parquet.templar import Page
-from loader.parquet.templar_files import METADATA_NAME, SIZES_NAME
+from loader.mds.shard_files import DecompressedCache
+from loader.parquet.templar import METADATA_NAME, SIZES_NAME, Page
 from tests.support import ROOT
 
 BUCKET = "0123456789abcdef/web-text/"

@@ -10,20 +10,22 @@ import numpy as np
 import pytest
 
 from loader.__main__ import main
-from loader.hints.planned_reads import Ids
+from loader.hints.plan_messages import Ids
 from loader.mds.dataset import MDSDataset
 from loader.sampling.sampler import ElasticBatchSampler
-from loader.tools.costs import gets_of, index_costs
 from loader.tools.simulate import (
     POLICIES,
+    FirstCome,
+    LeastRecent,
     UseIntervals,
     downloads,
+    gets_of,
     in_use,
+    index_costs,
     known_use_downloads,
     report,
     use_intervals,
 )
-from loader.tools.simulated_caches import FirstCome, LeastRecent
 from loader.world import World
 from loader.writing.writer import MDSWriter
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache.model.objects import MIB
+from fusecache.policy.backoff import ProgressTimeout
 from fusecache.policy.cache.space_ledger import RESERVE_SHARE, SpaceLedger
-from fusecache.policy.progress_timeout import ProgressTimeout
 from fusecache.policy.writeback import multipart
 from fusecache.policy.writeback.snapshots import may_be_published_open, snapshot_interval
 
