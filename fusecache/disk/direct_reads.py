@@ -11,10 +11,10 @@ Invariants:
 
 Not thread-safe: used by one thread.
 
-A bounded pool of page-aligned memory, allocated once and reused for the life of the daemon.
+`AlignedBuffers`: a bounded pool of page-aligned memory, allocated once and reused for the life of the daemon.
 
 Fresh pages cost more than the copy into them, as each is faulted in and zeroed 4 KiB at a time. Direct I/O needs
-aligned memory. This module does not decide who uses which buffer, or when it may be reused.
+aligned memory. Not here: who uses which buffer, and when it may be reused.
 """
 
 import contextlib

@@ -22,7 +22,6 @@ A file system implements `handlers.RequestHandlers`. `library.open_session` moun
 `session`            the tasks that read and answer requests
 `kept_mount`         what outlives the process: the descriptor, and shared memory; see `fusecache/keeper.py`
 `kept_requests`      memory for requests, until they are answered
-`kept_table`         rows in shared memory, for the file system
 `notifier`           tells the kernel to forget names and pages
 `pyfuse3_session`    the same through pyfuse3, where it is installed
 """

@@ -1,7 +1,7 @@
 """A map-style dataset over MDS shards: ids in, samples out.
 
 It reads a plain directory and a mounted bucket in the same way. It keeps no state between samples except caches, and
-starts no process and no lock file. Its only thread is the watchdog's. Order, epochs and ranks belong to the sampler.
+starts no process, no thread and no lock file. Order, epochs and ranks belong to the sampler.
 
 One of the streams that a dataset consists of: its directory, and its share of an epoch.
 """

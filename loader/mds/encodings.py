@@ -2,7 +2,7 @@
 
 A decoder takes (data, start, stop) rather than a slice, so arrays are views into the sample's bytes without a copy. If
 a sample has arrays, its bytes are its own bytearray, so the arrays are writable. `pkl` can run code that comes with the
-dataset, so it is rejected unless the caller allows it. `image_encodings` has the encodings of images.
+dataset, so it is rejected unless the caller allows it.
 
 Encodes and decodes images in MDS columns (`pil`, `jpeg`, `png`). PIL is imported at the first image column.
 """

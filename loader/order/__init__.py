@@ -5,7 +5,7 @@ migrate in the middle of an epoch; and `native`, for datasets of any size. This 
 state and does not know torch. The steps:
 
 1. `spec`: the settings. `streams`: how many samples, and which, an epoch takes of each stream and shard (*units*).
-2. `shuffles`: StreamingDataset's, over stored ids. `bijection` and `native`: the native order, computed.
+2. `shuffles`: StreamingDataset's, over stored ids. `native`: the native order, computed.
 3. `rank_partition`: the positions that global batches are cut from, and each rank's part. `epoch_order`: the ids at
    these positions, computed, or in memory.
 4. `batching`: the positions of global batch b, for each way to mix streams.

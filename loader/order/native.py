@@ -9,7 +9,7 @@
 5. Positions take one sample of each lane in turn: position p is sample p // lanes of lane p % lanes. The longer
    lanes come first, so the positions end exactly where the samples end: no repeats, no omissions.
 
-The permutations are those of `loader.order.native`. Memory is a few numbers a shard. An epoch that takes only part
+Memory is a few numbers a shard. An epoch that takes only part
 of a stream takes the same share of each shard, to within one sample, and redraws it each epoch ("balanced").
 
 Keyed permutations of 0..n-1, computed value by value: for any n, and without stored tables.

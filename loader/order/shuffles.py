@@ -6,7 +6,7 @@ fixed sequence, so a shuffle always covers the whole epoch. `py1b` is that of ve
 
 Invariants: 1. The same call gives the same array on every machine: in py1e's sort, equal places go by position, which
 numpy leaves open. 2. Besides the result, memory is bounded by the block size and `CHUNK_SAMPLES` (py2s: plus one copy
-of the result). If the result is a mapped file, that bound includes it, except for naive and py2s.
+of the result).
 
 Sorts by 32-bit keys, several times faster than numpy's general argsort, and stable on every machine.
 """

@@ -1,6 +1,6 @@
-"""`fusecache status`: asks the daemon about a mount or one path. Not here: the text (`status_text`).
+"""`fusecache status`: asks the daemon about a mount or one path, and shows its answer as text.
 
-The text of `fusecache status`: one line or more per group. Counts of zero are left out; `--json` shows all.
+The text has one line or more per group. Counts of zero are left out; `--json` shows all.
 
 For a mount: the verdict; what would be lost with this node; what happened in the last minute; what a person should do;
 how the mount is set up; counts since the start.

@@ -1,8 +1,8 @@
-"""`fusecache top`: what the mounts of this node do, shown again and again. Not here: the text (`top_text`).
+"""`fusecache top`: what the mounts of this node do, shown again and again.
 
 Each mount is asked in a thread of its own, so that a daemon that hangs hides only itself.
 
-The text of `fusecache top`: for each mount its verdict, rates, jobs and busiest files. Pure.
+For each mount: its verdict, rates, jobs and busiest files.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The table of objects and chunks in memory, and their rows in the index on disk.
 
 Used on the trio loop; calls that may block go through `offload`. Not here: bytes (`disk_tier`), disk space
-(`disk_space`).
+(`evictor`).
 
 Invariants:
 1. Rows are read and written under one lock. Memory changes before the lock is released, so memory and index agree.

@@ -1,14 +1,12 @@
 """Evicts cached blocks: samples candidates, chooses victims, and removes their rows and bytes.
 
-Used on the trio loop; calls that may block go through `offload`. Not here: when to evict, and how much (`disk_space`).
-
 Invariants:
 1. Eviction removes a block from the table in memory and from the index before it removes its bytes.
 2. One eviction at a time: callers of `evict` hold `lock`, and `drop` takes it.
 
 Disk space of the cache: reserves it on the ledger, and asks for evictions when it is short.
 
-Used on the trio loop; calls that may block go through `offload`. Not here: which blocks go, and how (`evictor`).
+Used on the trio loop; calls that may block go through `offload`.
 
 Invariant: space is reserved on the ledger, if needed after an eviction, before any byte is written.
 """

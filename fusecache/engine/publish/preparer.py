@@ -5,7 +5,6 @@ without a task for each.
 
 Starts the preparation of queued files ahead of their publish slots, in scans that the publisher's loop asks for.
 
-It prepares nothing itself (`preparer.py` does), and publishes nothing.
 """
 
 import logging
