@@ -1,10 +1,9 @@
-"""Makes file versions: the empty one of a new file, and a writable copy of content that must not change.
+"""The content of files: who reads it, who writes it, and how a new version of it begins.
+
+Reads come from the staging file where there is local content, else from the cache. Writes go to the staging file, which
+first gets a copy of what the file held before.
 
 Invariant: a sealed version never changes. A writer that comes later gets a new version.
-
-Puts bytes into staging files: what a program writes, and a copy of what a file held before it is changed.
-
-Reads file content: from the staging file where there is local content, else from the cache.
 """
 
 import time
