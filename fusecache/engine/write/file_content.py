@@ -1,4 +1,4 @@
-"""The content of files: who reads it, who writes it, and how a new version of it begins.
+"""Reads and writes the content of files, and begins new versions of it.
 
 Reads come from the staging file where there is local content, else from the cache. Writes go to the staging file, which
 first gets a copy of what the file held before.

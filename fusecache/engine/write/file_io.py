@@ -16,8 +16,8 @@ from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.procfs import thread_group
 from fusecache.engine.write.close import CloseProtocol, is_killed
 from fusecache.engine.write.disposal import LocalOnly, VersionDisposal
-from fusecache.engine.write.staging_space import StagingSpace
 from fusecache.engine.write.file_content import FileReader, StagingWriter, VersionFactory
+from fusecache.engine.write.staging_space import StagingSpace
 from fusecache.engine.write.version_states import VersionStates
 from fusecache.index.journal import PutAttributes
 from fusecache.model.errors import FusecacheError, NoSpace

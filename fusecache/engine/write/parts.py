@@ -10,10 +10,10 @@ from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.write.close import CloseProtocol
 from fusecache.engine.write.disposal import LocalOnly, VersionDisposal
+from fusecache.engine.write.file_content import FileReader, StagingWriter, VersionFactory
 from fusecache.engine.write.file_io import FileIO
 from fusecache.engine.write.snapshots import Snapshots
 from fusecache.engine.write.staging_space import Backpressure, EnospcLog, StagingSpace
-from fusecache.engine.write.file_content import FileReader, StagingWriter, VersionFactory
 from fusecache.engine.write.version_states import VersionStates
 from fusecache.engine.writeback.placement import QueuePlacement
 from fusecache.engine.writeback.queue import WritebackQueue
