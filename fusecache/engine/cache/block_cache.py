@@ -24,7 +24,7 @@ from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import SMALL_GRANULES, Buffer, CachedObject, Chunk, FetchSource
 from fusecache.engine.cache.disk_tier import DiskTier
 from fusecache.engine.cache.evictor import DiskSpace, Evictor, Pins, ReadHints, WarmedFiles
-from fusecache.engine.cache.fetch_task import RangeReader
+from fusecache.engine.cache.fetcher import RangeReader
 from fusecache.engine.cache.fetchers import Fetchers
 from fusecache.engine.cache.maintenance import CacheMaintenance
 from fusecache.engine.cache.range_cache import RangeCache

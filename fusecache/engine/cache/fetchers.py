@@ -10,8 +10,7 @@ from functools import partial
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import Chunk, FetchListener, RangeTicket
 from fusecache.engine.cache.disk_tier import DiskTier, DiskWriteQueue
-from fusecache.engine.cache.fetch_task import RangeReader
-from fusecache.engine.cache.fetcher import Fetcher
+from fusecache.engine.cache.fetcher import Fetcher, RangeReader
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.offload import Offload

@@ -10,7 +10,7 @@ import trio
 
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
 from fusecache.engine.cache.chunks import Fetch
-from fusecache.engine.cache.fetch_task import LOOK_SECONDS, FetchTasks
+from fusecache.engine.cache.fetcher import LOOK_SECONDS, FetchTasks
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.objects import GRANULE_BYTES, KIB, MIB, ObjectId

@@ -13,7 +13,7 @@ from fusecache.engine.admin.pinning import PinnedObjects
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.evictor import DiskSpace
-from fusecache.engine.cache.fetch_task import FetchTasks, StallWatch
+from fusecache.engine.cache.fetcher import FetchTasks, StallWatch
 from fusecache.engine.durability.request_costs import RequestCosts
 from fusecache.engine.durability.status import QueueStatus
 from fusecache.engine.durability.sync import Drain

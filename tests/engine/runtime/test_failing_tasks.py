@@ -18,7 +18,7 @@ from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.chunks import Fetch
 from fusecache.engine.cache.disk_tier import DiskTier
 from fusecache.engine.cache.evictor import Evictor
-from fusecache.engine.cache.fetch_task import FetchTasks
+from fusecache.engine.cache.fetcher import FetchTasks
 from fusecache.engine.cache.maintenance import CacheMaintenance
 from fusecache.engine.cache.readahead import PrefetchRange, Readahead
 from fusecache.engine.namespace import lister
