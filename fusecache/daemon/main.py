@@ -140,11 +140,16 @@ def _run(start: DaemonStart, ready: Callable[[str], None]) -> int:
         access = {name: command_access(each, endpoints[name]) for name, each in mounts.items()}
         reach = {name: partial(directory.add, identity) for name, identity in identities.items()}
         daemon = _Daemon(start, mounts, connections, ready, list(dict.fromkeys(risks)), access, reach)
+
+        def record() -> None:
+            for name, each in connections.items():
+                record_conditions(directory, identities[name], each.remote.conditional_writes)
+
+        record()
         try:
             return trio.run(daemon.run)
         finally:
-            for name, each in connections.items():
-                record_conditions(directory, identities[name], each.remote.conditional_writes)
+            record()  # a bucket may have answered since
     raise AssertionError("unreachable: the daemon returns or raises")
 
 

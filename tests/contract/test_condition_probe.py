@@ -43,7 +43,7 @@ def test_each_kind_of_store_is_known_by_few_requests_that_leave_nothing(
     server.control.set_rules(conditional_writes=kind)
     store.probe_write("mine/")
     assert store.probe_conditions("mine/") is found
-    assert len(server.control.log()) <= REQUESTS_MAX
+    assert len(server.control.log(probes=True)) <= REQUESTS_MAX
     assert (server.control.objects(), server.control.uploads()) == ({}, [])
 
 
@@ -57,7 +57,7 @@ def test_a_store_that_takes_one_write_a_second_of_a_key_gives_the_same_answer(
     assert store.probe_conditions("mine/") is found
     accepted = Counter(
         entry.key
-        for entry in server.control.log()
+        for entry in server.control.log(probes=True)
         if entry.status == 200 and entry.operation in ("PutObject", "CompleteMultipartUpload")
     )
     assert max(accepted.values(), default=0) <= 2
@@ -71,6 +71,21 @@ CARRIED_OUT = [
     ("CompleteMultipartUpload", 2),
 ]
 REFUSED = [("PutObject", 3), ("PutObject", 4), ("CompleteMultipartUpload", 1)]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("action", [FaultAction.ANSWER_AFTER, FaultAction.DROP_AFTER])
+def test_an_upload_whose_answer_is_lost_does_not_stay(
+    server: S3Server, store: S3Store, number: int, action: FaultAction
+) -> None:
+    """Also if the request is repeated, and begins another one."""
+    store.probe_write("mine/")
+    server.control.faults(
+        Fault(action, operation="CreateMultipartUpload", nth=number, status=403, code="AccessDenied")
+    )
+    store.probe_conditions("mine/")
+    assert len(server.control.log("CreateMultipartUpload", probes=True)) >= number
+    assert (server.control.objects(), server.control.uploads()) == ({}, [])
 
 
 @pytest.mark.parametrize(
@@ -94,5 +109,5 @@ def test_r2_is_not_tested_as_its_conditions_are_documented(server: S3Server) -> 
     endpoint = Endpoint(server.endpoint_url, "auto", is_r2=True)
     store = S3Store(server.bucket, endpoint, credentials=Credentials(server.access_key, server.secret_key))
     assert store.probe_conditions("") is ConditionalWrites.KEPT
-    assert server.control.log() == []
+    assert server.control.log(probes=True) == []
     store.close()

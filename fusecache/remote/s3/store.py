@@ -299,8 +299,13 @@ class S3Store(XmlStore):
                 if self.conditional_writes is ConditionalWrites.KEPT:
                     self.conditional_writes = ConditionalWrites.UNKNOWN
                     key = self._probe_key(prefix)
-                    with self._named("TEST CONDITIONS", key, "puts") as what:
-                        self.conditional_writes = test_conditions(self._http, what, key)
+                    try:
+                        with self._named("TEST CONDITIONS", key, "puts") as what:
+                            self.conditional_writes = test_conditions(self._http, what, key)
+                    finally:
+                        # Those whose answers were lost: nothing else knows their ids.
+                        for each in self.list_uploads(key).uploads:
+                            self.abort_multipart(each.key, each.upload_id)
         return self.conditional_writes
 
     def _probe_key(self, prefix: str) -> str:
