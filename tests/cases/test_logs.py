@@ -14,7 +14,7 @@ from tests.support.daemons import Daemon, wait_until
 
 # An open file is published after 1 s instead of 60, one that is rewritten all the time after 2 s instead of 10.
 HURRIED = (
-    "import sys; from fusecache.engine.write import open_file_snapshots as snapshots;"
+    "import sys; from fusecache.engine.write import snapshots;"
     "from fusecache.engine.writeback import placement;"
     "snapshots.snapshot_interval = lambda seconds, last_upload: seconds / 60; placement._REWRITE_SECONDS = 2.0;"
     "from fusecache.cli.main import main; sys.exit(main())"

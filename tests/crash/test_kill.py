@@ -120,10 +120,10 @@ def test_a_file_that_was_just_closed_is_published(
 
 
 def test_parts_that_the_bucket_has_are_not_sent_again(server: ServerProcess, daemon: Daemon) -> None:
-    server.control.faults(Fault(FaultAction.HOLD, operation="UploadPart", nth=2))
+    server.control.faults(Fault(FaultAction.HOLD, operation="UploadPart", key="file", nth=2))
     (daemon.path / "file").write_bytes(LARGE)
-    server.control.wait_requests(2, "UploadPart", finished=False)
-    server.control.wait_requests(1, "UploadPart")
+    server.control.wait_requests(2, "UploadPart", "file", finished=False)
+    server.control.wait_requests(1, "UploadPart", "file")
     before = answered_parts(server)
     wait_until_journaled(server, daemon, before)
     daemon.kill()
@@ -205,9 +205,9 @@ def test_a_kill_at_any_point_of_a_multipart_upload_loses_nothing(
 def test_an_upload_begun_before_the_kill_and_expired_since_is_sent_anew(
     server: ServerProcess, daemon: Daemon
 ) -> None:
-    server.control.faults(Fault(FaultAction.HOLD, operation="CompleteMultipartUpload"))
+    server.control.faults(Fault(FaultAction.HOLD, operation="CompleteMultipartUpload", key="file"))
     (daemon.path / "file").write_bytes(LARGE)
-    server.control.wait_requests(1, "CompleteMultipartUpload", finished=False)
+    server.control.wait_requests(1, "CompleteMultipartUpload", "file", finished=False)
     daemon.kill()
     (upload,) = server.control.uploads()
     server.control.abort_upload(upload.upload_id)

@@ -106,6 +106,9 @@ class Trainer:
                     await work(step)
                 except FusecacheError as exc:
                     self.failed[type(exc).__name__] += 1
+            for node in [each for each in user.fs.tree.nodes.values() if each.parent is None]:
+                if node is not user.fs.tree.root:
+                    user.fs.tree.forget(node.number, node.lookups)  # as the kernel does
             await user.fs.file_io.write(log, log.node.size, b"line\n")
             if log.node.size > 100:
                 await user.fs.file_io.truncate(log.node, 0)

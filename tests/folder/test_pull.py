@@ -63,11 +63,11 @@ def test_ctrl_c_ends_a_command_at_once_in_one_line(
 ) -> None:
     """Also while a request has no answer; the same command goes on afterwards."""
     (tmp_path / "mine").write_bytes(b"mine")
-    key = {"GetObject": "*", "PutObject": "mine"}.get(operation)
-    node.server.control.faults(Fault(FaultAction.HOLD, operation=operation, **({"key": key} if key else {})))
+    key = "mine" if operation == "PutObject" else None
+    node.server.control.faults(Fault(FaultAction.HOLD, operation=operation, key=key or "*"))
     words = [node.source, tmp_path] if command == "pull" else [tmp_path, node.source]
     child = node.start(command, *words)
-    node.server.control.wait_requests(1, operation=operation, finished=False)
+    node.server.control.wait_requests(1, operation, key, finished=False)
     child.send_signal(signal.SIGINT)
     _, said = child.communicate(timeout=10)
     assert child.returncode == 130

@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from fusecache.engine.publish.rejections import LISTED_SECONDS
 from tests.mount.conftest import ExpectedLog
 from tests.s3server import Rules
 from tests.support.mounts import FUSECACHE, Mount, pattern, run, wait_until
@@ -146,6 +148,7 @@ def test_a_directory_over_another_nodes_file_is_a_conflict(
     expect_log("conflict key=")
     (nodes[0].path / "dir/result").write_bytes(b"of one")
     assert sync_status(nodes[0])[0] == 0
+    time.sleep(LISTED_SECONDS)  # a name that was free in a younger listing is free
     (nodes[1].path / "dir/result").mkdir()
     (nodes[1].path / "dir/result/part-0").write_bytes(b"of two")
     status, said = sync_status(nodes[1])

@@ -262,12 +262,13 @@ def test_on_r2_a_delete_of_the_other_spelling_spares_the_object(
     """As `rsync --delete` does it after another client has written the same bytes under the other spelling."""
     r2.put(COMPOSED, b"same")
     expect_log("publish failed, will retry .* SlowDown")
+    key = r2.prefix + COMPOSED
     r2.control.faults(
-        Fault(FaultAction.ANSWER, operation="DeleteObject", times=2, status=503, code="SlowDown")
+        Fault(FaultAction.ANSWER, operation="DeleteObject", key=key, times=2, status=503, code="SlowDown")
     )
     one = mount()
     os.unlink(one.path / COMPOSED)
-    r2.control.wait_requests(1, "DeleteObject")
+    r2.control.wait_requests(1, "DeleteObject", key)
     r2.put(DECOMPOSED, b"same")
     one.sync()
     assert files_in(r2) == {DECOMPOSED: b"same"}

@@ -1,6 +1,6 @@
 """Snapshots of open files: seals what a file holds now, so that it is published without a close.
 
-`open_file_snapshots.py` takes them at intervals, and a remote fsync at once.
+`OpenFileSnapshots` takes them at intervals, and a remote fsync at once.
 
 Publishes open files at intervals, as if they had been closed, for programs that never close them.
 
