@@ -467,8 +467,10 @@ async def running_engine(
             await link.start()
             async with trio.open_nursery() as nursery:
                 link.run_in(nursery, supervisor)
-                yield filesystem
-                offload.abandon_reads()
-                if len(filesystem.queue):
-                    offload.abandon_writes()  # like a kill: the next start finds out what took effect
-                nursery.cancel_scope.cancel()
+                try:
+                    yield filesystem
+                finally:  # after Ctrl-C as well
+                    offload.abandon_reads()
+                    if len(filesystem.queue):
+                        offload.abandon_writes()  # like a kill: the next start finds out what took effect
+                    nursery.cancel_scope.cancel()

@@ -154,6 +154,7 @@ def test_a_directory_over_another_nodes_file_is_a_conflict(
     status, said = sync_status(nodes[1])
     assert status == 3
     assert "one client made a file of this name, another a directory" in said
+    wait_until(lambda: any(".conflict-" in name for name in bucket.names()), "the copy")
     (copy,) = [name for name in bucket.names() if ".conflict-" in name]
     assert copy in said
     for node in nodes:
