@@ -138,6 +138,8 @@ def test_a_token_for_the_objects_of_a_prefix_is_enough_for_everything(
     one.unmount()
     assert [name for name in bucket.names() if not name.endswith("/")] == ["large", "link", "moved/old"]
     mine = [entry for entry in bucket.control.log() if entry.access_key in ("", narrow.access_key)]
+    # Behind the test of the store, for an upload whose answer was lost; where it is refused, that stays.
+    mine = [entry for entry in mine if entry.operation != "ListMultipartUploads"]
     assert {entry.operation for entry in mine} >= ALLOWED - {
         "GetObject",
         "UploadPartCopy",
