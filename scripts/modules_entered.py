@@ -1,4 +1,4 @@
-"""Counts the modules of the product that each of a few operations enters: how much code somebody reads to follow one.
+"""Counts the modules that a read, a write, a close and a HEAD enter: a reader opens them to follow the operation.
 
     python -m scripts.modules_entered
 

@@ -51,6 +51,8 @@ from fusecache.model.hints import LONGEST_MESSAGE_BYTES, HintError
 from fusecache.model.objects import MIB
 from fusecache.model.verdict import RECENT_COUNTS, RECENT_SECONDS, judge
 
+log = logging.getLogger(__name__)
+
 # `stats.json` in the mount tells other users as much as `status`.
 COMMANDS_FOR_ALL = frozenset({"status", "sync", "hint"})
 # Room for some ten thousand paths, which a glob of the shell can produce.
@@ -224,8 +226,6 @@ def _counts(status: Mapping[str, Any]) -> dict[str, int]:
     cache = status.get("cache", {})
     return {name: tasks if name == "failed_tasks" else cache.get(name, 0) for name in RECENT_COUNTS}
 
-
-log = logging.getLogger(__name__)
 
 # Interval of progress reports: smooth enough for a progress bar.
 REPORT_SECONDS = 0.5

@@ -18,6 +18,8 @@ from fusecache.model import errors
 from fusecache.model.errors import FusecacheError
 from fusecache.model.hints import HintError
 
+log = logging.getLogger(__name__)
+
 # The first matching class counts, so the most specific come first.
 ERRNO: tuple[tuple[type[errors.FusecacheError], int], ...] = (
     (errors.NotFound, errno.ENOENT),
@@ -48,7 +50,6 @@ def errno_of(error: errors.FusecacheError) -> int:
     return next(number for kind, number in ERRNO if isinstance(error, kind))
 
 
-log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -47,6 +47,8 @@ from zlib import crc32
 
 from fusecache.model.errors import ListingLost, LocalDiskError
 
+log = logging.getLogger(__name__)
+
 # Space is given out in steps of an eighth of the next lower power of two, so that freed space fits later packs.
 _BLOCK_BYTES = 4096
 _BLOCKS_PER_STEP_MIN = 8
@@ -307,8 +309,6 @@ def numbers_in(fields: Sequence[str]) -> set[int]:
     """Return the inode numbers in a pack's fields."""
     return set(map(int, fields[FIELDS - 1 :: FIELDS]))
 
-
-log = logging.getLogger(__name__)
 
 # Row limit of a pack that grows by single names. Pages have at most 1 000 rows.
 PACK_ROWS_MAX = 2000

@@ -49,6 +49,8 @@ from fusecache.remote.store import (
 )
 from fusecache.remote.within import within
 
+log = logging.getLogger(__name__)
+
 # Objects remembered for each endpoint, and how many of their keys a status names.
 REMEMBERED_OBJECTS = 10_000
 NAMED_KEYS = 5
@@ -132,7 +134,6 @@ class Copies:
         }
 
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # If all endpoints fail, the first of these errors is raised: never "missing" while one endpoint could not answer.

@@ -48,6 +48,8 @@ from loader.errors import ArgumentError
 from loader.hints.job_name import check_job, hold_name, hold_numbered, release_name
 from loader.hints.plan_messages import EXTENT_BYTES, HEADER_BYTES, REFUSED, path_on_mount, refusal_text
 
+log = logging.getLogger(__name__)
+
 # How long an item that the job could have may wait for later ones.
 DRAW_SECONDS = 0.1
 
@@ -300,8 +302,6 @@ def plan_message(rows: list[FileRow], window: int, step: int) -> bytes:
         span=[0] * len(rows),
     )
 
-
-log = logging.getLogger(__name__)
 
 # Samples looked at ahead of the job: of 100 KB each, 6 GB. All jobs of a mount may name a million files at a time.
 AHEAD_SAMPLES = 1 << 16

@@ -159,12 +159,10 @@ def _cut(starts: Ids, sizes: Ids, parts: int) -> tuple[Ids, Ids, Ids]:
 
 def _shuffle_slices(ids: Stored, sizes: Ids, generator: np.random.Generator) -> None:
     """Shuffle consecutive slices of the given sizes, each separately, in place."""
-    offset = held = 0
+    offset = 0
     for size in sizes.tolist():
         generator.shuffle(ids[offset : offset + size])
         offset += size
-        if offset - held >= CHUNK_SAMPLES:
-            held = offset
 
 
 def _shuffle_py1s(spans: _Spans, generator: np.random.Generator, _block_size: int, ids: Stored) -> None:
@@ -195,11 +193,8 @@ def _shuffle_py1br(spans: _Spans, generator: np.random.Generator, block_size: in
             block = max(end - stagger, start), min(end + length - stagger, stop)
             blocks.append(block)
             end += block[1] - block[0]
-        held = start
         for first, last in blocks:
             generator.shuffle(ids[first:last])
-            if last - held >= CHUNK_SAMPLES:
-                held = last
 
 
 def _shuffle_py1e(spans: _Spans, generator: np.random.Generator, block_size: int, ids: Stored) -> None:

@@ -43,6 +43,8 @@ from loader.mds.shard_files import DecompressedCache
 from loader.parquet.dataset import ParquetDataset
 from loader.parquet.row_groups import FOOTERS_AT_ONCE
 
+log = logging.getLogger("loader")
+
 METADATA_NAME = "_metadata.yaml"
 SIZES_NAME = "_shard_sizes.json"
 # The config that stands for all others.
@@ -150,8 +152,6 @@ def _prefix(root: str, shards: Sequence[str]) -> str:
         f"{root} has none of the first shards that {SIZES_NAME} names, such as {shards[0]}, nor the ends of their paths"
     )
 
-
-log = logging.getLogger("loader")
 
 PAGE_ROWS = 100
 PAGE_CACHE_BYTES = 10 << 30

@@ -88,7 +88,7 @@ def test_a_store_that_ignores_conditions_of_uploads_in_parts_is_told(
 def test_a_bucket_that_gets_versioning_under_a_mount_is_reported(
     server: ServerProcess, make_daemon: Callable[..., Daemon], conflict: str
 ) -> None:
-    """Not a conflict, as nobody else wrote, and not an attempt without end."""
+    """The daemon reports neither a conflict, as no other client wrote, nor does it retry for ever."""
     server.control.set_rules(write_interval_seconds=0)
     daemon = make_daemon("--conflict", conflict)
     daemon.mount()

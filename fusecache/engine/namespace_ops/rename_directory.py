@@ -47,6 +47,8 @@ from fusecache.model.records import OperationKind
 from fusecache.policy.name_patterns import UnusableKeys
 from fusecache.remote.store import primary_of
 
+log = logging.getLogger(__name__)
+
 
 class DirectoryMarkers:
     """Queues what makes and removes directory markers."""
@@ -94,9 +96,6 @@ class DirectoryMarkers:
                 self._queue.remove(item)
                 self._tree.clear_tombstone(key, gone=False)
                 changes.append(DropOperation(item.sequence))
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, repr=False)

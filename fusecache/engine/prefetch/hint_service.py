@@ -34,6 +34,8 @@ from fusecache.model.hints import CURSOR, PLAN, HintError, decode_cursor, decode
 from fusecache.model.objects import GRANULE_BYTES, Extent, ObjectId
 from fusecache.policy.cache.fetch_order import Cause
 
+log = logging.getLogger(__name__)
+
 # Reads between two reports, which come twice a second: some times what a daemon can answer.
 MOST_READS = 1 << 16
 
@@ -58,8 +60,6 @@ class ReadLog:
         self._reads, self._lost = [], 0
         return found
 
-
-log = logging.getLogger(__name__)
 
 # Every 2 s the daemon looks for silent jobs and for jobs whose process has ended: neither sends an event.
 _POLL_SECONDS = 2.0

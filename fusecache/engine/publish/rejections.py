@@ -44,6 +44,8 @@ from fusecache.model.names import KEY_BYTES_MAX, NAME_BYTES_MAX
 from fusecache.model.objects import ObjectId, ObjectInfo, symlink_target
 from fusecache.model.records import ANOTHERS, FileState, OperationKind, OperationRecord
 
+log = logging.getLogger(__name__)
+
 
 class BaseEtags:
     """Passes the ETag that the bucket shows under a key on to the next change of that key."""
@@ -91,8 +93,6 @@ def row_of(item: QueuedChange) -> PutFile | PutOperation:
     """Return the journal row of a queued change."""
     return PutFile(item.record) if isinstance(item, FileVersion) else PutOperation(item.record)
 
-
-log = logging.getLogger(__name__)
 
 # Newest conflicts kept in memory; the journal has every one that no person has resolved yet.
 CONFLICTS_REMEMBERED = 1000

@@ -62,6 +62,8 @@ from fusecache.model.records import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+log = logging.getLogger(__name__)
+
 
 @contextmanager
 def nameless_files(left: Predecessor | None, tree: Tree) -> "Iterator[None]":
@@ -221,7 +223,6 @@ class LostChanges:
 
 
 _NOT_KNOWN = PosixAttributes(0o600, 0, 0, 0)
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

@@ -23,6 +23,8 @@ import trio
 from fusecache.model.errors import FusecacheError, InternalError
 from fusecache.policy.backoff import LONGEST_SECONDS, backoff_seconds
 
+log = logging.getLogger(__name__)
+
 
 @contextmanager
 def unwrap_single_error() -> Iterator[None]:
@@ -48,8 +50,6 @@ def _leaves(group: BaseExceptionGroup[FusecacheError]) -> Iterator[FusecacheErro
         else:
             yield inner
 
-
-log = logging.getLogger(__name__)
 
 # A bug that each read runs into must not fill the disk: a task's failures are all counted, and so many a minute logged.
 _LOGGED_PER_MINUTE = 10

@@ -35,6 +35,8 @@ from fusecache.model.names import is_special
 from fusecache.model.records import FileState, Reason
 from fusecache.policy.name_patterns import is_at_or_below_any
 
+log = logging.getLogger(__name__)
+
 
 class LocalOnly:
     """Decides which files are local-only, and holds the set of their closed versions."""
@@ -75,9 +77,6 @@ class LocalOnly:
                 raise AcrossDevices(
                     f"{now}: a local_only path is never uploaded; copy {before} and remove it"
                 )
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, repr=False)

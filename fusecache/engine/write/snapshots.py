@@ -24,6 +24,8 @@ from fusecache.model.records import FileState
 from fusecache.policy.name_patterns import matches_any
 from fusecache.policy.writeback.snapshots import may_be_published_open, snapshot_interval
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(eq=False, repr=False)
 class Snapshots:
@@ -62,8 +64,6 @@ class Snapshots:
         await ticket.wait()
         return version
 
-
-log = logging.getLogger(__name__)
 
 # While any open file has changes, all of them are checked this often.
 _CHECK_SECONDS = 1.0
