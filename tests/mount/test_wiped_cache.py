@@ -22,8 +22,19 @@ def health(mount: Mount) -> str:
     return run(FUSECACHE, "health", mount.path, check=False).stdout.strip()
 
 
+def removed(directory: Path) -> bool:
+    """Remove a directory; False if its daemon made a file in it meanwhile, as `rm -rf` then fails too."""
+    try:
+        shutil.rmtree(directory)
+    except OSError as failure:
+        if failure.errno != errno.ENOTEMPTY:
+            raise
+        return False
+    return True
+
+
 def wipe(directory: Path, how: str) -> None:
-    shutil.rmtree(directory)
+    wait_until(lambda: removed(directory), "the end of the directory")
     if how == "emptied":
         directory.mkdir()
 
