@@ -19,6 +19,7 @@ from tests.s3server.rules import Rules
 from tests.support.mounts import Mount
 from tests.support.s3_buckets import Bucket
 from tests.trainers.kills import Kills
+from tests.trainers.workers import START_SECONDS
 
 __all__ = [
     "bucket",
@@ -38,6 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.fuse)
             item.add_marker(pytest.mark.s3server_only)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(2 * START_SECONDS))  # it may start two workers
 
 
 @pytest.fixture(autouse=True)
