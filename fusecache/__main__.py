@@ -1,7 +1,19 @@
-"""Entry point of `python -m fusecache`."""
+"""Entry point of `fusecache` and of `python -m fusecache`."""
 
+import signal
 import sys
 
-from fusecache.cli.main import main
 
-sys.exit(main())
+def main() -> int:
+    """Run one command; return its exit status. Ctrl-C ends it without a traceback also while it is being loaded."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:  # not where it is ignored, as below nohup
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from fusecache.cli.main import main as run_command
+
+    signal.signal(signal.SIGINT, handler)
+    return run_command()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from fusecache.mount.control_client import ServerProgress, ask, find_mount
 from fusecache.mount.leftover_text import found_text, left_texts
 from fusecache.mount.mount_table import root_of
 from fusecache.mount.progress import ProgressView
+from tests.support import ROOT
 
 Row = dict[str, Any]
 
@@ -1043,3 +1045,25 @@ def test_the_command_line_starts_without_what_only_some_commands_need() -> None:
     program = "import sys, fusecache.cli.main; print({'boto3', 'tqdm', 'trio'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(("trap", "status"), [("", -signal.SIGINT), ("trap '' INT;", 0)])
+def test_ctrl_c_while_the_program_is_being_loaded_ends_it_without_a_traceback(
+    tmp_path: Path, trap: str, status: int
+) -> None:
+    """Not where it is ignored, as for a command that a shell runs in the background."""
+    (tmp_path / "argparse.py").write_text(
+        "import os, signal, sys\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.path.remove(os.environ['PYTHONPATH'])\n"
+        "del sys.modules['argparse']\n"
+        "from argparse import *\n"
+    )
+    ran = subprocess.run(
+        ["sh", "-c", f"{trap} exec {sys.executable} -m fusecache --version"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode, ran.stderr) == (status, "")
