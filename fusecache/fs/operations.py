@@ -257,9 +257,6 @@ class Operations(NameOperations):
             await self._fs.file_io.check_space(node, lambda: self._fs.tree.path(node))
             await self._fs.file_io.wait_release(node)
         await self._revalidate(node)
-        if node.parent is None and not node.handles:
-            # The kernel has not heard yet that the name lost this file, as of a writer that was killed.
-            raise ObjectChanged(f"{node.name}: this file lost its name")
         await self.passthrough.prepare(node)
         await self._kept.wait_for_moves(node)
         appends = writable and bool(flags & os.O_APPEND)
@@ -388,7 +385,7 @@ class Operations(NameOperations):
     async def _revalidate(self, node: Node) -> None:
         """Check that the name still means this inode, by a lookup if its TTL is over. Raises ObjectChanged.
 
-        The kernel then looks the name up.
+        The kernel then looks the name up. The inode may be of a file that is removed and still open.
         """
         if node.parent is not None and node.version is None and not self._fs.lookup.ttl.is_node_fresh(node):
             with in_use(node):
@@ -399,3 +396,6 @@ class Operations(NameOperations):
                     raise ObjectChanged(f"{node.name}: was removed from the bucket") from exc
             if seen is not node:
                 raise ObjectChanged(f"{node.name}: was replaced in the bucket")
+        if not node.handles and not self._fs.tree.is_linked(node):
+            # The kernel has not heard yet that the name has another file, or lost this one as its writer was killed.
+            raise ObjectChanged(f"{node.name}: this file lost its name")

@@ -289,6 +289,40 @@ os.replace(file.name, sys.argv[1])
 # ---- changes of what another client replaced
 
 
+# What programs do to a file at once, and what its size, permissions and time are then; None: any.
+CHANGES: dict[str, tuple[Callable[[Path], object], tuple[int, int, float | None] | None]] = {
+    "chmod": (lambda path: path.chmod(0o600), (5, 0o600, None)),
+    "utime": (lambda path: os.utime(path, (1e9, 1.1e9)), (5, 0o644, 1.1e9)),
+    "truncate": (lambda path: os.truncate(path, 3), (3, 0o644, None)),
+    "append": (lambda path: path.open("ab").close(), (5, 0o644, None)),
+    "move": (lambda path: path.rename(path.with_name("again")), (5, 0o644, None)),
+    "remove": (Path.unlink, None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_a_file_whose_new_version_was_found_by_its_rename(
+    mount: MakeMount, bucket: Bucket, change: str
+) -> None:
+    """The kernel believes a name for a second; the daemon's own second began before."""
+    one = mount("--settle-seconds", "0.5")
+    (one.path / "file").write_bytes(b"old")
+    one.sync()
+    time.sleep(0.8)
+    (one.path / "file").stat()
+    bucket.put("file", b"newer")
+    time.sleep(0.3)
+    (one.path / "file").rename(one.path / "moved")
+    make, expected = CHANGES[change]
+    make(one.path / "moved")
+    time.sleep(1.1)  # the kernel asks again
+    found = [path.stat() for path in one.path.iterdir()]
+    seen = [(each.st_size, each.st_mode & 0o777, each.st_mtime) for each in found]
+    assert [(*each[:2], None if expected is None or expected[2] is None else each[2]) for each in seen] == [
+        each for each in [expected] if each is not None
+    ]
+
+
 @pytest.mark.parametrize("change", ["chmod", "utime", "truncate"])
 def test_a_change_of_a_file_that_another_client_replaced_is_one_of_the_new_file(place: Place, change: str):
     place.bucket.put("file", b"old")

@@ -53,6 +53,7 @@ from fusecache.model.errors import (
     IsADirectory,
     NotADirectory,
     NotFound,
+    ObjectChanged,
     ReadOnly,
 )
 from fusecache.model.names import is_special, parent_prefix
@@ -216,22 +217,14 @@ class NamespaceOps:
         """Rename a file, symlink or directory, atomically on this node.
 
         replace: whether an existing target is replaced. Raises NotFound, AlreadyExists, NotEmpty, IsADirectory,
-        NotADirectory, AcrossDevices, ReadOnly.
+        NotADirectory, AcrossDevices, ReadOnly, and ObjectChanged if the kernel knows an older file of that name.
         """
         for parent in (old_parent, new_parent):
             self._tree.check_change(parent)
         if self._tree.top(old_parent) != self._tree.top(new_parent):
             raise AcrossDevices(f"{old_name}: a rename to another bucket; copy the file, as `mv` does then")
         self._journal.check_writable()
-        await self._lookup.look_into(old_parent)
-        try:
-            target: Node | None = await self._lookup.lookup(new_parent, new_name)
-        except NotFound:
-            target = None
-        with in_use(target):
-            node = await self._lookup.lookup(old_parent, old_name)
-        # Another client may have made, replaced or removed the target during the lookup of the old name.
-        target = new_parent.children.get(new_name)
+        node, target = await self._look_up_both(old_parent, old_name, new_parent, new_name)
         if target is node:
             return
         if target is None:
@@ -259,6 +252,24 @@ class NamespaceOps:
         await self._journal.commit(*changes)
 
     # ---- inside
+
+    async def _look_up_both(
+        self, old_parent: Node, old_name: str, new_parent: Node, new_name: str
+    ) -> tuple[Node, Node | None]:
+        """Return what a rename moves, and what it replaces. Raises NotFound, and ObjectChanged as `rename` does."""
+        known = old_parent.children.get(old_name)
+        await self._lookup.look_into(old_parent)
+        try:
+            target: Node | None = await self._lookup.lookup(new_parent, new_name)
+        except NotFound:
+            target = None
+        with in_use(target):
+            node = await self._lookup.lookup(old_parent, old_name)
+        if known is not None and known.lookups and known is not node:
+            # The kernel would take the old file along. It looks the name up, and tries again.
+            raise ObjectChanged(f"{old_name}: was replaced in the bucket")
+        # Another client may have made, replaced or removed the target during the lookup of the old name.
+        return node, new_parent.children.get(new_name)
 
     async def _check_free(self, parent: Node, name: str) -> None:
         try:
