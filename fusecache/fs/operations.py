@@ -177,8 +177,9 @@ class Operations(NameOperations):
             gid=attr.st_gid if fields.update_gid else old.gid,
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else old.mtime_ns,
         )
-        if new != old:
-            self._fs.file_io.set_attributes(node, new)
+        sets_time = _sets_time(fields, fh, is_new=new.mtime_ns != old.mtime_ns)
+        if new != old or sets_time:
+            self._fs.file_io.set_attributes(node, new, sets_time=sets_time)
             self._kept.on_changed(node)
         return self._entries.of_node(node)
 
@@ -399,3 +400,14 @@ class Operations(NameOperations):
         if not node.handles and not self._fs.tree.is_linked(node):
             # The kernel has not heard yet that the name has another file, or lost this one as its writer was killed.
             raise ObjectChanged(f"{node.name}: this file lost its name")
+
+
+def _sets_time(fields: SetattrFields, fh: int | None, *, is_new: bool) -> bool | None:
+    """Return whether a program sets a file's time, or the kernel tells the one of a write; None: it stays.
+
+    With its write-back cache, the kernel tells it with the file's handle, or with a new size. And it repeats the time
+    that it knows, as after a rename.
+    """
+    if not fields.update_mtime or not (is_new or fields.update_atime):
+        return None
+    return fh is None and not fields.update_size

@@ -124,7 +124,8 @@ class FileRecord:
     the multipart upload in progress ("" for a part not stored yet); upload_attributes: those in its object's metadata.
     moment: when it was closed, or quarantined if it never was, in seconds since 1970 (0: unknown). reason: why it is
     quarantined or held; error: the same as text. refused_at: its position in the publish order when the bucket rejected
-    it, because later renames change `sequence`; 0: not rejected.
+    it, because later renames change `sequence`; 0: not rejected. sets_time: whether a program set the time; else it is
+    the one of the last write.
     """
 
     generation: int
@@ -147,6 +148,7 @@ class FileRecord:
     reason: Reason = Reason.NONE
     refused_at: int = 0
     carries: str = ""
+    sets_time: bool = False
 
 
 def without_upload(record: FileRecord) -> FileRecord:

@@ -16,10 +16,11 @@ from loader import MDSWriter
 from tests.chaos.bucket_faults import BucketFaults
 from tests.chaos.checks import Markers, compare
 from tests.chaos.load import Load
-from tests.chaos.node import USUAL_DESCRIPTORS, Node, memory_group
+from tests.chaos.node import CACHE_BYTES, USUAL_DESCRIPTORS, Node, memory_group
 from tests.chaos.plan import COPY, PROGRAMS, Plan, Planned, draw_plan
-from tests.chaos.programs import FILES, RUNS, SAMPLES
+from tests.chaos.programs import FILES, RUNS, SAMPLES, twin_of
 from tests.s3server import ServerProcess
+from tests.support.daemons import Daemon
 from tests.support.disks import has_disks
 
 LOAD = ["trainer", "trainer", "holder", "mover", "mover", "reader", "reader", "job"]
@@ -79,6 +80,12 @@ class Run:
         self.node = Node(self._server, directory, seed, *flags, whole_machine=whole_machine)
         self.node.daemon.has_buckets = shape == "buckets"
         self.node.daemon.is_kept = is_kept
+        # Another node, which nothing happens to but what happens to the bucket. It mounts one bucket.
+        self._twin: Daemon | None = None
+        if shape == "one":
+            self._twin = Daemon(
+                self._server, twin_of(self.node.daemon.path).parent, "--cache-size", str(CACHE_BYTES)
+            )
         # These explain no error of a program.
         self._silent = {*PROGRAMS, *(["daemon killed"] if is_kept else [])}
         keys = [self.node.credentials, directory / "other-keys"]
@@ -110,6 +117,8 @@ class Run:
                 if problem := self.node.start(MOUNT_SECONDS):
                     self.report("daemon", f"did not mount: {problem}")
                     return
+                if self._twin is not None:
+                    self._twin.mount()
                 self._began = time.monotonic()
                 self._inject(seconds)
                 self._heal()
@@ -119,6 +128,8 @@ class Run:
                     server.control.clear_faults()
                     server.control.resume()
                 self.load.stop(5.0)
+                if self._twin is not None:
+                    self._twin.clean_up()
         if self._shape != "one":
             self._other_gets = self._servers[1].control.counts().get("GetObject", 0)
             if not self._other_gets:
@@ -127,7 +138,7 @@ class Run:
             server.stop()
 
     def _inject(self, seconds: float) -> None:
-        self.load.start(LOAD)
+        self.load.start([*LOAD, *(["twin"] if self._twin else [])])
         lanes = [
             threading.Thread(
                 target=self._guard, args=(lambda faults=faults, name=name: self._lane(name, faults),)
@@ -272,6 +283,7 @@ class Run:
         deadline = time.monotonic() + HEAL_SECONDS
         while True:
             status = self.node.daemon.sync(timeout=60.0)
+            status = status or (self._twin.sync(timeout=60.0) if self._twin else 0)
             self.node.measure()
             wrong = compare(self._server, self.load.ledger)
             uploads = [each.key for each in self._server.control.uploads()]

@@ -34,6 +34,7 @@ KEPT_CHECKPOINTS = 2
 FILES = [48 * MIB + 12_345] * 4 + [150_001] * 60  # of the read-only part, `data/f<number>`
 READ_BYTES = (4096, 65_536, MIB)
 RUNS = "runs"
+DECOMPOSED = "e\u0301"  # as a Mac spells an accented letter
 HELD_FILES = 220  # with what the daemon has open itself, about 60, more than 256
 SAMPLES, BATCH = 20_000, 200  # of the loader's dataset
 MOVED_BYTES = 200 * KIB  # at most in one write to a file whose name moves
@@ -117,7 +118,7 @@ class Trainer(Program):
 
     def __init__(self, root: Path, name: str, seed: int) -> None:
         # Below a directory that is in the bucket alone: without a mount, nothing can be written beside it.
-        super().__init__(root, f"{RUNS}/{name}", seed)
+        super().__init__(root, f"{RUNS}/{name}-{DECOMPOSED}", seed)
         self._count = 0
         self._is_made = False
         self._checkpoints: list[tuple[str, dict[str, Content]]] = []
@@ -223,7 +224,7 @@ class Holder(Program):
     """Has many files open at once, more than a daemon with few descriptors can."""
 
     def __init__(self, root: Path, name: str, seed: int) -> None:
-        super().__init__(root, f"{RUNS}/{name}", seed)
+        super().__init__(root, f"{RUNS}/{name}-{DECOMPOSED}", seed)
         self._count = 0
 
     def step(self) -> None:
@@ -272,7 +273,7 @@ class Mover(Program):
     """
 
     def __init__(self, root: Path, name: str, seed: int) -> None:
-        super().__init__(root, f"{RUNS}/{name}", seed)
+        super().__init__(root, f"{RUNS}/{name}-{DECOMPOSED}", seed)
         self._count = 0
         self._folder = ""
         self._open: list[OpenFile] = []
@@ -462,6 +463,75 @@ class Mover(Program):
             say({"wrong": f"{self._folder}: the names are {sorted(found)}, not {sorted(expected)}"})
 
 
+def twin_of(root: Path) -> Path:
+    """Return where the other node has its mount of the same bucket."""
+    return root.parent.parent / "twin" / root.name
+
+
+class Twin(Program):
+    """Does the same on two nodes, one soon after the other, as two ranks do: nobody may get a conflict from that."""
+
+    def __init__(self, root: Path, name: str, seed: int) -> None:
+        super().__init__(root, f"{RUNS}/{name}-{DECOMPOSED}", seed)
+        self._roots = [root, twin_of(root)]
+        self._count = 0
+        self._made: list[str] = []
+
+    def step(self) -> None:
+        """Make one file, link or directory on both, or remove one from both."""
+        self._count += 1
+        self.rng.shuffle(self._roots)
+        ways = [self._written, self._renamed, self._link, self._removed]
+        self.rng.choice(ways)(f"{self.name}/{self._count:05}")
+
+    def _on_both(
+        self, name: str, action: Callable[[Path], object], changes: dict[str, Content | None]
+    ) -> None:
+        for root in self._roots:
+            self.call(name, lambda root=root: action(root), changes)
+
+    def _make_folder(self, root: Path) -> None:
+        # Not its parents: without a mount, these are not there.
+        (root / self.name).mkdir(exist_ok=True)
+
+    def _written(self, path: str) -> None:
+        content: Content = [[self.rng.getrandbits(30), self.rng.randint(1, MIB)]]
+        inner = f"{path}/file"
+
+        def write(root: Path) -> None:
+            self._make_folder(root)
+            (root / path).mkdir(exist_ok=True)
+            (root / inner).write_bytes(bytes_of(content))
+
+        self._on_both("write", write, {inner: content})
+        self._made.append(inner)
+
+    def _renamed(self, path: str) -> None:
+        content: Content = [[self.rng.getrandbits(30), self.rng.randint(1, MIB)]]
+
+        def write(root: Path) -> None:
+            self._make_folder(root)
+            (root / f"{path}.tmp").write_bytes(bytes_of(content))
+            (root / f"{path}.tmp").rename(root / path)
+
+        self._on_both("write", write, {path: content})
+        self._made.append(path)
+
+    def _link(self, path: str) -> None:
+        def link(root: Path) -> None:
+            self._make_folder(root)
+            with suppress(FileExistsError):  # the other node's is here already
+                (root / path).symlink_to("target")
+
+        self._on_both("symlink", link, {path: []})
+        self._made.append(path)
+
+    def _removed(self, _: str) -> None:
+        if self._made:
+            path = self._made.pop(self.rng.randrange(len(self._made)))
+            self._on_both("unlink", lambda root: (root / path).unlink(missing_ok=True), {path: None})
+
+
 class Reader(Program):
     """Reads what was in the bucket before, at random and in sequence."""
 
@@ -511,6 +581,7 @@ KINDS: dict[str, type[Program]] = {
     "trainer": Trainer,
     "holder": Holder,
     "mover": Mover,
+    "twin": Twin,
     "reader": Reader,
     "job": Job,
 }

@@ -251,18 +251,25 @@ def test_bytes_that_another_client_stores_again_have_its_time_everywhere(
     wait_same_time(nodes, "data")
 
 
+@pytest.mark.parametrize("age_seconds", [1.5, 1e9])
 def test_a_time_that_a_program_set_stays_where_it_was_set(
-    watchful_nodes: tuple[Mount, Mount], tmp_path: Path
+    watchful_nodes: tuple[Mount, Mount], tmp_path: Path, age_seconds: float
 ) -> None:
-    """So `rsync -t` from there finds nothing to do the second time."""
+    """So `rsync -t` from there finds nothing to do the second time, also with a file that was just made."""
     nodes = watchful_nodes
     (tmp_path / "file").write_bytes(b"bytes")
-    os.utime(tmp_path / "file", (1e9, 1e9))
+    set_to = time.time_ns() - int(age_seconds * 1e9)
+    os.utime(tmp_path / "file", ns=(set_to, set_to))
     for _ in range(2):
         run("cp", "--preserve=timestamps", "--update", tmp_path / "file", nodes[0].path / "dir/file")
         nodes[0].sync()
         wait_until((nodes[1].path / "dir/file").exists, "the file")
-    assert times(nodes, "file")[0] == 10**18
+    time.sleep(LISTED_SECONDS)
+    assert times(nodes, "file")[0] == set_to
+    (nodes[0].path / "dir/file").rename(nodes[0].path / "dir/moved")
+    nodes[0].sync()
+    time.sleep(LISTED_SECONDS)
+    assert times(nodes, "moved")[0] == set_to
 
 
 def test_a_package_that_both_import_is_compiled_once(

@@ -396,6 +396,10 @@ class Lookup:
         """Make the node of an object."""
         return self._reconciler.make_file(parent, version)
 
+    def has_set_time(self, key: str, etag: str) -> bool:
+        """Return whether a program set the time of a version here."""
+        return self._reconciler.has_set_time(key, etag)
+
     def listed(self, parent: Node, name: str) -> tuple[list[ListedEntry], float]:
         """Return what the newest listing has of a name, without what this node removed, and when that was.
 

@@ -123,6 +123,11 @@ class Reconciler:
             return kept
         return replace(kept, mtime_ns=int(modified * 1e9))
 
+    def has_set_time(self, key: str, etag: str) -> bool:
+        """Return whether a program set the time of a version here."""
+        kept = self._journal.attributes(key, etag)
+        return kept is not None and kept.mtime_ns != BUCKET_TIME
+
     def defaults_below(self, directory: Node) -> DirectoryDefaults:
         """Return what all names of a directory share."""
         return DirectoryDefaults(

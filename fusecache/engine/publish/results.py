@@ -29,9 +29,6 @@ from fusecache.index.journal import (
 from fusecache.model.objects import GENERATION, ObjectId, ObjectInfo
 from fusecache.model.records import BUCKET_TIME, FileState, OperationKind, OperationRecord, PosixAttributes
 
-# The kernel's time of a write differs from that of the close by less, unless a program set it.
-TIME_SLACK_SECONDS = 60.0
-
 
 class PublishResults:
     """Applies answers. Each method journals what it changes."""
@@ -74,7 +71,11 @@ class PublishResults:
         changes = [
             PutFile(record),
             *_dropped_attributes(published.key, record.base_etag),
-            *(self._kept_attributes(published, record.attributes, record.moment) if is_ours else ()),
+            *(
+                self._kept_attributes(published, record.attributes, sets_time=record.sets_time)
+                if is_ours
+                else ()
+            ),
             *self._base_etags.update(published.key, published.etag, published),
             *self._disposal.drop_replaced(version),
             *(PutOperation(removal.record) for removal in self._queue.settle_deletes(published.key)),
@@ -119,7 +120,8 @@ class PublishResults:
         version = result.version
         if node is not None and version is not None and record.kind is OperationKind.RENAME:
             version = _with_metadata(version, node.object, record)
-            changes += self._kept_attributes(version, attributes_of(node), record.modified)
+            sets_time = self._lookup.has_set_time(record.key, record.source_etag or "")
+            changes += self._kept_attributes(version, attributes_of(node), sets_time=sets_time)
         if record.kind in REMOVES:
             self._tree.clear_tombstone(record.key, gone=True)
             self._events.on_gone(record.key, record.source_etag or record.base_etag)
@@ -148,15 +150,15 @@ class PublishResults:
         return changes
 
     def _kept_attributes(
-        self, published: ObjectInfo, attributes: PosixAttributes, written: float
+        self, published: ObjectInfo, attributes: PosixAttributes, *, sets_time: bool
     ) -> list[Change]:
         """Return the row with the attributes that this node keeps of a version; none if they are the defaults.
 
         The time is the bucket's as soon as a listing has it, so that all nodes see one. Not if other nodes see the one
-        that is stored with the object, nor if a program set it: it is further away from `written`, when the bytes came.
+        that is stored with the object, nor if a program set it.
         """
         shows_stored = self._lookup.posix_metadata or not published.size
-        if not shows_stored and abs(attributes.mtime_ns / 1e9 - written) <= TIME_SLACK_SECONDS:
+        if not shows_stored and not sets_time:
             attributes = replace(attributes, mtime_ns=BUCKET_TIME)
             default = self._tree.default_attributes(Kind.FILE, 0.0)
             if attributes == replace(default, mtime_ns=BUCKET_TIME):

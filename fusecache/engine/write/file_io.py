@@ -220,16 +220,19 @@ class FileIO:
             await self._states.journal_close(node, version)
             self._states.seal_closed(node, version)
 
-    def set_attributes(self, node: Node, attributes: PosixAttributes) -> None:
+    def set_attributes(
+        self, node: Node, attributes: PosixAttributes, *, sets_time: bool | None = None
+    ) -> None:
         """Change mode, owner and times. They are published with the next content; until then this node keeps them.
 
-        Of a directory it keeps mode and owner.
+        Of a directory it keeps mode and owner. sets_time: True if a program set the time, False if the kernel tells
+        the one of a write, None if it stays.
         """
         node.mode, node.uid, node.gid = attributes.mode, attributes.uid, attributes.gid
         node.mtime_ns = attributes.mtime_ns
         version = node.version
         if version is not None:
-            self._states.set_attributes(version, attributes)
+            self._states.set_attributes(version, attributes, sets_time=sets_time)
         elif node.object is not None:
             self._journal.submit(PutAttributes(node.object.key, node.object.etag, attributes))
         elif node.kind is Kind.DIRECTORY and not self._tree.is_top(node) and self._tree.is_linked(node):

@@ -89,9 +89,13 @@ class VersionStates:
         """The error of a write counts for the node's version from now on."""
         self._tree.set_write_error(node, None)
 
-    def set_attributes(self, version: FileVersion, attributes: PosixAttributes) -> None:
-        """Record new attributes of the file, and journal them."""
-        version.record = replace(version.record, attributes=attributes)
+    def set_attributes(
+        self, version: FileVersion, attributes: PosixAttributes, *, sets_time: bool | None
+    ) -> None:
+        """Record new attributes of the file, and journal them. sets_time: as in `FileIo.set_attributes`."""
+        if sets_time is None:
+            sets_time = version.record.sets_time
+        version.record = replace(version.record, attributes=attributes, sets_time=sets_time)
         is_acknowledged = not (version.is_mutable and version.close_state.changed_since_flush)
         # The kernel sets the mtime of written content just before it sends the close, whose row has it too: that
         # row need not be synced by itself.
