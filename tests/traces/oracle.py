@@ -55,8 +55,8 @@ class Moment:
 class Past:
     """All of a trace on a local directory. moments: before the first line, and after each.
 
-    closed: name -> what it ever held at a close; shown: name -> what it ever held; open_lines: name -> the most lines
-    between an open and the last close.
+    closed: name -> what it ever held at a close, be it of a forked child; shown: name -> what it ever held;
+    open_lines: name -> the most lines between an open and the last close.
     """
 
     trace: Trace
@@ -111,6 +111,8 @@ class Learner:
             if inode is not None and self._writers[inode]:
                 more = last.others.get(path, frozenset()) | ({data} if inode == flushed else set())
                 others[path] = more
+        for path, more in others.items():  # the daemon may be killed right after a forked child's close
+            self.past.closed.setdefault(path, set()).update(more)
         self._remember(number, contents, inodes, files)
         self.past.moments.append(Moment(files, others, folders))
 
