@@ -32,7 +32,7 @@ IS_ALL = os.environ.get("FUSECACHE_TEST_TRACES") == "all"
 RUNS = [(name, pace) for name in NAMES for pace in PACES if pace != "long steps" or name in WITH_CHECKPOINTS]
 # On a mount: enough for uploads to begin, with the suite's settle time of 0.2 s.
 MARK_SECONDS = 0.4
-KILLED = ("dcp-two-ranks", "lightning-link", "rsync-in-place", "safetensors-over", "transformers")
+KILLED = ("lightning-link", "rsync-in-place", "transformers")
 
 
 @cache
