@@ -38,6 +38,7 @@ CEPH_PACKAGES := ceph-common ceph-mon ceph-osd radosgw
 BENCH_PACKAGES := fio s3fs
 SYSTEMD_PACKAGES := debootstrap rsync systemd-container
 MONITORING_PACKAGES := prometheus
+TRACE_PACKAGES := rsync strace
 CONTAINER_PACKAGES := $(SYSTEMD_PACKAGES) iproute2
 DEPLOY_PACKAGES := $(CONTAINER_PACKAGES) podman runc netavark
 RELEASE_PACKAGES := $(SYSTEMD_PACKAGES) git
@@ -259,6 +260,27 @@ fuzz: setup ## random histories with crashes at any commit, request and file ope
 	@$(VENV)/bin/python -m tests.history --histories $(HISTORIES) $(if $(SEED),--seed $(SEED))
 
 ROUNDS ?= 200
+
+.PHONY: traces-all
+traces-all: setup ## traces of trainers, the node ended at every moment; 10 minutes; PYTEST_ARGS="-k dcp" for parts
+	FUSECACHE_TEST_TRACES=all $(VENV)/bin/python -m pytest tests/traces $(IN_PARALLEL) $(PYTEST_ARGS)
+
+# In a folder of their own: they would change what the trainers import.
+TRACED ?= tensorboard==2.21.0 tensorboard-data-server==0.7.2 absl-py==2.5.1 grpcio==1.85.3 markdown==3.11.3 \
+    protobuf==7.36.2 werkzeug==3.1.9
+WANDB ?= wandb==0.31.0
+TRACED_RECIPES ?= composer deepspeed litgpt
+
+build/traces/.installed: Makefile
+	@echo "python packages: tensorboard, wandb"
+	@$(VENV)/bin/pip install $(PIP_FLAGS) --target build/traces --upgrade --no-deps $(TRACED)
+	@$(VENV)/bin/pip install $(PIP_FLAGS) --target build/traces --upgrade $(WANDB)
+	@touch $@
+
+.PHONY: traces
+traces: setup $(VENV)/.trainers $(TRACED_RECIPES:%=build/recipes/%/.installed) build/traces/.installed ## record tests/traces/recorded anew, with strace; NAMES="transformers mds" for some
+	@$(if $(APT),$(APT) $(TRACE_PACKAGES))
+	@$(VENV)/bin/python -m tests.traces.record $(NAMES)
 
 .PHONY: kill-rounds
 kill-rounds: setup ## kill -9 of real daemons after a close, with a slow bucket; ROUNDS, SEED

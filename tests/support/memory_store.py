@@ -96,6 +96,16 @@ class MemoryStore:
         with self._lock:
             self._objects.pop(key, None)
 
+    def duplicate(self) -> "MemoryStore":
+        """Return another bucket with the same objects and uploads: what happens there does not happen here."""
+        other = MemoryStore(part_minimum_bytes=self._part_minimum_bytes, now=self._now)
+        with self._lock:
+            other._objects = dict(self._objects)
+            other._uploads = {
+                key: replace(upload, parts=dict(upload.parts)) for key, upload in self._uploads.items()
+            }
+        return other
+
     def lose_uploads(self) -> None:
         """Forget every multipart upload, as a bucket does after a week."""
         with self._lock:
