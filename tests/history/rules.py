@@ -159,7 +159,7 @@ class Rules:
         return ""
 
     def _may_be_late(self, path: str, step: int) -> bool:
-        """Say whether a removal waited for a file that left its name before the bucket had it (rule 7)."""
+        """Say whether a removal waited for a file that left its name before the bucket had it (rule 6)."""
         removal = self._past.entry(path, step)
         if removal.cause is not Cause.UNLINK:
             return False

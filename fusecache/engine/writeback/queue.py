@@ -283,13 +283,13 @@ class WritebackQueue:
             replaces = record.base_etag is not None or keys[-1] in self._by_key
             if record.with_directory and is_one_of_many and record.size and not replaces:
                 # A new file under its new name. Symlinks and empty files, which may stand for others, come after these.
-                return OrderedChange(item.sequence, keys, Role.NEW, record.size)
+                return OrderedChange(item.sequence, keys, Role.NEW)
             return OrderedChange(
-                item.sequence, keys, role, 0, is_marker, _moved_to(item), side_by_side=is_one_of_many
+                item.sequence, keys, role, is_marker, _moved_to(item), side_by_side=is_one_of_many
             )
         replaces = item.record.base_etag is not None or keys[0] in self._by_key
         role = Role.ORDERED if replaces or is_marker else Role.NEW
-        return OrderedChange(item.sequence, keys, role, item.size, is_marker)
+        return OrderedChange(item.sequence, keys, role, is_marker)
 
     def _notify(self) -> None:
         self._sorted = None

@@ -16,15 +16,12 @@ sequence number. The rules:
 3. A REMOVAL is ordered like that, and also waits for every older write of the whole mount.
 4. A MARKER_DELETE (of a directory marker) waits like an ORDERED change. It also waits for older REMOVALs and
    MARKER_DELETEs below its own directory, as that would still show with them unpublished. This includes REMOVALs that
-   are deferred (rule 6) or delayed (rule 7). It does not wait for these if a younger change is queued for its name.
+   are deferred (rule 5) or delayed (rule 6). It does not wait for these if a younger change is queued for its name.
    Other changes, of other names, do not wait for a MARKER_DELETE.
-5. A small new file waits for older large files if many bytes are unpublished around it (`SMALL_BYTES`,
-   `BEHIND_BYTES`). What counts is the subtree of its directory's parent. If its directory is the root or lies in it,
-   the subtree of the directory itself counts.
-6. A deferred change is not published, and holds back only other changes of its name. There are two exceptions besides
+5. A deferred change is not published, and holds back only other changes of its name. There are two exceptions besides
    rule 4. A REMOVAL waits for older deferred writes in its directory, and in the one of its `moved_to`. And a deferred
    REMOVAL of a commit marker holds back younger files that are written, or moved, right into its directory.
-7. A REMOVAL is delayed if it waits for rule 3 alone and the oldest write of the mount is failing. It still waits, but
+6. A REMOVAL is delayed if it waits for rule 3 alone and the oldest write of the mount is failing. It still waits, but
    holds back only other changes of its name. A delayed REMOVAL of a commit marker also goes on holding back what is
    younger in the subtree of its own directory.
 """
@@ -34,15 +31,9 @@ from enum import Enum
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from fusecache.model.objects import MIB
-
 if TYPE_CHECKING:
     from collections.abc import Container
 
-# A new file up to this size may name others, as a manifest does.
-SMALL_BYTES = MIB
-# It is taken for a manifest if at least this much is unpublished around it (rule 5).
-BEHIND_BYTES = 8 * MIB
 _NEVER = float("inf")
 
 
@@ -61,7 +52,7 @@ _DELETES = frozenset({Role.REMOVAL, Role.MARKER_DELETE})
 
 @dataclass(frozen=True, slots=True)
 class OrderedChange:
-    """One queued change. keys: the keys that it changes. size: bytes of a file's content, else 0.
+    """One queued change. keys: the keys that it changes.
 
     is_commit_marker: whether its name is one of `order_last`. moved_to: of a REMOVAL, the key to which newer content
     of its name was renamed before that was published; "" if there is none. side_by_side: it is one of many that are
@@ -71,7 +62,6 @@ class OrderedChange:
     sequence: int
     keys: tuple[str, ...]
     role: Role
-    size: int = 0
     is_commit_marker: bool = False
     moved_to: str = ""
     side_by_side: bool = False
@@ -146,15 +136,14 @@ class _Folder:
     """What is queued at and below one directory.
 
     ancestors: the directories from the root to this one, itself included. entries: how many changes lie right here,
-    plus how many child directories have any. unpublished_bytes: at and below, deferred changes apart.
+    plus how many child directories have any.
 
     Each barrier holds back younger changes:
     holders: what lies at and below; for all that lies right here and is not NEW. MARKER_DELETEs are not in it.
     ordered: ORDERED changes and REMOVALs right here; for everything at and below.
     holders_together, ordered_together: the same of changes that are `side_by_side`; for all others.
-    large: files above SMALL_BYTES at and below; for small new files (rule 5).
-    deferred: deferred writes right here; for REMOVALs (rule 6).
-    deferred_markers: deferred REMOVALs of commit markers right here; for files right here (rule 6).
+    deferred: deferred writes right here; for REMOVALs (rule 5).
+    deferred_markers: deferred REMOVALs of commit markers right here; for files right here (rule 5).
     deletes: REMOVALs and MARKER_DELETEs at and below, deferred ones too; for this directory's MARKER_DELETE (rule 4).
     """
 
@@ -166,12 +155,10 @@ class _Folder:
         "entries",
         "holders",
         "holders_together",
-        "large",
         "ordered",
         "ordered_together",
         "parent",
         "path",
-        "unpublished_bytes",
     )
 
     def __init__(self, path: str, parent: "_Folder | None") -> None:
@@ -179,12 +166,10 @@ class _Folder:
         self.parent = parent
         self.ancestors: tuple[_Folder, ...] = ((*parent.ancestors,) if parent is not None else ()) + (self,)
         self.entries = 0
-        self.unpublished_bytes = 0
         self.holders = SequenceBarrier()
         self.holders_together: SequenceBarrier | None = None
         self.ordered: SequenceBarrier | None = None
         self.ordered_together: SequenceBarrier | None = None
-        self.large: SequenceBarrier | None = None
         self.deferred: SequenceBarrier | None = None
         self.deferred_markers: SequenceBarrier | None = None
         self.deletes: SequenceBarrier | None = None
@@ -195,7 +180,6 @@ class _Entry:
     change: OrderedChange
     names: tuple[str, ...]
     folders: tuple[_Folder, ...]  # of its keys
-    behind: _Folder | None = None
     is_deferred: bool = False
     is_delayed: bool = False
     is_handed_out: bool = False
@@ -287,7 +271,7 @@ class PublishOrder:
             heappush(self._candidates, sequence)
 
     def on_failing(self, sequence: int) -> None:
-        """Record that a write fails while others succeed: REMOVALs go on waiting for it, but are delayed (rule 7)."""
+        """Record that a write fails while others succeed: REMOVALs go on waiting for it, but are delayed (rule 6)."""
         entry = self._entries.get(sequence)
         if entry is not None and entry.change.role in _WRITES:
             self._failing.add(sequence)
@@ -362,8 +346,6 @@ class PublishOrder:
         here = entry.folders[-1].deferred_markers
         if here is not None and here.holds(sequence) and role in _WRITES and not entry.names_directory:
             return here
-        if entry.behind is not None and entry.behind.large is not None and entry.behind.large.holds(sequence):
-            return entry.behind.large
         if role is Role.REMOVAL:
             return self._barrier_before_removal(entry)
         return self._barrier_before_marker_delete(entry) if role is Role.MARKER_DELETE else None
@@ -406,10 +388,6 @@ class PublishOrder:
                 above.holders_together = _with(above.holders_together, sequence)
             else:
                 above.holders.add(sequence)
-            above.unpublished_bytes += change.size
-            if change.size > SMALL_BYTES:
-                above.large = _with(above.large, sequence)
-        self._find_behind(entry)
         if change.role is not Role.NEW:
             for folder in entry.folders:
                 if change.side_by_side:
@@ -428,26 +406,11 @@ class PublishOrder:
             return
         for above in self._ancestors(entry):
             self._release_held(above, change)
-            if not entry.is_deferred:
-                above.unpublished_bytes -= change.size
-            if above.large is not None and change.size > SMALL_BYTES:
-                self._release(above.large, sequence)
         for folder in entry.folders:
             self._release_ordered(folder, change)
 
-    def _find_behind(self, entry: _Entry) -> None:
-        """Find the directory for whose large files a small new file waits: it may name what is unpublished there."""
-        change = entry.change
-        if change.role is not Role.NEW or change.keys[0].endswith("/") or change.size > SMALL_BYTES:
-            return
-        folder = entry.folders[0]
-        # The parent of a directory in the root is the whole mount: one failing file must not hold all of that back.
-        beside = folder.parent if folder.parent is not None and folder.parent is not self._root else folder
-        if beside.unpublished_bytes - change.size >= BEHIND_BYTES:
-            entry.behind = beside
-
     def _delay(self, entry: _Entry) -> None:
-        """Release what a REMOVAL holds back (rule 7), as it waits only for a failing write elsewhere."""
+        """Release what a REMOVAL holds back (rule 6), as it waits only for a failing write elsewhere."""
         entry.is_delayed = True
         own = set(entry.folders) if entry.change.is_commit_marker else set()
         for above in self._ancestors(entry):

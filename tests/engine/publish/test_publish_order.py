@@ -148,19 +148,6 @@ async def test_a_symlink_comes_after_what_it_may_point_to(
     assert _before(bucket, ("complete_multipart", "run/model"), ("put", "current"))
 
 
-async def test_a_small_file_waits_for_large_ones_beside_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
-    async with running_node(bucket, cache, offload=Far()) as user:
-        await user.mkdir("run")
-        for number in range(2):
-            await user.write(f"run/shard-{number}", b"1" * LARGE)
-        await user.write("run/manifest", b"2")
-        await user.drained()
-    assert bucket.sent()[-1] == "run/manifest"
-    assert bucket.requests[-1] == ("put", "run/manifest")
-
-
 # ---- removals
 
 

@@ -7,10 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fusecache.model.objects import MIB
 from fusecache.policy.writeback.publish_order import (
-    BEHIND_BYTES,
-    SMALL_BYTES,
     OrderedChange,
     PublishOrder,
     Role,
@@ -18,7 +15,6 @@ from fusecache.policy.writeback.publish_order import (
 )
 
 KEYS = ("a", "b", "d/a", "d/b", "d/e/a", "d/e/b", "f/a", "f/g/a", "d/", "d/e/", "f/", "f/g/")
-SIZES = (0, 10, SMALL_BYTES, SMALL_BYTES + 1, 5 * MIB, 9 * MIB)
 
 
 # ---- the rules again, one pair at a time
@@ -26,11 +22,10 @@ SIZES = (0, 10, SMALL_BYTES, SMALL_BYTES + 1, 5 * MIB, 9 * MIB)
 
 @dataclass
 class Queued:
-    """One change as the reference knows it. behind: the directory whose large files it waits for."""
+    """One change as the reference knows it."""
 
     change: OrderedChange
     deferred: bool = False
-    behind: str | None = None
 
 
 @dataclass
@@ -58,10 +53,7 @@ class Reference:
         are_together = first.side_by_side and second.side_by_side
         if second.role is not Role.NEW and not are_together and self._lies_in(first, _folders(second)):
             return True
-        if first.role is not Role.NEW and not are_together and self._lies_in(second, _folders(first)):
-            return True
-        beside = _Folders([] if younger.behind is None else [younger.behind])
-        return first.size > SMALL_BYTES and self._lies_in(first, beside)
+        return first.role is not Role.NEW and not are_together and self._lies_in(second, _folders(first))
 
     def _must_go_before(self, first: OrderedChange, second: OrderedChange) -> bool:
         """Return whether a removal says that what is written anew beside it was there."""
@@ -117,7 +109,7 @@ def _is_in(folder: str, above: str) -> bool:
 
 @st.composite
 def changes(draw: st.DrawFn, sequence: int) -> OrderedChange:
-    """Any change, as the queue makes them: only files have bytes, only renames two keys, only markers end in '/'."""
+    """Any change, as the queue makes them: only renames have two keys, only markers end in '/'."""
     role = draw(
         st.sampled_from([Role.NEW, Role.NEW, Role.NEW, Role.ORDERED, Role.REMOVAL, Role.MARKER_DELETE])
     )
@@ -129,16 +121,15 @@ def changes(draw: st.DrawFn, sequence: int) -> OrderedChange:
     if role is Role.REMOVAL:
         is_marker = draw(st.booleans())
         return OrderedChange(
-            sequence, (draw(st.sampled_from(files)),), role, 0, is_marker, side_by_side=not is_marker
+            sequence, (draw(st.sampled_from(files)),), role, is_marker, side_by_side=not is_marker
         )
     if role in {Role.NEW, Role.ORDERED} and draw(st.booleans()):
         old, new = draw(st.lists(st.sampled_from(files), min_size=2, max_size=2, unique=True))
         if role is Role.NEW:
-            return OrderedChange(sequence, (old, new), role, draw(st.sampled_from(SIZES[1:])))
+            return OrderedChange(sequence, (old, new), role)
         return OrderedChange(sequence, (old, new), role, side_by_side=draw(st.booleans()))
     key = draw(st.sampled_from(KEYS if role is Role.NEW else files))
-    size = 0 if key.endswith("/") else draw(st.sampled_from(SIZES))
-    return OrderedChange(sequence, (key,), role, size)
+    return OrderedChange(sequence, (key,), role)
 
 
 def _waits_for(order: PublishOrder, sequence: int) -> int | None:
@@ -173,23 +164,8 @@ class Queue(RuleBasedStateMachine):
 
     def _add(self, change: OrderedChange, *, deferred: bool) -> None:
         keys = tuple("p/" + key for key in change.keys)
-        queued = Queued(change, deferred=deferred)
-        self.reference.queued[change.sequence] = queued
-        if not deferred:
-            self._find_behind(queued)
+        self.reference.queued[change.sequence] = Queued(change, deferred=deferred)
         self.order.add(replace(change, keys=keys), deferred=deferred)
-
-    def _find_behind(self, queued: Queued) -> None:
-        change = queued.change
-        if change.role is not Role.NEW or change.keys[0].endswith("/") or change.size > SMALL_BYTES:
-            return
-        folder = _folders(change)[0]
-        parent = folder.rpartition("/")[0]
-        beside = parent if parent else folder
-        others = (each for each in self.reference.queued.values() if each is not queued and not each.deferred)
-        lying = (each.change.size for each in others if any(_is_in(f, beside) for f in _folders(each.change)))
-        if sum(lying) >= BEHIND_BYTES:
-            queued.behind = beside
 
     @precondition(lambda self: self.reference.queued)
     @rule(data=st.data())
@@ -225,7 +201,6 @@ class Queue(RuleBasedStateMachine):
         deferred = [number for number, each in self.reference.queued.items() if each.deferred]
         sequence = data.draw(st.sampled_from(sorted(deferred)))
         self.reference.queued[sequence].deferred = False
-        self._find_behind(self.reference.queued[sequence])
         self.order.undefer(sequence)
 
     @precondition(lambda self: self.given)
@@ -340,23 +315,8 @@ def test_a_stuck_write_holds_its_own_subtree_alone() -> None:
     assert _waits_for(order, 4) == 2
 
 
-def test_a_small_file_waits_for_large_ones_beside_its_directory_and_no_other_for_it() -> None:
-    order = _order(
-        OrderedChange(1, ("run/data/shard",), Role.NEW, 5 * MIB),
-        OrderedChange(2, ("run/data/shard2",), Role.NEW, 5 * MIB),
-        OrderedChange(3, ("run/meta/manifest",), Role.NEW, 100),
-        OrderedChange(4, ("run/data/shard3",), Role.NEW, 5 * MIB),
-        OrderedChange(5, ("elsewhere/manifest",), Role.NEW, 100),
-    )
-    assert _published(order) == [1, 2, 4, 5]
-    order.remove(2)
-    assert _published(order) == []
-    order.remove(1)
-    assert _published(order) == [3]
-
-
 def test_ten_thousand_small_files_do_not_wait_for_each_other() -> None:
-    order = _order(*(OrderedChange(number, (f"d/{number}",), Role.NEW, 4096) for number in range(10_000)))
+    order = _order(*(OrderedChange(number, (f"d/{number}",), Role.NEW) for number in range(10_000)))
     assert len(_published(order)) == 10_000
 
 
