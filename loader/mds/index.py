@@ -102,8 +102,7 @@ class Index:
         digest.update(repr(self.schemas).encode())
         for numbers in (self.samples, self.raw_bytes, self.schema_of.astype(np.int64)):
             digest.update(numbers.astype("<i8").tobytes())
-        for text in self.raw_names.zero_separated():
-            digest.update(text)
+        digest.update(self.raw_names.zero_separated())
         return digest.hexdigest()
 
 
@@ -197,7 +196,7 @@ def _joined_hashes(parts: Sequence[Index]) -> PackedNames | None:
         return None
     none = json.dumps([{}, {}])
     return PackedNames.joined(
-        [PackedNames.of([none] * p.shards) if p.hashes is None else p.hashes for p in parts]
+        [PackedNames([none] * p.shards) if p.hashes is None else p.hashes for p in parts]
     )
 
 

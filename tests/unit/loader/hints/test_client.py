@@ -60,8 +60,8 @@ def facts(directory: Path, names: list[str]) -> Facts:
             compression_of=none,
             schemas=(Schema(("number",), ("int",), (8,)),),
             compressions=("",),
-            raw_names=PackedNames.of(names),
-            zip_names=PackedNames.of([""] * len(names)),
+            raw_names=PackedNames(names),
+            zip_names=PackedNames([""] * len(names)),
         )
     )
 
