@@ -9,13 +9,8 @@ many workers read, or how far a DataLoader runs ahead.
 
 Advice only. What is no file of a mount is left out; failures are logged once, and the job never waits for the daemon.
 
-Draws items from an order before the job asks for them. The job gets each item, and each error, as without it.
-
-Finds the mounts of files by their paths: each directory is looked at once, whatever the number of its files.
-
-Not here: how the mount of a directory is found (`mount_endpoint`).
-
-The plans of one pass over a list of files: rows, how they are split into messages, and which the daemon has.
+`DrawnItems` draws items from an order before the job asks for them. `FilePlaces` finds the mounts of files.
+`MountPlans` holds the plans of one pass. Not here: how the mount of a directory is found (`mount_endpoint`).
 """
 
 import errno

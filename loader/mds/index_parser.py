@@ -94,9 +94,15 @@ class Schema:
 Numbers = int | NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """The columns of an Index, (shards,) each. hashes: JSON texts [of the raw file, of the compressed one]."""
+    """The columns of an Index, (shards,) each.
+
+    samples, raw_bytes, zip_bytes: counts; bytes are 0 if the index does not give them. schema_of: index into its
+    schemas. raw_names, zip_names: relative to the directory; zip_names is "" for a shard that is stored uncompressed.
+    compression_of: index into its compressions. hashes: JSON texts [{hash: value} of the raw file, of the compressed
+    one], if requested.
+    """
 
     samples: NDArray[np.int64]
     raw_bytes: NDArray[np.int64]
@@ -105,7 +111,7 @@ class Columns:
     compression_of: NDArray[np.int32]
     raw_names: PackedNames
     zip_names: PackedNames
-    hashes: PackedNames | None
+    hashes: PackedNames | None = None
 
 
 class _File(msgspec.Struct, gc=False):
@@ -192,14 +198,14 @@ class IndexRows:
     def columns(self) -> Columns:
         """Return the collected columns; add nothing afterwards."""
         return Columns(
-            np.frombuffer(self._samples, np.int64),
-            np.frombuffer(self._raw_bytes, np.int64),
-            np.frombuffer(self._zip_bytes, np.int64),
-            np.frombuffer(self._schema_of, np.int32),
-            np.frombuffer(self._compression_of, np.int32),
-            self._raw_names,
-            self._zip_names,
-            self._hashes if self.with_hashes else None,
+            samples=np.frombuffer(self._samples, np.int64),
+            raw_bytes=np.frombuffer(self._raw_bytes, np.int64),
+            zip_bytes=np.frombuffer(self._zip_bytes, np.int64),
+            schema_of=np.frombuffer(self._schema_of, np.int32),
+            compression_of=np.frombuffer(self._compression_of, np.int32),
+            raw_names=self._raw_names,
+            zip_names=self._zip_names,
+            hashes=self._hashes if self.with_hashes else None,
         )
 
     def _add_numbers(
