@@ -64,7 +64,9 @@ def wait_for(
         wanted.setdefault(folder, {})[name] = []
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        watched = {folder: stack.enter_context(_WatchedFolder(folder)) for folder in wanted}
+        watched = {
+            folder: stack.enter_context(contextlib.closing(_WatchedFolder(folder))) for folder in wanted
+        }
         while True:
             waited = time.monotonic() - began
             for folder, found in wanted.items():
@@ -131,49 +133,47 @@ class _WatchedFolder:
         self._held = -1
         self._below: list[str] = []  # the names from the held directory to this one
 
-    def __enter__(self) -> "_WatchedFolder":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Let go of the directory."""
         if self._held >= 0:
             os.close(self._held)
         self._held = -1
 
     def matches(self, patterns: list[str], newer_than: float | None) -> dict[str, list[str]]:
         """Return pattern -> paths of the files that match it. Raises LoaderError if it cannot be listed."""
-        self.cause = ""
+        self.cause, found = "", {pattern: list[str]() for pattern in patterns}
         try:
             listed = self._opened()
-            if listed >= 0:
-                try:
-                    return self._matches(listed, patterns, newer_than)
-                finally:
-                    os.close(listed)
-            self.cause = f"{self._path} does not exist"
+            if listed < 0:
+                self.cause = f"{self._path} does not exist"
+                return found
+            try:
+                with os.scandir(listed) as entries:
+                    files = {entry.name: entry for entry in entries if not _is_unfinished(entry.name)}
+                for pattern, paths in found.items():
+                    names = sorted(fnmatch.filter(files, pattern), key=natural_key)
+                    counted = [name for name in names if _counts(files[name], newer_than)]
+                    paths += [os.path.join(self._path, name) for name in counted]
+            finally:
+                os.close(listed)
         except OSError as problem:
-            self.__exit__()
+            self.close()
             advice = mount_advice(problem, self._path) or "Check the path and its permissions."
             self.cause = f"{self._path} cannot be listed: {problem.strerror}"
             if problem.errno not in (*_GONE, *_MAY_PASS):
                 raise LoaderError(f"{self.cause}. {advice}") from problem
-        return {pattern: [] for pattern in patterns}
-
-    def _matches(self, listed: int, patterns: list[str], newer_than: float | None) -> dict[str, list[str]]:
-        with os.scandir(listed) as entries:
-            files = {entry.name: entry for entry in entries if not _is_unfinished(entry.name)}
-        return {
-            pattern: [
-                os.path.join(self._path, name)
-                for name in sorted(fnmatch.filter(files, pattern), key=natural_key)
-                if _counts(files[name], newer_than)
-            ]
-            for pattern in patterns
-        }
+        return found
 
     def _opened(self) -> int:
         """Return the directory, opened for listing; -1 if it does not exist."""
         if self._held < 0:
-            self._hold_nearest()
+            path, self._below = os.path.abspath(self._path), []
+            while self._held < 0:
+                try:
+                    self._held = os.open(path, HOLD_FLAGS)
+                except FileNotFoundError:
+                    path, name = os.path.split(path)
+                    self._below.insert(0, name)
         while True:
             listed = os.open(".", _LIST, dir_fd=self._held)
             with contextlib.ExitStack() as stack:
@@ -188,15 +188,6 @@ class _WatchedFolder:
             above, self._held = self._held, os.open(self._below[0], HOLD_FLAGS, dir_fd=self._held)
             os.close(above)
             del self._below[0]
-
-    def _hold_nearest(self) -> None:
-        path, self._below = os.path.abspath(self._path), []
-        while self._held < 0:
-            try:
-                self._held = os.open(path, HOLD_FLAGS)
-            except FileNotFoundError:
-                path, name = os.path.split(path)
-                self._below.insert(0, name)
 
 
 def _is_unfinished(name: str) -> bool:

@@ -21,6 +21,52 @@ from tests.support.node import Bucket, running_node
 
 PAGE = ROOT / "docs" / "reference.md"
 
+# When to change each option of a mount. An option that is missing here, or is no option any more, fails a test.
+REASONS = {
+    "source": "Always given, except with several buckets.",
+    "mountpoint": "Always given.",
+    "endpoint_url": "Set it for a store that is not AWS, if no variable names its endpoint.",
+    "region": "Set it if AWS answers that the bucket is in another region.",
+    "profile": "Set it if the keys are in a profile of ~/.aws that is not the default.",
+    "write_profile": "Set it if one pair of keys may only read and another one may write.",
+    "credentials_file": "Set it for keys that expire, or that a service reads from a file.",
+    "cache_dir": "Set it to a directory on the node's fastest local disk.",
+    "cache_size": "Set it if other programs need the disk, or if several mounts share it.",
+    "memory": "Raise it if `status` shows that all `buffers` are in use; lower it on a small node.",
+    "read_only": "Set it for jobs that only read, or if the keys may only read.",
+    "allow_other": "Set it if users other than the one who mounts read the files.",
+    "uid": "Set it if root mounts for another user.",
+    "gid": "Set it if a group works with the files.",
+    "umask": "Set it to 002 if a group may write, to 077 if others may not read.",
+    "attribute_seconds": "Raise it if other clients rarely write: fewer LISTs; lower it to see their files sooner.",
+    "immutable": "Set it for data sets: names that are known then cost no LISTs.",
+    "posix_metadata": "Set it if programs need the times or modes that other nodes set.",
+    "pin": "Set it for files that a job must find in the cache when it starts again, such as its newest checkpoint.",
+    "symlinks": "Set it to all if you trust each writer of the bucket, to none to follow no symlink.",
+    "fuse_library": "Set it to pyfuse3 if the daemon's own library fails on your kernel.",
+    "keep_mounted": "Turn it off if something else starts the daemon again.",
+    "settle_seconds": "Lower it if other nodes wait for files; raise it for programs that rewrite files at once.",
+    "temp_names": "Set it if your programs rename from names that the list lacks.",
+    "order_last": "Set it if your programs mark complete directories with names that the list lacks.",
+    "delete_delay": "Set it for trainers that delete the old checkpoint before the new one is complete.",
+    "drain_timeout": "Lower it if the node goes away some minutes after the stop.",
+    "conflict": "Set it to last-wins if the store knows no `If-Match`, or the newest version always counts.",
+    "fsync": "Set it to remote if another node goes on as soon as fsync returns.",
+    "local_only": "Set it for logs and scratch files that only this node needs.",
+    "credentials_from": "Set it if variables like `X_BUCKET_NAME` describe the bucket.",
+    "start_without": "Set it to keys for a service, to nothing if a job must not begin without the bucket.",
+    "unsigned": "Set it for public data, if you have no keys.",
+    "requester_pays": "Set it if the bucket's owner asks for it.",
+    "sse": "Set it if a rule demands another encryption than the bucket's default.",
+    "storage_class": "Set it for data that is rarely read.",
+    "upload_rate": "Set it if uploads take the bandwidth of other programs.",
+    "download_rate": "Set it if reads take the bandwidth of other programs or nodes.",
+    "read_timeout": "Raise it if a job shall outlive longer outages of the bucket; lower it if it shall fail soon.",
+    "log_level": "Set it to debug to report a problem.",
+    "log_format": "Set it to json if a collector reads the log.",
+    "metrics_port": "Set it if a Prometheus scrapes this node.",
+}
+
 # What each key of `fusecache status --json` means. A key that is missing here, or is no key any more, fails a test.
 STATUS_KEYS = {
     "verdict": "`OK`, `DEGRADED` (it works, but something is wrong) or `ACTION` (you must act)",
@@ -290,14 +336,15 @@ def _options() -> Iterator[str]:
     yield "Each is a flag (`--cache-size`), a key of the TOML file (`cache_size`), and a variable"
     yield f"(`{VARIABLE_PREFIX}CACHE_SIZE`). A flag wins over the variable, the variable over the file."
     yield ""
-    yield "| option | meaning [default] |"
-    yield "|---|---|"
+    yield "| option | meaning [default] | when to change it |"
+    yield "|---|---|---|"
     parser = argparse.ArgumentParser(add_help=False)
     add_flags(parser)
     helps = {action.dest: action.help or "" for action in parser._actions}
+    assert REASONS.keys() == FIELDS.keys(), REASONS.keys() ^ FIELDS.keys()
     for name, item in FIELDS.items():
         text = helps.get(name) or item.metadata["help"]
-        yield f"| `{name}` | {_cell(text)} |"
+        yield f"| `{name}` | {_cell(text)} | {REASONS[name]} |"
     yield ""
 
 

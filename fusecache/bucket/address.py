@@ -38,14 +38,12 @@ class BucketKeys:
     profile: str | None = None
 
 
-def place_of(
-    bucket: str, prefix: str, *, endpoint_url: str | None, region: str | None, is_r2: bool = False
-) -> Place:
-    """Return the place that a command names. Raises ConfigError.
+def place_of(bucket: str, prefix: str, *, endpoint_url: str | None, region: str | None) -> Place:
+    """Return the place that a command names. endpoint_url, region: None takes them from the environment.
 
-    endpoint_url, region: None takes them from the environment. is_r2: the endpoint is R2 although its name is another.
+    Raises ConfigError.
     """
-    endpoint = choose_endpoint(os.environ, endpoint_url=endpoint_url, region=region, is_r2=is_r2)
+    endpoint = choose_endpoint(os.environ, endpoint_url=endpoint_url, region=region)
     prefix = prefix.rstrip("/")
     return Place(bucket, f"{prefix}/" if prefix else "", endpoint)
 

@@ -146,8 +146,7 @@ def _of_config(path: Path) -> "tuple[list[Place], list[ProbedKey]]":
             continue
         for number, each in enumerate(mount.requests.endpoints or (mount.own_endpoint(mount.endpoint_url),)):
             url, region = each.url or mount.endpoint_url, each.region or mount.region
-            prefix, is_r2 = each.prefix or "", mount.endpoint_is_r2
-            place = place_of(each.bucket, prefix, endpoint_url=url, region=region, is_r2=is_r2)
+            place = place_of(each.bucket, each.prefix or "", endpoint_url=url, region=region)
             places.append(place)
             reader = BucketKeys(each.read_keys, each.credentials_file, each.profile)
             writer = BucketKeys(each.write_keys, each.credentials_file, mount.write_profile)

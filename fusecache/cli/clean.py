@@ -180,7 +180,6 @@ def _address(arguments: argparse.Namespace) -> "tuple[Place, BucketKeys]":
         "/".join(filter(None, (prefix.rstrip("/"), inner))),
         endpoint_url=chosen["endpoint_url"],
         region=chosen["region"],
-        is_r2=bool(access.get("is_r2")),
     )
     file, family = chosen["credentials_file"], access.get("credentials_from")
     if family and not (arguments.profile or arguments.credentials_file):

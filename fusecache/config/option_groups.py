@@ -8,6 +8,7 @@ from typing import Any
 from fusecache.config.values import (
     Duration,
     as_bucket,
+    as_encryption,
     as_flag,
     as_folder,
     as_header,
@@ -229,17 +230,13 @@ class RequestOptions:
         metavar="[NAME=]X",
     )
 
-    wait_for_bucket: bool = option(
-        as_flag,
-        "start only once the bucket has answered; otherwise a mount whose cache directory was used before starts "
-        "without a bucket that does not answer, and serves cached files and files that wait for upload",
-        default=False,
-    )
-    start_without_keys: bool = option(
-        as_flag,
-        "for a service: if the bucket refuses the keys, or none are found, start nevertheless with a cache directory "
-        "used before, as without the bucket, and wait for new keys; otherwise only if files wait for upload",
-        default=False,
+    start_without: str = option(
+        one_of("bucket", "keys", "nothing"),
+        "how a mount starts whose cache directory was used before: bucket, also if the bucket does not answer, with "
+        "cached files and files that wait for upload; keys, also if the bucket refuses the keys or none are found; "
+        "nothing, only once the bucket has answered",
+        default="bucket",
+        metavar="bucket|keys|nothing",
     )
     unsigned: bool = option(
         as_flag, "send requests without keys, for a public bucket; needs read_only", default=False
@@ -248,18 +245,13 @@ class RequestOptions:
         as_flag, "pay for the requests to a bucket whose owner does not (x-amz-request-payer)", default=False
     )
     sse: str | None = option(
-        one_of("AES256", "aws:kms", "customer"),
-        "server-side encryption of new objects; customer: with a key of yours (SSE-C), for reads too",
+        as_encryption,
+        "server-side encryption of new objects: AES256; aws:kms, with the account's key, or aws:kms:KEY, with the id "
+        "or ARN of one; customer:FILE, for reads too, with the 32 bytes in your file (SSE-C), as they are or in base64 "
+        "(chmod 600)",
         default=None,
         default_text="the bucket's default",
-        metavar="AES256|aws:kms|customer",
-    )
-    sse_key: str | None = option(
-        as_header,
-        "for sse aws:kms, the id or ARN of the KMS key; for sse customer, the path of a file with your 32 bytes, "
-        "as they are or in base64 (chmod 600)",
-        default=None,
-        default_text="for aws:kms, the account's key",
+        metavar="AES256|aws:kms[:KEY]|customer:FILE",
     )
     storage_class: str | None = option(
         as_header, "storage class of new objects", default=None, default_text="the bucket's default"

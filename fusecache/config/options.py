@@ -80,9 +80,6 @@ class MountOptions:
         default_text="S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, R2_ACCOUNT_ID, else AWS; for gs:// and "
         "az:// Google and Azure",
     )
-    endpoint_is_r2: bool = option(
-        as_flag, "treat the endpoint as Cloudflare R2 although its host name is not R2's", default=False
-    )
     region: str | None = option(
         as_text, "region of the bucket", default=None, default_text="auto for R2, else from the AWS chain"
     )
@@ -183,11 +180,9 @@ class MountOptions:
         return own_endpoint({name: getattr(self, name) for name in ("source", *_OF_ENDPOINT)}, url)
 
     def _of_bucket(self, bucket: BucketOptions) -> "MountOptions":
-        is_s3 = StoreKind.of(bucket.source) is StoreKind.S3
         return dataclasses.replace(
             self,
             **{name: getattr(bucket, name) for name in _OF_BUCKET},
-            endpoint_is_r2=is_s3 and self.endpoint_is_r2,
             requests=dataclasses.replace(self.requests, endpoints=bucket.endpoints, buckets=()),
         )
 
@@ -218,7 +213,7 @@ _NOT_SHOWN = frozenset(
         "profile",
         "write_profile",
         "credentials_file",
-        "sse_key",
+        "sse",
     }
 )
 
@@ -239,14 +234,12 @@ _OF_BUCKET = (
 
 # Options that only S3 knows.
 _S3_OPTIONS = (
-    "endpoint_is_r2",
     "region",
     "profile",
     "write_profile",
     "credentials_file",
     "requester_pays",
     "sse",
-    "sse_key",
     "storage_class",
 )
 

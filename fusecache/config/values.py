@@ -47,6 +47,13 @@ def as_header(value: object) -> str:
     return value
 
 
+def as_encryption(value: object) -> str:
+    """Return how new objects are encrypted: AES256, aws:kms[:KEY] or customer:FILE."""
+    if not isinstance(value, str) or not re.fullmatch(r"AES256|aws:kms(:[!-~]+)?|customer:.+", value):
+        raise ValueError("one of AES256, aws:kms, aws:kms:KEY, customer:FILE")
+    return value
+
+
 def as_source(value: object) -> str:
     """Return a bucket and prefix as s3://BUCKET[/PREFIX], gs://… or az://…."""
     if not isinstance(value, str) or not re.fullmatch(

@@ -345,7 +345,6 @@ def command_access(options: MountOptions, endpoint: Endpoint) -> dict[str, Any]:
         "profile": options.write_profile or options.profile,
         "credentials_file": None if file is None else str(file),
         "credentials_from": family,
-        "is_r2": endpoint.is_r2,
     }
 
 

@@ -299,7 +299,6 @@ def bucket_findings(options: MountOptions) -> Iterator[CheckResult]:
         source=options.source,
         endpoint_url=options.endpoint_url,
         region=options.region,
-        is_r2=options.endpoint_is_r2,
     )
     url = endpoint.url or f"https://s3.{endpoint.region or 'us-east-1'}.amazonaws.com"
     for text in risk_texts(options, endpoint):

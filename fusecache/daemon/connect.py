@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 # A mount that can start without the bucket waits this long for its first answer.
 START_SECONDS = 10.0
-# Pause of `wait_for_bucket` between two attempts.
+# Pause of `start_without = "nothing"` between two attempts.
 RETRY_SECONDS = 2.0
 KEY_ERRORS = (AccessDenied, CredentialsMissing)
 
@@ -112,7 +112,7 @@ def connect(
             return StartConnection(remote, failure=exc)
         if not isinstance(exc, (Unavailable, *KEY_ERRORS)):
             raise
-        if was_used and not options.requests.wait_for_bucket and not isinstance(exc, Untrusted):
+        if was_used and options.requests.start_without != "nothing" and not isinstance(exc, Untrusted):
             return StartConnection(remote, failure=exc)
         if isinstance(exc, Unavailable):
             raise MountError(
@@ -225,7 +225,6 @@ def endpoint_of(options: MountOptions) -> Endpoint:
         source=options.source,
         endpoint_url=options.endpoint_url,
         region=options.region,
-        is_r2=options.endpoint_is_r2,
     )
 
 
@@ -248,9 +247,7 @@ def open_remote(
     def open_store(each: EndpointOptions, profile: str | None, keys: Credentials | None = None) -> S3Store:
         return S3Store(
             each.bucket,
-            choose_endpoint(
-                {}, endpoint_url=each.url or None, region=each.region, is_r2=options.endpoint_is_r2
-            ),
+            choose_endpoint({}, endpoint_url=each.url or None, region=each.region),
             credentials=keys,
             profile=profile,
             credentials_file=each.credentials_file,
@@ -292,7 +289,7 @@ def _first_answers(options: MountOptions, remote: ReadWriteSplit, *, is_optional
 
     is_optional: the mount starts without the bucket if it is silent for START_SECONDS.
     """
-    if options.requests.wait_for_bucket:
+    if options.requests.start_without == "nothing":
         return _patiently(options, partial(_probe, options, remote))
     return within(START_SECONDS, partial(_probe, options, remote)) if is_optional else _probe(options, remote)
 
@@ -362,16 +359,11 @@ def request_settings(options: MountOptions) -> RequestSettings:
         raise ConfigError(
             "unsigned = true: a mount without keys cannot write; add read_only = true (--read-only)"
         )
-    if options.requests.sse_key is not None and options.requests.sse not in ("aws:kms", "customer"):
-        raise ConfigError(
-            "sse_key: only sse = aws:kms and sse = customer take a key; choose one of them, or remove it"
-        )
-    if options.requests.sse != "customer":
-        sse, kms_key_id, customer_key = options.requests.sse or "", options.requests.sse_key or "", b""
-    elif options.requests.sse_key is None:
-        raise ConfigError("sse = customer: name the file with your key as sse_key")
-    else:
-        sse, kms_key_id, customer_key = "", "", _customer_key(Path(options.requests.sse_key).expanduser())
+    sse, kms_key_id, customer_key = options.requests.sse or "", "", b""
+    if sse.startswith("customer:"):
+        customer_key, sse = _customer_key(Path(sse.removeprefix("customer:")).expanduser()), ""
+    elif sse.startswith("aws:kms:"):
+        kms_key_id, sse = sse.removeprefix("aws:kms:"), "aws:kms"
     return RequestSettings(
         sse=sse,
         kms_key_id=kms_key_id,
@@ -384,7 +376,7 @@ def request_settings(options: MountOptions) -> RequestSettings:
 
 def _customer_key(path: Path) -> bytes:
     """Read a key of SSE-C: 32 bytes, as they are or in base64. Raises ConfigError."""
-    data, _ = read_key_file("sse_key", path)
+    data, _ = read_key_file("sse", path)
     if len(data) == CUSTOMER_KEY_BYTES:
         return data
     with suppress(binascii.Error):
@@ -392,8 +384,8 @@ def _customer_key(path: Path) -> bytes:
         if len(decoded) == CUSTOMER_KEY_BYTES:
             return decoded
     raise ConfigError(
-        f"sse_key = {path}: it does not hold a key of {CUSTOMER_KEY_BYTES} bytes, as they are or in base64; make one "
-        f"with `openssl rand {CUSTOMER_KEY_BYTES}`"
+        f"sse = customer:{path}: it does not hold a key of {CUSTOMER_KEY_BYTES} bytes, as they are or in base64; make "
+        f"one with `openssl rand {CUSTOMER_KEY_BYTES}`"
     )
 
 

@@ -107,7 +107,8 @@ def begin(load: Callable[[str], MountOptions], config: Path | None) -> DaemonSta
     if kept is not None:
         kept.table.put(_CONFIG, {"text": text, "shown": _shown(options)})
         if kept.is_resumed:
-            options = replace(options, requests=replace(options.requests, wait_for_bucket=False))
+            # Programs use the mount.
+            options = replace(options, requests=replace(options.requests, start_without="keys"))
     return DaemonStart(options, kept, not_applied)
 
 

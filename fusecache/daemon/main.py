@@ -251,10 +251,9 @@ class _Daemon:
 
     def _refuse_keys(self, filesystem: FileSystem) -> None:
         """Raise the refusal if every bucket refuses the keys, unless files wait for upload or a service asks."""
-        if self._options.requests.start_without_keys or len(filesystem.queue):
+        if self._options.requests.start_without == "keys" or len(filesystem.queue):
             return
-        is_resumed = self._kept is not None and self._kept.is_resumed  # then programs use it
-        if not is_resumed and all(each.are_keys_refused for each in self._connections.values()):
+        if all(each.are_keys_refused for each in self._connections.values()):
             refusals = [
                 f"bucket {name}: {each.failure}" if name else str(each.failure)
                 for name, each in self._connections.items()

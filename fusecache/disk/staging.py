@@ -18,7 +18,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 import xxhash
 
@@ -34,14 +33,6 @@ _LIMIT_WANTED = 1 << 20
 NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
 
 
-class Closable(Protocol):
-    """A file with a descriptor."""
-
-    def close_if_idle(self) -> bool:
-        """Close the descriptor if no call uses it; return whether it is closed. Never waits."""
-        ...
-
-
 class DescriptorPool:
     """The files that have a descriptor, in the order of their last use. Thread-safe."""
 
@@ -50,24 +41,24 @@ class DescriptorPool:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.limit = min(_DESCRIPTORS_MAX, max(8, soft // _SHARE)) if limit is None else limit
         self._lock = threading.Lock()
-        self._files: OrderedDict[Closable, None] = OrderedDict()
+        self._files: OrderedDict[StagingFile, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def add(self, file: Closable) -> None:
+    def add(self, file: "StagingFile") -> None:
         """Record that a file has a descriptor now, and close others above the limit."""
         with self._lock:
             self._files[file] = None
         if len(self._files) > self.limit:
             self.close_idle(len(self._files) - self.limit)
 
-    def use(self, file: Closable) -> None:
+    def use(self, file: "StagingFile") -> None:
         """Record that a file is used."""
         with self._lock, suppress(KeyError):
             self._files.move_to_end(file)
 
-    def discard(self, file: Closable) -> None:
+    def discard(self, file: "StagingFile") -> None:
         """Record that a file has no descriptor any more."""
         with self._lock:
             self._files.pop(file, None)

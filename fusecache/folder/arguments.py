@@ -14,14 +14,12 @@ from fusecache.folder.patience import GIVE_UP_SECONDS
 # Of the options of a mount, what the requests to the bucket need.
 _OPTIONS = (
     "endpoint_url",
-    "endpoint_is_r2",
     "region",
     "profile",
     "credentials_file",
     "credentials_from",
     "requester_pays",
     "sse",
-    "sse_key",
     "order_last",
 )
 _PULL_OPTIONS = (*_OPTIONS, "unsigned")

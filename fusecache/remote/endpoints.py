@@ -115,11 +115,9 @@ def choose_endpoint(
     source: str = "s3://",
     endpoint_url: str | None = None,
     region: str | None = None,
-    is_r2: bool = False,
 ) -> Endpoint:
     """Return the endpoint of a source from the option and the environment.
 
-    is_r2: treat the endpoint as R2 even if its host name is not R2's (a proxy, a test server).
     Raises ConfigError for a malformed URL, account or jurisdiction.
     """
     kind = StoreKind.of(source)
@@ -131,8 +129,7 @@ def choose_endpoint(
     if url is None and environment.get("R2_ACCOUNT_ID"):
         url = r2_url(environment["R2_ACCOUNT_ID"], environment.get("R2_JURISDICTION", ""))
     host = (urlsplit(url).hostname or "") if url else ""
-    named_r2 = host == R2_HOST or host.endswith(f".{R2_HOST}")
-    if named_r2 or is_r2:
+    if host == R2_HOST or host.endswith(f".{R2_HOST}"):
         # R2 has one region, `auto`, and would refuse an AWS_REGION meant for another cloud.
         return Endpoint(url, region or "auto", is_r2=True)
     return Endpoint(url, region)

@@ -13,7 +13,6 @@ Content (`docs/hints.md`): for the first batches the exact byte ranges of their 
 whole shards, with the first and last step of each, until one epoch ahead is known. Steps are counted over all epochs.
 """
 
-import atexit
 import contextlib
 import errno
 import logging
@@ -22,25 +21,24 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Generator
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusecache.model.hints import CURSOR, FOLDER, PLAN, HintError, encode_cursor
-from loader.base.mount_endpoint import MountEndpoint, find_endpoint
+from fusecache.model.hints import FOLDER, PLAN, HintError
+from loader.base.mount_endpoint import find_endpoint
 from loader.errors import ArgumentError, LoaderError
-from loader.hints.job_name import check_job, hold_name, release_name
+from loader.hints.job import HintJob, check_job, hold_name
 from loader.hints.page_warmer import PageWarmer
 from loader.hints.plan_messages import (
-    REFUSED,
     Ids,
     MountMap,
     PlanMessage,
     PlannedReads,
     choose,
     reads_from,
-    refusal_text,
     sample_reads,
     shard_reads,
     table_bytes,
@@ -53,12 +51,6 @@ log = logging.getLogger(__name__)
 
 # How often the step is sent: cheap, and early enough for the daemon's read-ahead.
 CURSOR_SECONDS = 0.25
-# The daemon forgets a job after ten minutes without a message. An evaluation may last longer, so repeat the step.
-KEEPALIVE_SECONDS = 60.0
-# Retry after a failure that may pass, such as a mount that is being mounted again.
-RETRY_SECONDS = 10.0
-# Retry after EPERM: other jobs use up the daemon's limit on plans. They end in hours rather than seconds.
-LIMIT_RETRY_SECONDS = 60.0
 # Batches whose exact bytes are sent: half a minute of training or more, enough to fetch the first whole shards.
 COLD_STEPS = 64
 COLD_SAMPLES = 1 << 15
@@ -70,9 +62,6 @@ WINDOW_SAMPLES = 1 << 22
 AHEAD_SAMPLES = 1 << 24
 # Batches handed out but not read yet: the workers of a DataLoader fetch ahead of the loop.
 READING_STEPS = 16
-
-# Time to withdraw the plan at exit: a mount that does not answer must not block the exit.
-_CLOSE_SECONDS = 2.0
 
 
 @runtime_checkable
@@ -124,44 +113,30 @@ class Hints:
         machine = step_plan.world.machine
         self.is_sending = bool(self._endpoints) and machine.local_rank == 0
         self._step_plan = step_plan
-        self._job = job or ""
         if self.is_sending and not job:
             about = f"{self._mount_map} {step_plan.epoch_orders.spec}"
-            self._job = hold_name(dataset.fingerprint, machine.number, about)
-        self._process = os.getpid()
-        self._stopped = threading.Event()
+            job = hold_name(dataset.fingerprint, machine.number, about)
+        self._job = HintJob(job or "", log)
         self._planned_to = -1  # plans were sent up to this step
         self._at = -1
         self._limit_retry_at = -math.inf  # time of the next attempt to plan ahead, by the monotonic clock
         self._window_steps = max(1, WINDOW_SAMPLES // step_plan.samples)
         # (shards, step): the exact bytes of these shards were sent for all steps before this step.
         self._cold: tuple[Ids, int] = (np.zeros(0, np.int64), 0)
-        self._has_warned = False
-        self._thread: threading.Thread | None = None
         self._warmers = {
             endpoint: PageWarmer(
-                endpoint.root / ".fusecache" / FOLDER / (self._job + PLAN), self._mount_map.raw_file
+                endpoint.root / ".fusecache" / FOLDER / (self._job.name + PLAN), self._mount_map.raw_file
             )
             for endpoint in (self._endpoints if self.is_sending else ())
             if not endpoint.is_folder  # what a pull wrote just now is in the page cache
         }
         if self.is_sending:
             self._ends: Ids = np.cumsum(self._index.samples)
-            self._thread = threading.Thread(target=self._run, name="fusecache-hints", daemon=True)
-            self._thread.start()
-            atexit.register(self.close)
+            self._job.start(self._turns(), "fusecache-hints")
 
     def close(self) -> None:
         """Stop sending, and withdraw the plan: now, or when the mount answers again."""
-        thread = self._thread
-        if thread is None or self._process != os.getpid():  # a forked child does not own the parent's plan
-            return
-        self._thread = None
-        self._stopped.set()
-        atexit.unregister(self.close)
-        # The garbage collector may close this object on that thread.
-        if thread is not threading.current_thread():
-            thread.join(_CLOSE_SECONDS)
+        self._job.close()
 
     def __enter__(self) -> "Hints":
         return self
@@ -171,47 +146,38 @@ class Hints:
 
     # ---- the thread
 
-    def _run(self) -> None:
+    def _turns(self) -> Generator[float]:
+        """Send what is new, again and again; end if the daemon rejects it and would reject it again."""
         try:
-            self._follow()
+            while True:
+                pause = CURSOR_SECONDS
+                try:
+                    self._tick()
+                except (OSError, LoaderError, HintError) as problem:
+                    pause = self._job.refused(problem)
+                    if isinstance(problem, HintError) or getattr(problem, "errno", None) == errno.EINVAL:
+                        return
+                    self._planned_to = -1  # the daemon may have been restarted and have lost the plan
+                yield pause
         finally:
             for warmer in self._warmers.values():
                 warmer.close()
-            for endpoint in self._endpoints:
-                self._withdraw(endpoint)
-            release_name(self._job)
 
-    def _follow(self) -> None:
-        pause, quiet = 0.0, 0.0
-        while not self._stopped.wait(pause):
-            quiet += pause
-            pause = CURSOR_SECONDS
-            try:
-                was_sent = self._tick(is_due=quiet >= KEEPALIVE_SECONDS)
-            except (OSError, LoaderError, HintError) as problem:
-                self._warn(problem)
-                if isinstance(problem, HintError) or _errno(problem) == errno.EINVAL:
-                    return  # the daemon would reject it again
-                self._planned_to = -1  # the daemon may have been restarted and have lost the plan
-                pause = LIMIT_RETRY_SECONDS if _errno(problem) == errno.EPERM else RETRY_SECONDS
-                was_sent = False
-            quiet = 0.0 if was_sent else quiet
-
-    def _tick(self, *, is_due: bool) -> bool:
-        """Send what is new; return whether the current step was sent."""
+    def _tick(self) -> None:
+        """Send plans that are due; else the current step, if it is new or the daemon has not heard of it for long."""
         epoch, batch = self._sampler.position
         at = epoch * self._step_plan.steps + batch
         if self._planned_to < 0 or not self._at <= at <= self._planned_to:
             self._begin(at)  # the first plan, or a state was loaded, or an iteration was started again
         has_moved = at != self._at
         self._at = at
-        if self._plan_ahead(at) or not (has_moved or is_due):
-            return False
+        if self._plan_ahead(at):
+            return
         for endpoint in self._endpoints:
-            endpoint.send(self._job + CURSOR, encode_cursor(max(0, at - READING_STEPS)))
-            if endpoint in self._warmers:
-                self._warmers[endpoint].move(max(0, at - READING_STEPS))
-        return True
+            if has_moved or self._job.is_quiet(endpoint):
+                self._job.move(endpoint, max(0, at - READING_STEPS))
+                if endpoint in self._warmers:
+                    self._warmers[endpoint].move(max(0, at - READING_STEPS))
 
     def _begin(self, at: int) -> None:
         """Send the exact bytes of the first batches from a step on."""
@@ -237,7 +203,7 @@ class Hints:
         began = time.monotonic()
         if began < self._limit_retry_at:
             return False
-        while self._planned_to <= enough and not self._stopped.is_set():
+        while self._planned_to <= enough and not self._job.stopped.is_set():
             if self._planned_to > was and time.monotonic() > began + CURSOR_SECONDS:
                 break
             first = self._planned_to
@@ -254,8 +220,7 @@ class Hints:
                 if isinstance(problem, OSError) and problem.errno not in (errno.EPERM, errno.EINVAL):
                     raise
                 # Keep the plans already sent; the cursor still follows them.
-                self._warn(problem)
-                self._limit_retry_at = time.monotonic() + LIMIT_RETRY_SECONDS
+                self._limit_retry_at = time.monotonic() + self._job.refused(problem)
                 break
             self._planned_to = first + count
         return self._planned_to > was
@@ -297,7 +262,7 @@ class Hints:
 
         def read() -> None:
             with contextlib.suppress(IndexError):
-                while not self._stopped.is_set():
+                while not self._job.stopped.is_set():
                     shard, size = waiting.popleft()
                     table = _table(index, shard, size)
                     if table is not None:
@@ -318,23 +283,9 @@ class Hints:
         """Send each mount its part of a plan."""
         for part in parts:
             message = part.message(window=window, step=max(0, step - READING_STEPS), is_exact=is_exact)
-            part.endpoint.send(self._job + PLAN, message)
+            self._job.plan(part.endpoint, message)
             if not is_exact and part.endpoint in self._warmers:
                 self._warmers[part.endpoint].plan(window, part.reads.shard, part.reads.last)
-
-    def _withdraw(self, endpoint: MountEndpoint) -> None:
-        try:
-            endpoint.send(self._job + PLAN, b"")
-        except FileNotFoundError:
-            pass  # no plan was sent, or the daemon has forgotten it
-        except OSError as problem:
-            self._warn(problem)
-
-    def _warn(self, problem: Exception) -> None:
-        """Log the first failure at INFO, later ones at DEBUG."""
-        level = logging.DEBUG if self._has_warned else logging.INFO
-        self._has_warned = True
-        log.log(level, REFUSED, refusal_text(problem))
 
 
 def _table(index: Index, shard: int, size: int) -> NDArray[np.uint32] | None:
@@ -357,7 +308,3 @@ def _table(index: Index, shard: int, size: int) -> NDArray[np.uint32] | None:
     ):
         return None  # the reader reports what is wrong with it
     return words[1:].astype(np.uint32)
-
-
-def _errno(problem: BaseException) -> int | None:
-    return problem.errno if isinstance(problem, OSError) else None

@@ -9,16 +9,10 @@ many workers read, or how far a DataLoader runs ahead.
 
 Advice only. What is no file of a mount is left out; failures are logged once, and the job never waits for the daemon.
 
-Draws items from an order before the job asks for them. The job gets each item, and each error, as without it.
-
-Finds the mounts of files by their paths: each directory is looked at once, whatever the number of its files.
-
-Not here: how the mount of a directory is found (`mount_endpoint`).
-
-The plans of one pass over a list of files: rows, how they are split into messages, and which the daemon has.
+`DrawnItems` draws items from an order before the job asks for them. `FilePlaces` finds the mounts of files.
+`MountPlans` holds the plans of one pass. Not here: how the mount of a directory is found (`mount_endpoint`).
 """
 
-import atexit
 import errno
 import json
 import logging
@@ -27,26 +21,17 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import length_hint
-from typing import Any, NamedTuple
+from typing import Any
 
-from fusecache.model.hints import (
-    CURSOR,
-    FOLDER,
-    LONGEST_MESSAGE_BYTES,
-    PLAN,
-    TO_THE_END,
-    HintError,
-    encode_cursor,
-    encode_plan,
-)
+from fusecache.model.hints import CURSOR, FOLDER, LONGEST_MESSAGE_BYTES, PLAN, TO_THE_END, HintError
 from loader.base.mount_endpoint import MountEndpoint, find_endpoint
 from loader.errors import ArgumentError
-from loader.hints.job_name import check_job, hold_name, hold_numbered, release_name
-from loader.hints.plan_messages import EXTENT_BYTES, HEADER_BYTES, REFUSED, path_on_mount, refusal_text
+from loader.hints.job import HintJob, check_job, hold_name, hold_numbered
+from loader.hints.plan_messages import EXTENT_BYTES, HEADER_BYTES, FileRow, path_on_mount, plan_message
 
 log = logging.getLogger(__name__)
 
@@ -209,27 +194,16 @@ class FilePlaces:
 PLAN_EXTENTS = 1 << 14
 
 
-class FileRow(NamedTuple):
-    """Bytes of a file that one item stands for. path: below the root of its mount."""
-
-    path: str
-    start: int
-    length: int
-    step: int
-
-
 @dataclass(eq=False, slots=True)
 class MountPlans:
     """The plans of the present pass for one mount, in the order of their steps.
 
     sent: the daemon has them. unsent: it does not have them. window: the number of the next one to be sent.
-    spoken_at: when the daemon last got a message, by the monotonic clock.
     """
 
     sent: deque[list[FileRow]] = field(default_factory=deque)
     unsent: deque[list[FileRow]] = field(default_factory=deque)
     window: int = 0
-    spoken_at: float = 0.0
 
     def send_again(self) -> None:
         """The daemon has none of them: it was started again, or has forgotten the job."""
@@ -287,34 +261,12 @@ def split_rows(rows: list[FileRow]) -> Iterator[list[FileRow]]:
     yield rows[first:]
 
 
-def plan_message(rows: list[FileRow], window: int, step: int) -> bytes:
-    """Encode a plan. Raises HintError."""
-    paths = sorted({row.path for row in rows})
-    number = {path: place for place, path in enumerate(paths)}
-    return encode_plan(
-        window=window,
-        step=step,
-        paths=paths,
-        path=[number[row.path] for row in rows],
-        start=[row.start for row in rows],
-        length=[row.length for row in rows],
-        first=[row.step for row in rows],
-        span=[0] * len(rows),
-    )
-
-
 # Samples looked at ahead of the job: of 100 KB each, 6 GB. All jobs of a mount may name a million files at a time.
 AHEAD_SAMPLES = 1 << 16
 # The first plan of a pass has few samples, so that the daemon begins at once: 65 536 take half a second of CPU.
 FIRST_SAMPLES = 512
 # How often the daemon is asked whether it still knows the job, however fast items come; also the pause after a failure.
 CHECK_SECONDS = 10.0
-# The daemon forgets a job after ten minutes without a message.
-KEEPALIVE_SECONDS = 60.0
-# Retry after EPERM: other jobs use up the daemon's limits.
-LIMIT_RETRY_SECONDS = 60.0
-# Time to withdraw the plans at exit: a mount that does not answer must not block the exit.
-_CLOSE_SECONDS = 2.0
 
 Files = Sequence[Any] | Mapping[Any, Any] | Callable[[Any], Any]
 
@@ -475,10 +427,10 @@ class _Sender:
 
     def __init__(self, files: Files, job: str | None, ahead: int, items: Sequence[Any] = ()) -> None:
         """items: the first ones of pass 0, before any iteration."""
-        self.process = os.getpid()
         self._files = files if callable(files) else files.__getitem__
         self._table = None if callable(files) else files
-        self._job = hold_name("files", 0, "") if job is None else hold_numbered(job)
+        self._job = HintJob(hold_name("files", 0, "") if job is None else hold_numbered(job), log)
+        self.stop, self.close = self._job.stop, self._job.close
         self._ahead = ahead
         self._places = FilePlaces()
         self._lock = threading.Lock()
@@ -491,12 +443,7 @@ class _Sender:
         self._step = 0
         self._recent = RecentSteps(ahead + ahead // 2)
         self._plans: dict[MountEndpoint, MountPlans] = {}
-        self._warned: set[str] = set()
-        self._woken, self._stopped = threading.Event(), threading.Event()
-        self._woken.set()
-        self._thread = threading.Thread(target=self._run, name="fusecache-file-hints", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)
+        self._job.start(self._turns(), "fusecache-file-hints")
 
     def known_items(self) -> list[Any]:
         """Return, once, what the constructor of FileHints has sent; nothing if some of it is on no mount."""
@@ -524,54 +471,33 @@ class _Sender:
             while self._new and self._new_samples - samples_of(self._new[-1]) >= self._ahead:
                 self._new_samples -= samples_of(self._new.popleft())
                 self._passed_over += 1
-        self._woken.set()
-
-    def stop(self) -> None:
-        """Let the thread withdraw the plans, and end."""
-        if self.process == os.getpid():
-            self._stopped.set()
-            self._woken.set()
-            atexit.unregister(self.close)
-
-    def close(self) -> None:
-        """Stop, and wait a moment for it."""
-        self.stop()
-        if self.process == os.getpid() and self._thread is not threading.current_thread():
-            self._thread.join(_CLOSE_SECONDS)
+        self._job.wake()
 
     # ---- the thread
 
-    def _run(self) -> None:
-        try:
-            due_at = time.monotonic() + CHECK_SECONDS
-            while not self._stopped.is_set():
-                self._woken.wait(max(0.0, due_at - time.monotonic()))
-                self._woken.clear()
-                is_due = time.monotonic() >= due_at
-                pause = self._try_to_send(is_due=is_due)
-                if is_due:
-                    due_at = time.monotonic() + pause
-        finally:
-            for endpoint in self._plans:
-                self._try(lambda endpoint=endpoint: endpoint.send(self._job + PLAN, b""))  # type: ignore[misc]
-            release_name(self._job)
+    def _turns(self) -> Generator[float]:
+        due_at = time.monotonic() + CHECK_SECONDS
+        while True:
+            is_due = time.monotonic() >= due_at
+            pause = self._try_to_send(is_due=is_due)
+            if is_due:
+                due_at = time.monotonic() + pause
+            yield max(0.0, due_at - time.monotonic())
 
     def _try_to_send(self, *, is_due: bool) -> float:
         """Send what is new; return the seconds until the next look at the mounts."""
         if self._take():
-            self._woken.set()
+            self._job.wake()
         pauses = []
         for endpoint, plans in self._plans.items():
             pauses.append(CHECK_SECONDS)
             try:  # a mount that refuses costs its own hints only
                 if is_due:
                     self._look_after(endpoint, plans)
-                while plans.unsent and not self._stopped.is_set():
+                while plans.unsent and not self._job.stopped.is_set():
                     self._send(endpoint, plans)
             except (OSError, HintError, ValueError, KeyError) as problem:
-                self._say(f"refused by {endpoint}", "%s: " + REFUSED, endpoint.root, refusal_text(problem))
-                if getattr(problem, "errno", None) == errno.EPERM:
-                    pauses[-1] = LIMIT_RETRY_SECONDS
+                pauses[-1] = self._job.refused(problem, endpoint)
         return min(pauses, default=CHECK_SECONDS)
 
     def _take(self) -> bool:
@@ -621,7 +547,7 @@ class _Sender:
                         continue
                     place = self._places.find(os.fspath(path))
                     if place is None:
-                        self._say(
+                        self._job.say(
                             "place",
                             "no hint for %s: it is in no mount of fusecache, so nothing fetches it in advance. Compare "
                             "the path with `fusecache status`",
@@ -632,7 +558,7 @@ class _Sender:
                     if 0 <= start <= TO_THE_END and 0 < length <= TO_THE_END:
                         yield place[0], FileRow(place[1], start, length, step)
                     else:
-                        self._say(
+                        self._job.say(
                             "range",
                             "no hint for %r: offset %d and length %d name no bytes of %s: give an offset of 0 or more "
                             "and a length of 1 or more, or None for no file",
@@ -641,7 +567,7 @@ class _Sender:
             except Exception as problem:  # noqa: BLE001  # the caller's function: its errors must not end the hints
                 is_beyond = isinstance(problem, IndexError) and self._table is not None
                 count = f"; it has {length_hint(self._table)} entries" if is_beyond else ""
-                self._say(
+                self._job.say(
                     "files",
                     "no hint for item %r of the order: `files` has no path for it (%s: %s)%s",
                     *(each, type(problem).__name__, problem, count),
@@ -654,12 +580,12 @@ class _Sender:
             plans.send_again()
         step = max(at or 0 if plans.window else 0, self._recent.first)
         try:
-            endpoint.send(self._job + PLAN, plan_message(plans.unsent[0], plans.window, step))
+            self._job.plan(endpoint, plan_message(plans.unsent[0], plans.window, step))
         except (OSError, HintError) as problem:
             if isinstance(problem, OSError) and problem.errno != errno.EINVAL:
                 raise
             rows = plans.unsent.popleft()
-            self._say(
+            self._job.say(
                 "plan",
                 "the hints of items %d to %d are left out; reading continues without them: %s",
                 *(rows[0].step, rows[-1].step, problem),
@@ -667,8 +593,7 @@ class _Sender:
             return
         plans.sent.append(plans.unsent.popleft())
         plans.window += 1
-        plans.spoken_at = time.monotonic()
-        endpoint.send(self._job + CURSOR, encode_cursor(step, by_reads=True))
+        self._job.move(endpoint, step, by_reads=True)
 
     def _position(self, endpoint: MountEndpoint) -> int | None:
         """Return the step that the daemon assumes; None if it does not know the job. A pull into a folder has none."""
@@ -676,7 +601,7 @@ class _Sender:
             return 0
         try:
             return int(
-                json.loads((endpoint.root / ".fusecache" / FOLDER / (self._job + CURSOR)).read_bytes())[
+                json.loads((endpoint.root / ".fusecache" / FOLDER / (self._job.name + CURSOR)).read_bytes())[
                     "step"
                 ]
             )
@@ -691,34 +616,22 @@ class _Sender:
             return
         if plans.sent:  # else it is the step of the pass before
             plans.drop_before(at)
-        if time.monotonic() >= plans.spoken_at + KEEPALIVE_SECONDS:
-            endpoint.send(self._job + CURSOR, encode_cursor(at, by_reads=True))
-            plans.spoken_at = time.monotonic()
+        if self._job.is_quiet(endpoint):
+            self._job.move(endpoint, at, by_reads=True)
         if endpoint.is_folder:
             return
-        report = json.loads((endpoint.root / ".fusecache" / FOLDER / (self._job + PLAN)).read_bytes())
+        report = json.loads((endpoint.root / ".fusecache" / FOLDER / (self._job.name + PLAN)).read_bytes())
         if report.get("skipped"):
-            self._say(
+            self._job.say(
                 "skipped",
                 "hints name files that cannot be fetched: %s of them, such as %s",
                 report["skipped"],
                 report.get("skipped_path"),
             )
         if report.get("is_astray"):
-            self._say(
+            self._job.say(
                 "astray",
                 "only files that no hint names are read: the daemon fetches no more until a named one is read. "
                 "This is right while a checkpoint or a validation set is read; else compare the order with "
                 "what is read",
             )
-
-    def _try(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except OSError as problem:
-            log.debug("hints not withdrawn: %s", problem)
-
-    def _say(self, what: str, text: str, *values: object) -> None:
-        """Log the first problem of a kind at INFO, later ones at DEBUG."""
-        log.log(logging.DEBUG if what in self._warned else logging.INFO, text, *values)
-        self._warned.add(what)

@@ -5,12 +5,12 @@ Turns future steps into planned reads: which shards when, and which of their byt
 Pure arithmetic over the index. Of a shard's bytes it needs only the offset table, where samples differ in size.
 """
 
-import errno
 import os
 import posixpath
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,8 +131,31 @@ def _extents_of_step(
 # In a message, an extent takes one number in each of five columns; one line of JSON precedes them.
 EXTENT_BYTES = 5 * 8
 HEADER_BYTES = 4096
-# How a job without hints learns of it; the rest is `refusal_text`.
-REFUSED = "the daemon takes no hints; reading continues without them: %s"
+
+
+class FileRow(NamedTuple):
+    """Bytes of a file that one item stands for. path: below the root of its mount."""
+
+    path: str
+    start: int
+    length: int
+    step: int
+
+
+def plan_message(rows: list[FileRow], window: int, step: int) -> bytes:
+    """Encode a plan. Raises HintError."""
+    paths = sorted({row.path for row in rows})
+    number = {path: place for place, path in enumerate(paths)}
+    return hints.encode_plan(
+        window=window,
+        step=step,
+        paths=paths,
+        path=[number[row.path] for row in rows],
+        start=[row.start for row in rows],
+        length=[row.length for row in rows],
+        first=[row.step for row in rows],
+        span=[0] * len(rows),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -225,16 +248,6 @@ def choose(reads: PlannedReads, which: NDArray[np.bool_] | NDArray[np.intp]) -> 
     return PlannedReads(
         reads.shard[which], reads.start[which], reads.stop[which], reads.first[which], reads.last[which]
     )
-
-
-def refusal_text(problem: Exception) -> str:
-    """Return why the daemon took no hints. Of a limit that is reached, a hint file tells an errno alone."""
-    if isinstance(problem, OSError) and problem.errno == errno.EPERM:
-        return (
-            f"{problem}: all jobs together have as many jobs, plans or extents as it takes, or another user's job has "
-            "this name. `fusecache status` shows the jobs. The loader tries again"
-        )
-    return str(problem)
 
 
 def path_on_mount(name: str) -> str | None:

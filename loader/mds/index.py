@@ -10,7 +10,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from loader.base.paths import check_is_local, mount_advice
 from loader.base.pulled_files import open_pulled
 from loader.errors import DatasetError, NoDatasetError
-from loader.mds.index_parser import VERSION, IndexRows, PackedNames, Schema
+from loader.mds.index_parser import VERSION, Columns, IndexRows, PackedNames, Schema
 
 INDEX_NAME = "index.json"
 # Bytes parsed at a time. An index of 10**6 shards is 300 MB of text, which is never in memory as a whole.
@@ -32,29 +32,18 @@ _HEAD = re.compile(rb'\s*\{\s*(?:"version"\s*:\s*2\s*,\s*)?"shards"\s*:\s*\[\s*'
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index(Columns):
     """The content of one index.json, or of several joined ones, as far as the loader needs it.
 
-    samples, raw_bytes, zip_bytes: (shards,) int64 counts; bytes are 0 if the index does not give them. schema_of:
-    (shards,) index into schemas. raw_names, zip_names: relative to the directory; zip_names is "" for a shard that is
-    stored uncompressed. compressions: families, "" for none; compression_of indexes them. hashes: JSON texts
-    [{hash: value} of the raw file, of the compressed one], if requested. directories: one a stream; borders:
-    (streams + 1,) the first shard of each stream, then the number of shards.
+    compressions: families, "" for none. directories: one a stream; borders: (streams + 1,) the first shard of each
+    stream, then the number of shards.
     """
 
     directories: tuple[str, ...]
     borders: tuple[int, ...]
-    samples: NDArray[np.int64]
-    raw_bytes: NDArray[np.int64]
-    zip_bytes: NDArray[np.int64]
-    schema_of: NDArray[np.int32]
-    compression_of: NDArray[np.int32]
     schemas: tuple[Schema, ...]
     compressions: tuple[str, ...]
-    raw_names: PackedNames
-    zip_names: PackedNames
-    hashes: PackedNames | None = None
     fingerprints: tuple[str, ...] = ()
 
     @property
@@ -102,8 +91,7 @@ class Index:
         digest.update(repr(self.schemas).encode())
         for numbers in (self.samples, self.raw_bytes, self.schema_of.astype(np.int64)):
             digest.update(numbers.astype("<i8").tobytes())
-        for text in self.raw_names.zero_separated():
-            digest.update(text)
+        digest.update(self.raw_names.zero_separated())
         return digest.hexdigest()
 
 
@@ -145,20 +133,13 @@ def read_index(directory: str | Path, *, with_hashes: bool = False) -> Index:
         raise
     except (ValueError, RecursionError) as problem:
         raise DatasetError(f"{path} is damaged (not JSON: {problem}); copy or write it again") from None
-    found = rows.columns()
+    columns = rows.columns()
     return Index(
         directories=(str(directory),),
         borders=(0, rows.count),
-        samples=found.samples,
-        raw_bytes=found.raw_bytes,
-        zip_bytes=found.zip_bytes,
-        schema_of=found.schema_of,
-        compression_of=found.compression_of,
         schemas=tuple(rows.schemas),
         compressions=tuple(rows.compressions),
-        raw_names=found.raw_names,
-        zip_names=found.zip_names,
-        hashes=found.hashes,
+        **{each.name: getattr(columns, each.name) for each in fields(columns)},
     )
 
 
@@ -197,7 +178,7 @@ def _joined_hashes(parts: Sequence[Index]) -> PackedNames | None:
         return None
     none = json.dumps([{}, {}])
     return PackedNames.joined(
-        [PackedNames.of([none] * p.shards) if p.hashes is None else p.hashes for p in parts]
+        [PackedNames([none] * p.shards) if p.hashes is None else p.hashes for p in parts]
     )
 
 

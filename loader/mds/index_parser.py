@@ -8,9 +8,10 @@ A list of file names in one buffer: 10**6 names take 24 MB, where a list of str 
 """
 
 import json
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Self, overload
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -19,87 +20,52 @@ from numpy.typing import NDArray
 from loader.base.compression import family_of
 from loader.errors import DatasetError, LoaderError
 
-BLOCK_NAMES = 1 << 16
 
+class PackedNames:
+    """A list of names in one buffer, which grows in place; each str is made on access.
 
-class PackedNames(Sequence[str]):
-    """An immutable list of names; each str is made on access.
-
-    text: all names, concatenated, in UTF-8. ends: (names,) int64, the end of each name in it.
+    Forked workers would copy a list of str page by page, because each access counts references.
     """
 
     __slots__ = ("_ends", "_text")
 
-    def __init__(self, text: bytes | bytearray, ends: NDArray[np.int64]) -> None:
-        self._text, self._ends = text, ends
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._text = bytearray()  # a zero byte after each name
+        self._ends = array("q")
+        self.add(list(names))
 
     @classmethod
-    def of(cls, names: Iterable[str]) -> Self:
-        """Pack names. Raises UnicodeEncodeError for an unpaired surrogate, which no file name contains."""
-        packer = NamePacker()
-        packer.add(list(names))
-        return cls(*packer.packed())
-
-    @classmethod
-    def joined(cls, parts: Sequence["PackedNames"]) -> Self:
+    def joined(cls, parts: Iterable["PackedNames"]) -> "PackedNames":
         """Return several lists as one."""
-        lengths = [np.diff(part._ends, prepend=0) for part in parts]
-        ends = np.cumsum(np.concatenate(lengths)) if lengths else np.zeros(0, np.int64)
-        return cls(b"".join(part._text for part in parts), ends)
-
-    def zero_separated(self) -> Iterator[bytes]:
-        """Yield all names, separated by zero bytes, in pieces of some ten thousand names."""
-        text = np.frombuffer(self._text, np.uint8)
-        for first in range(0, len(self), BLOCK_NAMES):
-            ends = self._ends[first : first + BLOCK_NAMES]
-            start = int(self._ends[first - 1]) if first else 0
-            led = int(first > 0)  # a separator precedes the block
-            block = np.zeros(int(ends[-1]) - start + ends.size - 1 + led, np.uint8)
-            is_text = np.ones(block.size, bool)
-            is_text[ends[:-1] - start + np.arange(led, ends.size - 1 + led)] = False
-            is_text[:led] = False
-            block[is_text] = text[start : int(ends[-1])]
-            yield block.tobytes()
-
-    def __len__(self) -> int:
-        return int(self._ends.size)
-
-    @overload
-    def __getitem__(self, which: int) -> str: ...
-    @overload
-    def __getitem__(self, which: slice) -> "PackedNames": ...
-
-    def __getitem__(self, which: "int | slice") -> "str | PackedNames":
-        """Return one name, or a copy of several."""
-        if isinstance(which, slice):
-            return PackedNames.of([self[number] for number in range(*which.indices(len(self)))])
-        number = which + len(self) if which < 0 else which
-        if not 0 <= number < len(self):
-            raise IndexError(f"name {which} is not among {len(self)}")
-        start = int(self._ends[number - 1]) if number else 0
-        return self._text[start : int(self._ends[number])].decode()
-
-
-class NamePacker:
-    """Collects names for PackedNames, which takes over its buffers without a copy."""
-
-    def __init__(self) -> None:
-        self._text = bytearray()
-        self._ends = bytearray()
+        whole = cls()
+        for part in parts:
+            whole._ends.frombytes((np.frombuffer(part._ends, np.int64) + len(whole._text)).tobytes())
+            whole._text += part._text
+        return whole
 
     def add(self, names: Sequence[str]) -> None:
-        """Add names. Raises UnicodeEncodeError, with nothing added, for an unpaired surrogate."""
-        text = "".join(names)
-        encoded = text.encode()
+        """Add names. Raises UnicodeEncodeError, with nothing added, for an unpaired surrogate: no file has it."""
+        encoded = "\0".join([*names, ""]).encode()
         # An ASCII name has as many bytes as characters.
-        sized: Sequence[str | bytes] = names if text.isascii() else [name.encode() for name in names]
+        sized: Sequence[str | bytes] = names if encoded.isascii() else [name.encode() for name in names]
         lengths = np.fromiter(map(len, sized), np.int64, len(names))
-        self._ends += (np.cumsum(lengths) + len(self._text)).tobytes()
+        self._ends.frombytes((np.cumsum(lengths + 1) + len(self._text)).tobytes())
         self._text += encoded
 
-    def packed(self) -> tuple[bytearray, NDArray[np.int64]]:
-        """Return the buffers; add nothing afterwards."""
-        return self._text, np.frombuffer(self._ends, np.int64)
+    def zero_separated(self) -> memoryview:
+        """Return all names, separated by zero bytes."""
+        return memoryview(self._text)[:-1]
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, number: int) -> str:
+        stop = self._ends[number]
+        start = self._ends[number - 1] if number % len(self) else 0
+        return self._text[start : stop - 1].decode()
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.__getitem__, range(len(self)))
 
 
 VERSION = 2
@@ -128,9 +94,15 @@ class Schema:
 Numbers = int | NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """The columns of an Index, (shards,) each. hashes: JSON texts [of the raw file, of the compressed one]."""
+    """The columns of an Index, (shards,) each.
+
+    samples, raw_bytes, zip_bytes: counts; bytes are 0 if the index does not give them. schema_of: index into its
+    schemas. raw_names, zip_names: relative to the directory; zip_names is "" for a shard that is stored uncompressed.
+    compression_of: index into its compressions. hashes: JSON texts [{hash: value} of the raw file, of the compressed
+    one], if requested.
+    """
 
     samples: NDArray[np.int64]
     raw_bytes: NDArray[np.int64]
@@ -139,7 +111,7 @@ class Columns:
     compression_of: NDArray[np.int32]
     raw_names: PackedNames
     zip_names: PackedNames
-    hashes: PackedNames | None
+    hashes: PackedNames | None = None
 
 
 class _File(msgspec.Struct, gc=False):
@@ -196,9 +168,9 @@ class IndexRows:
     _zip_bytes: bytearray = field(default_factory=bytearray)
     _schema_of: bytearray = field(default_factory=bytearray)
     _compression_of: bytearray = field(default_factory=bytearray)
-    _raw_names: NamePacker = field(default_factory=NamePacker)
-    _zip_names: NamePacker = field(default_factory=NamePacker)
-    _hashes: NamePacker = field(default_factory=NamePacker)
+    _raw_names: PackedNames = field(default_factory=PackedNames)
+    _zip_names: PackedNames = field(default_factory=PackedNames)
+    _hashes: PackedNames = field(default_factory=PackedNames)
     _last_columns: list[Any] = field(default_factory=list)
     _last_schema: int = 0
 
@@ -226,14 +198,14 @@ class IndexRows:
     def columns(self) -> Columns:
         """Return the collected columns; add nothing afterwards."""
         return Columns(
-            np.frombuffer(self._samples, np.int64),
-            np.frombuffer(self._raw_bytes, np.int64),
-            np.frombuffer(self._zip_bytes, np.int64),
-            np.frombuffer(self._schema_of, np.int32),
-            np.frombuffer(self._compression_of, np.int32),
-            PackedNames(*self._raw_names.packed()),
-            PackedNames(*self._zip_names.packed()),
-            PackedNames(*self._hashes.packed()) if self.with_hashes else None,
+            samples=np.frombuffer(self._samples, np.int64),
+            raw_bytes=np.frombuffer(self._raw_bytes, np.int64),
+            zip_bytes=np.frombuffer(self._zip_bytes, np.int64),
+            schema_of=np.frombuffer(self._schema_of, np.int32),
+            compression_of=np.frombuffer(self._compression_of, np.int32),
+            raw_names=self._raw_names,
+            zip_names=self._zip_names,
+            hashes=self._hashes if self.with_hashes else None,
         )
 
     def _add_numbers(

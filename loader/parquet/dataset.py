@@ -319,7 +319,7 @@ class ParquetDataset:
         """The files, one shard each, for `loader.hints`: the daemon fetches them whole, each before its first use."""
         folders = [os.path.dirname(path) or "." for path in self._paths]
         borders = [number for number in range(1, len(folders)) if folders[number] != folders[number - 1]]
-        names = PackedNames.of([os.path.basename(path) for path in self._paths])
+        names = PackedNames(os.path.basename(path) for path in self._paths)
         rows = np.diff(np.concatenate([[0], self._ends])[self._group_ends], prepend=0)
         none = np.zeros(len(folders), np.int32)
         return Index(

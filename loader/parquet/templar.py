@@ -34,11 +34,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.base.argument_checks import byte_count
+from loader.base.mount_endpoint import find_endpoint
 from loader.base.optional_imports import optional_module
 from loader.base.paths import check_is_local
 from loader.base.single_flight import SingleFlight
 from loader.errors import ArgumentError, DatasetError, LoaderError, ShardError
-from loader.hints.extent_hints import ExtentHints, PlannedExtent
+from loader.hints.job import HintJob, hold_name
+from loader.hints.plan_messages import FileRow, path_on_mount
 from loader.mds.shard_files import DecompressedCache
 from loader.parquet.dataset import ParquetDataset
 from loader.parquet.row_groups import FOOTERS_AT_ONCE
@@ -345,7 +347,7 @@ class TemplarDataset:
         return made[-1] if made else self._tokenised(page)
 
     def _packed_batches(
-        self, pages: list[Page], shape: tuple[int, int], end: Tokens, threads: int, hints: ExtentHints
+        self, pages: list[Page], shape: tuple[int, int], end: Tokens, threads: int, hints: HintJob
     ) -> Iterator[Tokens]:
         size, was_filled = shape[0] * shape[1], False
         pending: list[Tokens] = []
@@ -356,7 +358,7 @@ class TemplarDataset:
             for number in range(1, len(pages) + 1):
                 for row in coming.popleft().result():
                     pending += [row, end]
-                hints.move(number)
+                hints.tell(number)
                 coming.extend(pool.submit(self.tokens, page) for page in islice(ahead, 1))
                 joined = np.concatenate(pending)
                 whole = joined.size // size * size
@@ -372,9 +374,8 @@ class TemplarDataset:
                 f"smaller batches"
             )
 
-    def _hinted(self, pages: list[Page]) -> ExtentHints:
+    def _hinted(self, pages: list[Page]) -> HintJob:
         """Tell the daemon of the mount, if there is one, which bytes the pages take."""
-        hints = ExtentHints("templar", self._root)
 
         def extents(page: Page) -> list[tuple[int, int]]:
             try:
@@ -382,17 +383,19 @@ class TemplarDataset:
             except (OSError, DatasetError):
                 return []  # the read of the page says what is wrong
 
-        if hints.is_sending:
-            with ThreadPoolExecutor(min(FOOTERS_AT_ONCE, len(pages)), "page-extents") as pool:
-                found = enumerate(zip(pages, pool.map(extents, pages), strict=True))
-                hints.send(
-                    [
-                        PlannedExtent(step, page.shard, *extent)
-                        for step, (page, several) in found
-                        for extent in several
-                    ]
-                )
-        return hints
+        place = find_endpoint(self._root)
+        if place is None:
+            return HintJob("", log)
+        job = HintJob(hold_name("templar", 0, self._root), log)
+        with ThreadPoolExecutor(min(FOOTERS_AT_ONCE, len(pages)), "page-extents") as pool:
+            rows = [
+                FileRow(path, start, stop - start, step)
+                for step, (page, several) in enumerate(zip(pages, pool.map(extents, pages), strict=True))
+                if (path := path_on_mount(place[1] + page.shard)) is not None
+                for start, stop in several
+            ]
+        job.begin(place[0], rows)
+        return job
 
     def _values(self, page: Page) -> list[Any]:
         """Return the column's values in the rows of a page."""

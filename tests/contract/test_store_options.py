@@ -157,19 +157,25 @@ def test_a_key_of_ours_comes_from_a_file(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "key"
     path.touch(mode=0o600)
     path.write_bytes(text)
-    assert request_settings(options(tmp_path, sse="customer", sse_key=str(path))).customer_key == b"k" * 32
+    assert request_settings(options(tmp_path, sse=f"customer:{path}")).customer_key == b"k" * 32
+
+
+def test_the_key_of_kms_may_be_named(tmp_path: Path) -> None:
+    for chosen, key in (("aws:kms", ""), ("aws:kms:arn:aws:kms:eu:1:key/2", "arn:aws:kms:eu:1:key/2")):
+        settings = request_settings(options(tmp_path, sse=chosen))
+        assert (settings.sse, settings.kms_key_id) == ("aws:kms", key)
 
 
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
         ({"unsigned": True}, "add read_only"),
-        ({"sse_key": "id"}, "only sse = aws:kms and sse = customer"),
-        ({"sse": "AES256", "sse_key": "id"}, "only sse = aws:kms and sse = customer"),
-        ({"sse": "customer"}, "name the file"),
-        ({"sse": "customer", "sse_key": "/missing"}, "sse_key = /missing: No such file"),
-        ({"sse": "customer", "sse_key": "{}/open"}, "chmod 600 "),
-        ({"sse": "customer", "sse_key": "{}/short"}, "openssl rand 32"),
+        ({"sse": "AES256:id"}, "one of AES256, aws:kms, aws:kms:KEY, customer:FILE"),
+        ({"sse": "id"}, "one of AES256, aws:kms"),
+        ({"sse": "customer"}, "customer:FILE"),
+        ({"sse": "customer:/missing"}, "sse = /missing: No such file"),
+        ({"sse": "customer:{}/open"}, "chmod 600 "),
+        ({"sse": "customer:{}/short"}, "openssl rand 32"),
     ],
 )
 def test_settings_that_contradict_are_refused(

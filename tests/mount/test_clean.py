@@ -581,8 +581,8 @@ def test_pending_change_of_a_mount_stays(old: Cleaned, mount: Callable[..., Moun
 def test_path_in_a_mount_names_its_prefix(old: Cleaned, mount: Callable[..., Mount]) -> None:
     """Endpoint, keys and prices are the mount's: the environment of the command has none."""
     old.put("a", "deep/b", "deep/c")
-    one = mount("--endpoint-is-r2", of=old.bucket)
-    environment = {**old.environment, "S3_ENDPOINT_URL": "http://127.0.0.1:1"}
+    one = mount(of=old.bucket.as_r2())
+    environment = {**one.bucket.service.environment(), "S3_ENDPOINT_URL": "http://127.0.0.1:1"}
     done = run(*old.words("--older-than", "7d", "--delete", place=one.path / "deep"), env=environment)
     assert done.stdout.endswith("2 objects, 20 B, $0 a month removed\n")
     assert old.bucket.names() == ["a"]

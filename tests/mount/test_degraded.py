@@ -147,7 +147,7 @@ def test_a_service_starts_without_keys_and_promises_no_more_than_it_keeps(mount,
     expect_log(ON_THE_WAY)
     used = _emptied(mount, bucket)
     wrong = replace(bucket, service=replace(bucket.service, secret_key="wrong" * 8))
-    again: Mount = mount("--start-without-keys", cache=used.cache, of=wrong)
+    again: Mount = mount("--start-without", "keys", cache=used.cache, of=wrong)
     assert (again.path / "a.bin").read_bytes() == DATA
     assert f"run `fusecache unmount {again.path} --force`, then mount with new keys" in again.log()
     assert "heals by itself" not in again.log()
@@ -163,7 +163,7 @@ def test_a_service_starts_without_keys_and_promises_no_more_than_it_keeps(mount,
 def test_the_unit_asks_for_a_start_without_keys():
     unit = Path(__file__).parents[2] / "systemd" / "fusecache@.service"
     (line,) = [line for line in unit.read_text().splitlines() if line.startswith("ExecStart=")]
-    assert " --start-without-keys " in line
+    assert " --start-without keys " in line
 
 
 @pytest.mark.parametrize(("flags", "status"), [((), 2), (("--read-only",), 0)])
@@ -256,10 +256,10 @@ def test_keys_that_may_not_write_start_with_pending_files(mount, bucket, expect_
     assert "allow reads but not writes" in done.stderr
 
 
-def test_wait_for_bucket_waits(mount, bucket, expect_log):
+def test_a_mount_that_starts_without_nothing_waits(mount, bucket, expect_log):
     """With the option, `mount` returns only when the bucket has answered."""
     used = _used(mount, bucket)
-    words = [str(word) for word in used.command("--wait-for-bucket")]
+    words = [str(word) for word in used.command("--start-without", "nothing")]
     with subprocess.Popen(
         words, env=bucket.service.environment(), stderr=subprocess.PIPE, text=True
     ) as process:

@@ -656,6 +656,7 @@ def test_a_daemon_that_was_started_again_gets_the_plans_again(
     mount: Callable[..., Mount], images: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(module, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr("loader.hints.job.RETRY_SECONDS", 0.1)
     one = mount()
     with FileHints([one.path / name for name in images]):
         wait_until(lambda: jobs(one), "the job")

@@ -398,7 +398,7 @@ def test_where_others_have_named_all_that_may_be_named_the_loader_goes_on_when_t
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "loader")
-    monkeypatch.setattr(module, "LIMIT_RETRY_SECONDS", 0.5)
+    monkeypatch.setattr("loader.hints.job.LIMIT_RETRY_SECONDS", 0.5)
     one = mount()
     hints = one.path / ".fusecache" / "hints"
     monkeypatch.setenv("FUSECACHE_SOCKET", (one.path / ".fusecache/socket").read_text().strip())

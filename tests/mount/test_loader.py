@@ -102,7 +102,7 @@ from torch.utils.data import DataLoader
 from loader import ElasticBatchSampler, Hints, MDSDataset, World
 from loader.torch.collate import collate
 
-loader.hints.client._CLOSE_SECONDS = 30.0  # a busy machine may take longer to take back what was said
+loader.hints.job._CLOSE_SECONDS = 30.0  # a busy machine may take longer to take back what was said
 dataset = MDSDataset(sys.argv[1])
 sampler = ElasticBatchSampler(dataset, global_batch_size=64, world=World())
 hints = Hints(dataset, sampler)

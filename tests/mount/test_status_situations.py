@@ -89,7 +89,7 @@ def test_idle(mount, bucket: Bucket):
 
 def test_prices_are_those_of_r2_on_r2(mount, bucket: Bucket):
     bucket.put("data", b"1")
-    one: Mount = mount("--endpoint-is-r2")
+    one: Mount = mount(of=bucket.as_r2())
     (one.path / "data").read_bytes()
     (line,) = [line for line in capture(one.path)[1]["since start"] if "$" in line]
     assert line.endswith(": about $0.0000; R2's prices, before its free tier") or "LIST" in line

@@ -344,7 +344,8 @@ def _parse_head(head: bytes) -> Request:
         name, _, value = line.partition(":")
         name, value = name.strip().lower(), value.strip()
         headers[name] = f"{headers[name]},{value}" if name in headers else value
-    path, _, query_text = target.partition("?")
+    # A client that takes this server for a proxy sends a whole URL.
+    path, _, query_text = target.removeprefix(f"http://{headers.get('host')}").partition("?")
     length = headers.get("content-length")
     if length is not None and not length.isdecimal():
         raise ConnectionEnded(f"not a Content-Length: {length!r}")

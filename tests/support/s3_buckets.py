@@ -29,7 +29,10 @@ PASSED_ON = ("FUSECACHE_FUSE_LIBRARY", "FUSECACHE_KEEP_MOUNTED")
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """An S3 service with one bucket for tests; control: None if it is not the project's own server."""
+    """An S3 service with one bucket for tests.
+
+    control: None if it is not the project's own server. proxy: URL of the HTTP proxy to it.
+    """
 
     endpoint_url: str
     access_key: str
@@ -37,6 +40,7 @@ class Service:
     bucket: str
     control: Control | None = None
     ca_path: str | None = None
+    proxy: str = ""
 
     @classmethod
     def named_outside(cls) -> "Service | None":
@@ -58,6 +62,7 @@ class Service:
             # A test says when its mount has a keeper: else what dies is to stay dead.
             "FUSECACHE_KEEP_MOUNTED": "no",
             **others,
+            **({"HTTP_PROXY": self.proxy} if self.proxy else {}),
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
             # Neither a person's profile nor a cloud's metadata service is asked.
@@ -82,6 +87,11 @@ class Bucket:
     def below(self, folder: str) -> "Bucket":
         """Return the part below a folder."""
         return replace(self, prefix=f"{self.prefix}{folder}/")
+
+    def as_r2(self) -> "Bucket":
+        """Return it by a host name of Cloudflare R2: the test server is the proxy to that host."""
+        url = "http://account.r2.cloudflarestorage.com"
+        return replace(self, service=replace(self.service, endpoint_url=url, proxy=self.service.endpoint_url))
 
     @property
     def source(self) -> str:

@@ -24,7 +24,6 @@ from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import SMALL_GRANULES, Buffer, CachedObject, Chunk, FetchSource
 from fusecache.engine.cache.disk_tier import DiskTier
 from fusecache.engine.cache.evictor import DiskSpace, Evictor, Pins, ReadHints, WarmedFiles
-from fusecache.engine.cache.fetcher import RangeReader
 from fusecache.engine.cache.fetchers import Fetchers
 from fusecache.engine.cache.maintenance import CacheMaintenance
 from fusecache.engine.cache.range_cache import RangeCache
@@ -40,6 +39,7 @@ from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES, mask_between, mask_of_bytes, split_by_chunk
 from fusecache.policy.cache.readahead import Phase, demand_stop, grow, request_bytes, side_stream
 from fusecache.policy.cache.space_ledger import SpaceLedger
+from fusecache.remote.store import ReadStore
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class BlockCache:
 
     def __init__(
         self,
-        store: RangeReader,
+        store: ReadStore,
         offload: Offload,
         options: CacheOptions,
         supervisor: Supervisor,

@@ -17,7 +17,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -51,7 +51,7 @@ from fusecache.policy.backoff import RequestLimit, backoff_seconds
 from fusecache.policy.cache.fetch_order import Cause, FetchQueue
 from fusecache.policy.cache.granules import CHUNK_BYTES, GRANULES_PER_CHUNK, pieces, runs
 from fusecache.policy.cache.stall_timeout import EARLY_RETRIES, WaitHistory
-from fusecache.remote.store import Interruption
+from fusecache.remote.store import Interruption, ReadStore
 
 if TYPE_CHECKING:
     from collections.abc import Sized
@@ -66,27 +66,12 @@ DENIALS_CHECKED = 2
 LOOK_SECONDS = 0.1
 
 
-class RangeReader(Protocol):
-    """The part of a store that the read path uses."""
-
-    def get_into(
-        self,
-        object_id: ObjectId,
-        extent: Extent,
-        buffer: memoryview,
-        progress: Callable[[int], None],
-        interruption: Interruption | None = None,
-    ) -> None:
-        """Fill `buffer[:extent.size]`; see `fusecache.remote.store.Store`."""
-        ...
-
-
 class FetchTasks:
     """Runs the GETs of fetches. running: how many GETs and loads are in flight, shared with the fetcher."""
 
     def __init__(
         self,
-        store: RangeReader,
+        store: ReadStore,
         offload: Offload,
         counters: Counters,
         limit: RequestLimit,
@@ -328,7 +313,7 @@ class Fetcher:
 
     def __init__(  # noqa: PLR0913  # it reads the bucket and the disk
         self,
-        store: RangeReader,
+        store: ReadStore,
         offload: Offload,
         buffer_pool: BufferPool,
         write_queue: DiskWriteQueue,

@@ -10,7 +10,7 @@ from functools import partial
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import Chunk, FetchListener, RangeTicket
 from fusecache.engine.cache.disk_tier import DiskTier, DiskWriteQueue
-from fusecache.engine.cache.fetcher import Fetcher, RangeReader
+from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.offload import Offload
@@ -19,6 +19,7 @@ from fusecache.model.objects import Extent, ObjectId
 from fusecache.policy.backoff import Pace, RequestLimit
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES
+from fusecache.remote.store import ReadStore
 
 
 class Fetchers:
@@ -26,7 +27,7 @@ class Fetchers:
 
     def __init__(  # noqa: PLR0913  # it makes the parts that read the bucket and the disk
         self,
-        store: RangeReader,
+        store: ReadStore,
         offload: Offload,
         buffer_pool: BufferPool,
         disk: DiskTier,

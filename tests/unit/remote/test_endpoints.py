@@ -31,9 +31,6 @@ def test_the_environment_names_the_endpoint(environment: dict[str, str], endpoin
 def test_the_option_goes_first() -> None:
     environment = {"S3_ENDPOINT_URL": "http://c", "R2_ACCOUNT_ID": "abc"}
     assert choose_endpoint(environment, endpoint_url="http://d", region="r") == Endpoint("http://d", "r")
-    assert choose_endpoint({}, endpoint_url="http://d", is_r2=True) == Endpoint(
-        "http://d", "auto", is_r2=True
-    )
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from loader.base.mount_endpoint import MountEndpoint
 from loader.errors import ArgumentError
 from loader.hints import Hints
 from loader.hints import client as module
-from loader.hints.job_name import hold_name, release_name
+from loader.hints.job import hold_name, release_name
 from loader.mds.index import Index
 from loader.mds.index_parser import PackedNames, Schema
 from loader.world import Machine
@@ -60,8 +60,8 @@ def facts(directory: Path, names: list[str]) -> Facts:
             compression_of=none,
             schemas=(Schema(("number",), ("int",), (8,)),),
             compressions=("",),
-            raw_names=PackedNames.of(names),
-            zip_names=PackedNames.of([""] * len(names)),
+            raw_names=PackedNames(names),
+            zip_names=PackedNames([""] * len(names)),
         )
     )
 
@@ -215,7 +215,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 HOLD = """
 import json, sys
-from loader.hints.job_name import hold_name
+from loader.hints.job import hold_name
 print(json.dumps(hold_name(*json.loads(sys.argv[1]))), flush=True)
 sys.stdin.readline()
 """
