@@ -444,9 +444,7 @@ def initial_facts(options: MountOptions, mounts: Mapping[str, MountOptions]) -> 
         "pid": os.getpid(),
         "source": options.source,
         "mountpoint": str(options.mountpoint),
-        "read_only": options.read_only,
         **(key_facts(options) if "" in mounts else {"keys_from": "", "write_keys_from": "", "endpoint": ""}),
         **shown_options(options),
-        "fuse_library": "",
         "kernel": {"applied": [], "refused": []},
     }

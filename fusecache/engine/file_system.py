@@ -259,16 +259,15 @@ class FileSystem:
         return await self.status.path_state(path)
 
     def statistics(self, pending: Pending | None = None) -> dict[str, Any]:
-        """Return all counters as plain values. Lists are cut to the newest NAMED entries, with their full length.
+        """Return ENGINE_FACTS as plain values. Lists are cut to the newest NAMED entries, with their full length.
 
         pending: the pending changes, if the caller has just counted them.
         """
-        read = self.cache.statistics()
+        read, made = self.cache.statistics(), self._storage.store.statistics()
         cache, calls = read.as_dict(), {"read": read.latency}
         calls |= {call: each.latency() for call, each in self.call_times.items()}
         cache["wait_seconds"]["metadata"] = self.lookup.waited_seconds
         cache["usable_bytes"] = self.cache.usable_bytes()
-        requests = self._storage.store.statistics()
         return {
             "uptime_seconds": round(trio.current_time() - self._started, 1),
             **self.status.statistics(self.pending() if pending is None else pending),
@@ -279,9 +278,14 @@ class FileSystem:
             "passed_through_files": self.cache.maintenance.passed_through_files,
             "handed_out_files": self.cache.maintenance.handed_out_files,
             "journal_error": str(self.journal.refusal or ""),
-            "listings": asdict(self._storage.listings.statistics()),
+            "listings_in_memory_bytes": self._storage.listings.memory_bytes,
             "cache": cache,
-            "requests": {**asdict(requests), **self._services.costs.statistics()},
+            "reads_waiting": {"reads": read.waiting_reads, "seconds": read.longest_wait_seconds},
+            "requests": made.by_kind(),
+            "request_errors": made.errors,
+            "received_bytes": made.bytes_read,
+            "written_bytes": made.bytes_written,
+            "costs": self._services.costs.statistics(),
             "warming": [job.as_dict() for job in self.warmup.jobs()],
             "hints": self.hints.statistics(),
             **self._services.rates.statistics(),

@@ -10,7 +10,6 @@ from fusecache.model.format_text import remedy
 from fusecache.model.verdict import judge
 from fusecache.mount.control_client import ServerProgress
 from fusecache.mount.progress import awaited_text, pending_text
-from tests.unit.cli.test_main import CACHE
 
 MIB = 1 << 20
 MOUNT: dict[str, Any] = {
@@ -153,7 +152,7 @@ def test_sync_and_unmount_count_changes_as_status_does() -> None:
 def test_reads_that_wait_for_long_are_a_problem_that_is_named(
     reads: int, seconds: float, words: list[str]
 ) -> None:
-    cache = {**CACHE, "waiting_reads": reads, "longest_wait_seconds": seconds}
-    lines = status_view({**MOUNT, "cache": cache}).splitlines()
+    waiting = {"reads": reads, "seconds": seconds}
+    lines = status_view({**MOUNT, "reads_waiting": waiting}).splitlines()
     said = [line.removeprefix("problems").strip() for line in lines if "for the bucket" in line]
     assert [line.partition(":")[0] for line in said] == words
