@@ -188,10 +188,6 @@ class FileSystem:
         known = {key: row for key, row in objects.items() if key.startswith(self.options.prefixes[bucket])}
         self.lookup.cached_names = self.lookup.cached_names.with_names(known, trio.current_time())
 
-    def is_answered(self, bucket: str = "") -> bool:
-        """Whether the last LIST or HEAD request to a bucket was answered, and none is overdue."""
-        return not self._names.metadata_clients.of(bucket).is_unresponsive
-
     def pending_changes(self, bucket: str = "") -> int:
         """Return how many changes of a bucket wait for upload."""
         return len(self.queue.orders.of(bucket))
@@ -273,12 +269,16 @@ class FileSystem:
             **self.status.statistics(self.pending() if pending is None else pending),
             **self.quarantine.statistics(),
             "call_times": {call: asdict(each) for call, each in calls.items()},
-            "inodes": len(self.tree.nodes),
+            "in_memory": {
+                "inodes": len(self.tree.nodes),
+                "listing_bytes": self._storage.listings.memory_bytes,
+            },
             "hidden_keys": self.lookup.hidden_keys,
-            "passed_through_files": self.cache.maintenance.passed_through_files,
-            "handed_out_files": self.cache.maintenance.handed_out_files,
+            "read_directly": {
+                "kernel": self.cache.maintenance.passed_through_files,
+                "loader": self.cache.maintenance.handed_out_files,
+            },
             "journal_error": str(self.journal.refusal or ""),
-            "listings_in_memory_bytes": self._storage.listings.memory_bytes,
             "cache": cache,
             "reads_waiting": {"reads": read.waiting_reads, "seconds": read.longest_wait_seconds},
             "requests": made.by_kind(),
@@ -305,10 +305,11 @@ class FileSystem:
         }
 
     def _answer_facts(self, bucket: str) -> dict[str, Any]:
-        client = self._names.metadata_clients.of(bucket)
+        health = self._names.metadata_clients.of(bucket).health
+        refused_seconds = health.refused_seconds(has_writes=self.pending_changes(bucket) > 0)
         return {
-            "unanswered_seconds": round(client.unresponsive_seconds, 1),
-            "refused_seconds": round(client.refused_seconds, 1),
+            "unanswered_seconds": round(health.silent_seconds, 1),
+            "refused_seconds": round(refused_seconds, 1),
         }
 
 

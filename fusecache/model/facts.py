@@ -17,11 +17,9 @@ DAEMON_FACTS = {
     "mountpoint": "where it is mounted",
     "endpoint": "URL of the bucket's endpoint, or `AWS`; of several endpoints the one that takes the writes; empty "
     "for several buckets",
-    "keys_from": "where the keys for reading come from",
-    "write_keys_from": "where the keys for writing come from",
+    "keys_from": "where the keys come from; while writes alone are refused, those for writing",
     "config_not_applied": "why the configuration file does not count for this mount; empty if it counts",
     "keys_error": "why refused keys could not be reloaded; empty if nothing failed",
-    "denied_seconds": "how long the bucket has refused the keys",
     "start_failure": "why the mount started without the bucket; empty once the bucket answered",
     "writes_held": "why the mount writes nothing to the bucket: it started without it, and it has not answered, "
     "or failed a check of the start; empty if it writes",
@@ -34,7 +32,7 @@ DAEMON_FACTS = {
     "objects not read there, by cause",
     "request_times": "time of the requests to the bucket, by kind, with the same keys as `call_times`",
     "buckets": "a row for each bucket of a mount of several, with its own `state`, `read_only`, `keys_from`, "
-    "`denied_seconds`, `refused_seconds`, `unanswered_seconds`, `start_failure`, `conditional_writes`, "
+    "`refused_seconds`, `unanswered_seconds`, `start_failure`, `conditional_writes`, "
     "`writes_held`, "
     "`pending_files`, `waiting_for`; `oldest_pending_seconds` counts changes that fail",
     "options": "every option in force; `fuse_library`: what serves the mount",
@@ -88,7 +86,7 @@ ENGINE_FACTS = {
     "the staged bytes above which a close waits",
     "journal_error": 'why writes are refused until the journal can be written; "" if it can',
     "unanswered_seconds": "how long the bucket has not answered; 0 while it does",
-    "refused_seconds": "how long the bucket has refused the keys; 0 while it does not",
+    "refused_seconds": "how long the bucket has refused the keys, for reading or for writing; 0 while it does not",
     "call_times": "time of each `read`, `open` and `close` of programs: `p50_seconds`, `p99_seconds`, `sum_seconds`; "
     "`counts`: how many took at most 64 µs, 256 µs and so on, each bound 4 times the one before; the last counts all",
     "cache.hits": "reads served from memory or disk",
@@ -105,12 +103,11 @@ ENGINE_FACTS = {
     "cache.checksum_failures": "cached blocks that failed their checksum and were fetched again",
     "cache.disk_errors": "errors of the cache disk",
     "cache.uncached": "fetches that could not be kept on the disk",
-    "passed_through_files": "open files that the kernel reads by itself, so that their reads are not counted",
-    "handed_out_files": "cache files that `loader` reads by itself, so that their reads are not counted",
+    "read_directly": "open files that the `kernel`, and cache files that `loader` reads by itself: these reads are not "
+    "counted",
     "reads_waiting": "reads that wait for the bucket right now: `reads`, and `seconds` of the longest",
     "hidden_keys": "keys in the directories listed so far that the mount does not show, as no path can name them",
-    "inodes": "inodes in the daemon's memory",
-    "listings_in_memory_bytes": "bytes of listings that the cache disk refused, which are in memory",
+    "in_memory": "what the daemon's memory has: `inodes`, and `listing_bytes` that the cache disk refused",
     "requests": "requests to the bucket, by kind: " + ", ".join(f"`{kind}`" for kind in REQUEST_VERBS),
     "request_errors": "requests that failed",
     "received_bytes": "bytes of the bodies of GETs",
@@ -147,7 +144,7 @@ class Metric(NamedTuple):
 METRICS = (
     Metric("verdict"),
     Metric("uptime_seconds"),
-    Metric("denied_seconds"),
+    Metric("refused_seconds"),
     Metric("unanswered_seconds"),
     Metric("exposed_bytes"),
     Metric("aside_bytes", own_name="quarantined_bytes"),

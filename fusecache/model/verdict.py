@@ -46,7 +46,7 @@ _UNREADABLE = frozenset({"local-disk", "damaged"})
 # What the findings of one path take of the mount's status.
 _OF_PATHS = (
     "journal_error", "buckets", "waiting_for", "waiting_code", "refused_seconds", "unanswered_seconds",
-    "start_failure", "keys_from", "write_keys_from", "keys_error", "cache",
+    "start_failure", "keys_from", "keys_error", "cache",
 )  # fmt: skip
 
 
@@ -108,7 +108,9 @@ def findings(status: Mapping[str, Any]) -> Iterator[Judgement]:
             yield found._replace(reason=name + found.reason, line=found.line and name + found.line)
     if text := status.get("config_not_applied"):
         yield Judgement(text, DEGRADED, text)
-    yield from _waiting(status, [_refused_text(each) for each in buckets or [status] if _is_refused(each)])
+    yield from _waiting(
+        status, [_refused_text(each) for each in buckets or [status] if each.get("refused_seconds")]
+    )
     yield from _space(status)
     yield from _changes(status)
     yield from _quarantine(status)
@@ -137,10 +139,13 @@ def _access(bucket: Mapping[str, Any]) -> Iterator[Judgement]:
         yield Judgement("", ACTION, f"nothing is uploaded: {bucket['writes_held']}")
     level = "" if failure else DEGRADED
     if bucket.get("state") == "auth-failed":
-        yield Judgement(_refused_text(bucket), ACTION, f"{_refused_since(bucket)}: {_renewal(bucket)}")
-    elif bucket.get("refused_seconds") or bucket.get("denied_seconds"):
-        line = _refused_text(bucket) if bucket.get("refused_seconds") else ""
-        yield Judgement(line, level, _refused_since(bucket))
+        yield Judgement(
+            _refused_text(bucket),
+            ACTION,
+            f"{_refused_since(bucket)}: {renewal_text(bucket.get('keys_from', ''))}",
+        )
+    elif bucket.get("refused_seconds"):
+        yield Judgement(_refused_text(bucket), level, _refused_since(bucket))
     elif silent:
         reason = f"the bucket has not answered for {seconds_text(silent)}"
         line = f"{reason}: the mount shows cached names and sizes; no data is lost"
@@ -149,31 +154,22 @@ def _access(bucket: Mapping[str, Any]) -> Iterator[Judgement]:
         yield Judgement("", DEGRADED, f"keys could not be read again: {error}")
 
 
-def _is_refused(bucket: Mapping[str, Any]) -> bool:
-    return bucket.get("state") == "auth-failed" or bool(bucket.get("refused_seconds"))
-
-
-def _renewal(bucket: Mapping[str, Any]) -> str:
-    # While reads are refused, the keys for reading need renewal; else those for writing.
-    return renewal_text(bucket.get("keys_from" if bucket.get("refused_seconds") else "write_keys_from") or "")
-
-
 def _refused_since(bucket: Mapping[str, Any]) -> str:
-    seconds = max(bucket.get("refused_seconds", 0), bucket.get("denied_seconds", 0))
-    return f"the bucket has refused the keys for {seconds_text(seconds)}"
+    return f"the bucket has refused the keys for {seconds_text(bucket.get('refused_seconds', 0))}"
 
 
 def _refused_text(bucket: Mapping[str, Any]) -> str:
-    works = "the mount shows cached names and sizes, writes continue on this disk"
+    names = "the mount shows cached names and sizes" if bucket.get("unanswered_seconds") else "files are read"
+    works = f"{names}, writes continue on this disk"
     if bucket.get("start_failure"):
         works = "cached files are served by name, other names fail, new ones too"
     error = f". The last reload failed: {bucket['keys_error']}" if bucket.get("keys_error") else ""
-    return f"{_refused_since(bucket)}: {works}, no data is lost; {_renewal(bucket)}{error}"
+    return f"{_refused_since(bucket)}: {works}, no data is lost; {renewal_text(bucket.get('keys_from', ''))}{error}"
 
 
 def _uploads(bucket: Mapping[str, Any]) -> Iterator[Judgement]:
     """Yield what keeps uploads back, unless the bucket does not answer at all."""
-    known = ("start_failure", "writes_held", "refused_seconds", "denied_seconds", "unanswered_seconds")
+    known = ("start_failure", "writes_held", "refused_seconds", "unanswered_seconds")
     cause = bucket.get("waiting_for")
     if not cause or bucket.get("state") == "auth-failed":
         return

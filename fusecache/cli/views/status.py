@@ -45,8 +45,7 @@ def bucket_lines(buckets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for each bucket of a mount of several."""
     for each in buckets:
         is_away = each["unanswered_seconds"] or each["start_failure"]
-        refused = each["refused_seconds"] or each["denied_seconds"]
-        state = "keys refused" if refused else "no answer" if is_away else "ok"
+        state = "keys refused" if each["refused_seconds"] else "no answer" if is_away else "ok"
         words = [f"{each['bucket']}: {state}", each["source"]]
         if each["read_only"]:
             words.append("read-only")

@@ -88,7 +88,7 @@ def test_keys_that_are_refused_are_renewed_in_one_way_only(source: str) -> None:
     renewal = remedy(AccessDenied("403"), source)
     assert ("unmount --force" in renewal) == (source == "environment")
     assert ("30 s" in renewal) == (source != "environment")
-    status = {**MOUNT, "keys_from": source, "write_keys_from": source}
+    status = {**MOUNT, "keys_from": source}
     waiting = [{"path": "run/a", "cause": "403", "remedy": renewal}]
     shown = status_view({**status, "refused_seconds": 20.0, "waiting": waiting})
     assert shown.count(renewal) == 1
