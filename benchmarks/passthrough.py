@@ -63,7 +63,7 @@ def _warm(mount: Mount, name: str, *, passes: bool) -> int:
 
     def opened() -> int:
         fd = os.open(mount.path / name, os.O_RDONLY)
-        if not passes or mount.status()["passed_through_files"]:
+        if not passes or mount.status()["read_directly"]["kernel"]:
             return fd
         os.close(fd)
         return 0

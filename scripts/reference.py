@@ -16,6 +16,7 @@ from fusecache.cli.main import make_parser
 from fusecache.config.bucket_options import TABLE_KEYS as BUCKET_KEYS
 from fusecache.config.endpoint_options import TABLE_KEYS
 from fusecache.config.options import FIELDS, VARIABLE_PREFIX, add_flags
+from fusecache.model.facts import FACTS, METRICS
 from tests.support import ROOT
 from tests.support.node import Bucket, running_node
 
@@ -67,176 +68,6 @@ REASONS = {
     "metrics_port": "Set it if a Prometheus scrapes this node.",
 }
 
-# What each key of `fusecache status --json` means. A key that is missing here, or is no key any more, fails a test.
-STATUS_KEYS = {
-    "verdict": "`OK`, `DEGRADED` (it works, but something is wrong) or `ACTION` (you must act)",
-    "reasons": "why it is not `OK`, the gravest first",
-    "state": "the mount: `ok`, `auth-failed` or `journal-failed`; with a path: the state of that path",
-    "version": "version of the daemon",
-    "pid": "process id of the daemon",
-    "source": "the bucket and prefix",
-    "mountpoint": "where it is mounted",
-    "read_only": "whether the mount refuses writes",
-    "endpoint": "URL of the bucket's endpoint, or `AWS`; of several endpoints the one that takes the writes; empty "
-    "for several buckets",
-    "keys_from": "where the keys for reading come from",
-    "write_keys_from": "where the keys for writing come from",
-    "config_not_applied": "why the configuration file does not count for this mount; empty if it counts",
-    "keys_error": "why refused keys could not be reloaded; empty if nothing failed",
-    "denied_seconds": "how long the bucket has refused the keys",
-    "start_failure": "why the mount started without the bucket; empty once the bucket answered",
-    "writes_held": "why the mount writes nothing to the bucket: it started without it, and it has not answered, "
-    "or failed a check of the start; empty if it writes",
-    "failed_tasks": "background tasks that failed unexpectedly: failures and last error by name",
-    "conditional_writes": "what the store does with If-Match of a write: `kept`, `refused`, `ignored`, "
-    "`not-of-parts` (ignored for a file that is uploaded in parts), `unknown`; "
-    "empty if the mount is read-only",
-    "endpoints": "a row for each endpoint, if there are several. `state` is `ok`, `slow` or `failing`; "
-    "`gives_names`: it answers LIST and HEAD; `latency_seconds`: mean time to the first byte; `unused_copies`: "
-    "objects not read there, by cause",
-    "request_times": "time of the requests to the bucket, by kind, with the same keys as `call_times`",
-    "buckets": "a row for each bucket of a mount of several, with its own `state`, `read_only`, `keys_from`, "
-    "`denied_seconds`, `refused_seconds`, `unanswered_seconds`, `start_failure`, `conditional_writes`, `writes_held`, "
-    "`pending_files`, `waiting_for`; `oldest_pending_seconds` counts changes that fail",
-    "options": "every option in force",
-    "options_changed": "options that differ from their default",
-    "fuse_library": "what serves the mount: `own` or `pyfuse3`",
-    "outlives_daemon": "whether a keeper starts the daemon again if it dies, and the mount goes on",
-    "kernel": "kernel settings that were applied, and settings that the kernel refused",
-    "uptime_seconds": "since the mount began",
-    "pending_files": "changes that the bucket does not have yet: files and changes of names",
-    "pending_contents": "how many of them are files with their bytes",
-    "pending_bytes": "bytes of those files",
-    "left_bytes": "bytes of them that were not sent yet",
-    "deferred_files": "deletes that wait on purpose: `delete_delay`, or a program here has the file open",
-    "deferred_seconds": "how long they wait at most",
-    "oldest_pending_seconds": "age of the oldest pending change that does not wait on purpose",
-    "requested_files": "changes in requests right now",
-    "requested_bytes": "bytes of those requests",
-    "requested_seconds": "age of the longest of those requests",
-    "uploading": "files that are being uploaded: path, bytes sent, bytes in all",
-    "waiting": "changes that failed and are retried: path, cause, code (as `waiting_code`), remedy",
-    "dirty_files": "files that are being written",
-    "dirty_bytes": "their bytes",
-    "exposed_bytes": "bytes that exist only on this node: dirty, pending, rejected and local-only",
-    "upload_bytes_per_second": "upload rate of the last 10 s",
-    "seconds_left": "estimate until everything is uploaded; null while an error holds something up",
-    "local_only_files": "files that match `local_only`",
-    "local_only_bytes": "their bytes",
-    "local_only": "the first of their paths",
-    "waiting_for": "an error that keeps a change from the bucket, preferably one that a person can fix; or empty",
-    "waiting_code": "that error in one word, such as `auth-failed` or `unavailable`; or empty",
-    "rejected": "changes that the bucket refused, and files that cannot be read back for upload: the newest paths",
-    "rejected_files": "how many there are",
-    "rejected_contents": "how many of them are files whose content the bucket refused",
-    "unreadable_files": "how many of them are files that cannot be read back from the cache directory",
-    "conflicts": "names that another client changed first: path, name of our copy, cause",
-    "conflict_files": "how many there are",
-    "shortages": "writes of the last hour that found no space (ENOSPC)",
-    "orphans": "quarantined files whose writer never closed them",
-    "suspects": "quarantined files that a power cut may have damaged",
-    "aside_bytes": "bytes of quarantined files",
-    "call_times": "time of each `read`, `open` and `close` of programs: `p50_seconds`, `p99_seconds`, `sum_seconds`; "
-    "`counts`: how many took at most 64 µs, 256 µs and so on, each bound 4 times the one before; the last counts all",
-    "inodes": "inodes in the daemon's memory",
-    "passed_through_files": "open files that the kernel reads by itself, so that their reads are not counted",
-    "hidden_keys": "keys in the directories listed so far that the mount does not show, as no path can name them",
-    "handed_out_files": "cache files that `loader` reads by itself, so that their reads are not counted",
-    "cache.hits": "reads served from memory or disk",
-    "cache.misses": "reads that waited for the bucket",
-    "cache.requests": "GETs of the cache, retries included",
-    "cache.bytes_by_cause": "bytes fetched, by cause: `demand`, `hint`, `readahead`",
-    "cache.bytes_read": "bytes that readers got",
-    "cache.bytes_from": "of these, by where they were when the read came: `memory`, `disk`, `bucket`",
-    "cache.wait_seconds": "seconds that readers waited, by cause: `network`, `queue`, `disk`, `metadata`",
-    "cache.waiting_reads": "reads that wait for the bucket right now",
-    "cache.longest_wait_seconds": "the longest of them",
-    "cache.evicted_blocks": "blocks evicted from the disk",
-    "cache.evicted_bytes": "their bytes",
-    "cache.used_bytes": "bytes of cached blocks on the disk",
-    "cache.reserved_bytes": "bytes reserved for blocks that are being written",
-    "cache.staging_bytes": "bytes of files that the bucket does not have yet",
-    "cache.limit_bytes": "`cache_size`",
-    "cache.usable_bytes": "what of it the disk has space for, bytes in use included",
-    "cache.buffers": "memory buffers",
-    "cache.buffers_in_use": "memory buffers in use",
-    "cache.errors": "GETs that failed",
-    "journal_error": 'why writes are refused until the journal can be written; "" if it can',
-    "listings.memory_bytes": "bytes of listings that the cache disk refused, which are in memory",
-    "listings.refused": "writes and reads of listings that the cache disk refused",
-    "listings.dropped": "listings dropped because the cache disk lost them, or for lack of memory",
-    "cache.disk_errors": "errors of the cache disk",
-    "cache.checksum_failures": "cached blocks that failed their checksum and were fetched again",
-    "cache.uncached": "fetches that could not be kept on the disk",
-    "cache.not_admitted": "fetches not kept because those on the disk are worth more",
-    "cache.stalls": "GETs that went silent and were repeated on another connection",
-    "cache.latency_p50_seconds": "median time of a read",
-    "cache.latency_p99_seconds": "99th percentile of the time of a read",
-    "cache.first_byte_p50_seconds": "median time to the first byte of a GET",
-    "cache.first_byte_p99_seconds": "99th percentile of the time to the first byte of a GET",
-    "requests.lists": "ListObjectsV2",
-    "requests.heads": "HeadObject",
-    "requests.gets": "GetObject",
-    "requests.puts": "PutObject",
-    "requests.creates": "CreateMultipartUpload",
-    "requests.parts": "UploadPart",
-    "requests.completes": "CompleteMultipartUpload",
-    "requests.aborts": "AbortMultipartUpload",
-    "requests.copies": "CopyObject and UploadPartCopy",
-    "requests.deletes": "DeleteObject",
-    "requests.errors": "requests that failed",
-    "requests.bytes_read": "bytes of the bodies of GETs",
-    "requests.bytes_written": "bytes of objects that the bucket accepted",
-    "requests.bytes_sent": "bytes of bodies sent, those of requests under way included",
-    "requests.class_a": "requests that stores bill as class A",
-    "requests.class_b": "requests that stores bill as class B",
-    "requests.prices": "whose prices all dollars are; empty if this store's are unknown: all dollars are null then",
-    "requests.dollars": "their cost in dollars",
-    "requests.class_a_per_day": "class A requests of a day at the rate of the last 5 minutes",
-    "requests.class_b_per_day": "class B requests of a day at that rate",
-    "requests.dollars_per_day": "their cost in dollars",
-    "requests.dollars_per_day_by_kind.lists": "of these, LISTs",
-    "requests.dollars_per_day_by_kind.writes": "of these, the other class A requests",
-    "requests.dollars_per_day_by_kind.heads": "of these, HEADs",
-    "requests.dollars_per_day_by_kind.gets": "of these, GETs",
-    "requests.rate_seconds": "how long the rate was measured: less than 300 after a start",
-    "warming": "warm-ups that run or ended lately",
-    "hints.jobs": "jobs that sent hints: rate, distance, hits",
-    "hints.predicted_stalls": "pieces under way that will come after their step has begun",
-    "hints.exact_bytes": "bytes in memory that were fetched as exact ranges",
-    "hints.forgotten_jobs": "jobs dropped because they were silent",
-    "rates.seconds": "how long these rates were measured: the last minute, or since the start",
-    "rates.reads_per_second": "reads of programs",
-    "rates.read_bytes_per_second": "their bytes",
-    "rates.memory_bytes_per_second": "of these, bytes that were in memory",
-    "rates.disk_bytes_per_second": "bytes that were in the disk cache",
-    "rates.bucket_bytes_per_second": "bytes for which the reader waited for the bucket",
-    "rates.fetched_bytes_per_second": "bytes of the bodies of GETs",
-    "rates.sent_bytes_per_second": "bytes of bodies sent",
-    "rates.requests_per_second": "requests to the bucket",
-    "busy_files": "the files that programs read most in the last 10 to 20 s: path, read_bytes_per_second",
-    "closes_waiting.files": "closes that wait for space",
-    "closes_waiting.named": "the first of them: path, process, seconds",
-    "closes_waiting.high_water_bytes": "staged bytes above which a close waits",
-    "unanswered_seconds": "how long the bucket has not answered; 0 while it does",
-    "refused_seconds": "how long the bucket has refused the keys; 0 while it does not",
-}
-# Those that the daemon adds to the engine's.
-DAEMON_KEYS = frozenset(list(STATUS_KEYS)[: list(STATUS_KEYS).index("uptime_seconds")])
-# Keys whose values are taken as a whole: their own keys are names, causes or paths.
-_WHOLE = (
-    "call_times",
-    "request_times",
-    "failed_tasks",
-    "options",
-    "options_changed",
-    "kernel",
-    "cache.bytes_by_cause",
-    "cache.bytes_from",
-    "cache.wait_seconds",
-    "shortages",
-)
-
 # Commands that take every option of a mount.
 _MOUNTING = ("mount", "run", "doctor")
 
@@ -282,7 +113,7 @@ def status_keys() -> set[str]:
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in values.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and name not in _WHOLE:
+        if isinstance(value, Mapping) and name not in FACTS:
             yield from flat(value, f"{name}.")
         else:
             yield name
@@ -368,11 +199,16 @@ def _json_keys() -> Iterator[str]:
     yield "## JSON keys of status"
     yield ""
     yield "`<mount>/.fusecache/stats.json` has the same. Counters count since the mount began; sizes are in bytes."
+    yield "Some are also a [metric](how-to/monitor.md#choose-a-way-out), with this name after `fusecache_`."
     yield ""
-    yield "| key | meaning |"
-    yield "|---|---|"
-    for name, text in STATUS_KEYS.items():
-        yield f"| `{name}` | {text} |"
+    yield "| key | meaning | metric |"
+    yield "|---|---|---|"
+    metrics: dict[str, list[str]] = {}
+    for metric in METRICS:
+        key = metric.key if metric.key in FACTS else metric.key.partition(".")[0]
+        metrics.setdefault(key, []).append(f"`{metric.name}`")
+    for name, text in FACTS.items():
+        yield f"| `{name}` | {text} | {' '.join(metrics.get(name, ()))} |"
     yield ""
 
 

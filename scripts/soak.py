@@ -107,7 +107,7 @@ def sample_on(mount: Mount, limit_bytes: int, stop: threading.Event, findings: F
     while not stop.wait(SAMPLE_SECONDS):
         on_disk = _bytes_on_disk(mount, limit_bytes)
         facts = json.loads((mount.path / ".fusecache" / "stats.json").read_text())
-        accounted = sum(_number(facts, name) for name in ("used_bytes", "reserved_bytes", "staging_bytes"))
+        accounted = sum(_number(facts, name) for name in ("used_bytes", "staging_bytes"))
         findings.samples += 1
         findings.over_limit += on_disk > limit_bytes or accounted > limit_bytes
         findings.most_on_disk = max(findings.most_on_disk, on_disk)

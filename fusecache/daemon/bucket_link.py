@@ -10,10 +10,8 @@ Not here: sources that renew by themselves before their keys expire. They do so 
 import logging
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,73 +36,14 @@ from fusecache.model.format_text import count_text, empty_text, renewal_text
 from fusecache.model.predecessor import Predecessor
 from fusecache.model.prices import AWS_PRICES, R2_PRICES, Prices
 from fusecache.policy.backoff import backoff_seconds
+from fusecache.policy.bucket_health import BucketHealth, BucketState
 from fusecache.remote.endpoints import Endpoint, StoreKind
-from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.store import ConditionalWrites
 
 log = logging.getLogger(__name__)
 
 # Interval of the requests that find out whether the bucket answers.
 CHECK_SECONDS = 5.0
-
-
-@dataclass(eq=False, repr=False)
-class FirstContact:
-    """Waits for the bucket's first answer. failure: why the mount starts without it; None: it answered.
-
-    reads: the bucket answers reads, and refuses only writes.
-
-    try_again: sends a request. finish: does what only a bucket that answers allows. remedy: how to renew refused keys;
-    "" if the bucket only does not answer.
-    """
-
-    _failure: RemoteError | None
-    reads: bool = field(kw_only=True)
-    is_answered: Callable[[], bool] = field(kw_only=True)
-    try_again: Callable[[], Awaitable[None]] = field(kw_only=True)
-    finish: Callable[[], Awaitable[None]] = field(kw_only=True)
-    remedy: str = field(kw_only=True)
-
-    def facts(self) -> dict[str, Any]:
-        """Return the status fields about the start."""
-        return {"start_failure": str(self._failure or "")}
-
-    def text(self, pending_files: int) -> str:
-        """Return what the user who mounts must know; "" if the bucket answered."""
-        if self._failure is None:
-            return ""
-        waiting = f"{count_text(pending_files, 'change')} waiting for upload"
-        if self.reads:
-            return (
-                f"DEGRADED: the keys may not write: {self._failure}; {waiting}: give the keys that permission"
-            )
-        return (
-            f"DEGRADED: started without the bucket: {self._failure}; readable are cached files by name, and "
-            f"{waiting}; all else fails"
-        ) + (
-            f": {self.remedy}" if self.remedy else " until the bucket answers; then the mount heals by itself"
-        )
-
-    async def run(self) -> None:
-        """Return once the bucket has answered and the start is finished."""
-        while self._failure is not None:
-            await trio.sleep(CHECK_SECONDS)
-            await self.try_again()
-            if not self.is_answered():
-                continue
-            try:
-                await self.finish()
-            except RemoteError:
-                continue  # it does not answer any more
-            except FusecacheError as exc:
-                # The mount is in use: nothing is gained by ending it.
-                log.error("the bucket answers, but a check of the start failed: %s", exc)
-            else:
-                log.info("the bucket answers: the mount is no longer degraded")
-            self._failure = None
-
-
-# Interval of the check whether the bucket refuses the credentials.
 # Shortest time between two reloads of refused credentials; longest pause after one that failed, as of a half-written
 # file.
 RELOAD_SECONDS = 30.0
@@ -112,74 +51,6 @@ RELOAD_SECONDS = 30.0
 DENIED_SECONDS = 10.0
 # The permissions of a new key take up to a minute to take effect. Keys that are refused for longer are wrong.
 AUTH_FAILED_SECONDS = 90.0
-
-
-@dataclass(eq=False, repr=False)
-class CredentialRenewal:
-    """Reloads refused credentials from their source.
-
-    try_again: sends a request with the new credentials, and retries everything that waits.
-    """
-
-    _remote: ReadWriteSplit
-    has_pending_writes: Callable[[], bool] = field(kw_only=True)
-    try_again: Callable[[], Awaitable[None]] = field(kw_only=True)
-    _next_reload: float = field(init=False, default=float("-inf"))
-    _failures: int = field(init=False, default=0)
-    _error: str = field(init=False, default="")
-    _logged: str = field(init=False, default="")
-
-    def facts(self) -> dict[str, Any]:
-        """Return the status fields about the credentials."""
-        denied_seconds = self._denied_seconds()
-        state = "auth-failed" if denied_seconds >= AUTH_FAILED_SECONDS else "ok"
-        return {"state": state, "denied_seconds": round(denied_seconds, 1), "keys_error": self._error}
-
-    async def run(self) -> None:
-        """Reload the credentials, while they are refused, until cancelled."""
-        while True:
-            await trio.sleep(CHECK_SECONDS)
-            if not self._denied_seconds():
-                self._on_accepted()
-            elif trio.current_time() >= self._next_reload:
-                self._next_reload = trio.current_time() + RELOAD_SECONDS
-                await self._reload()
-                # Send a request even if no program reads: otherwise the state of the read credentials stays unknown.
-                await self.try_again()
-                denied_seconds = self._denied_seconds()
-                if denied_seconds >= DENIED_SECONDS and not self._error:
-                    log.warning(
-                        "credentials refused and reloaded denied_seconds=%.0f; "
-                        "see `fusecache status` for how to renew them",
-                        denied_seconds,
-                    )
-
-    async def _reload(self) -> None:
-        try:
-            await trio.to_thread.run_sync(self._remote.reload)
-        except FusecacheError as exc:
-            self._failures += 1
-            pause = min(RELOAD_SECONDS, backoff_seconds(self._failures, random.random()))
-            self._next_reload = trio.current_time() + pause
-            self._error = str(exc)
-            if self._error != self._logged:
-                self._logged = self._error
-                log.warning(
-                    "refused credentials could not be reloaded, the old ones stay in use, will retry error=%s",
-                    exc,
-                )
-        else:
-            self._failures, self._error = 0, ""
-
-    def _on_accepted(self) -> None:
-        self._failures, self._error, self._logged = 0, "", ""
-
-    def _denied_seconds(self) -> float:
-        # With an empty queue no write request shows whether writes are allowed again: ignore the old refusal.
-        writes = self._remote.writes_denied.seconds() if self.has_pending_writes() else 0.0
-        return max(self._remote.reads_denied.seconds(), writes)
-
-
 # A bucket that has not answered by then may be away.
 _PROMPT_SECONDS = 2.0
 
@@ -200,27 +71,21 @@ class BucketLink:
         self.name = name
         self._options = options
         self._connection = connection
-        self._remote = remote = connection.remote
+        self._remote = connection.remote
         self._filesystem = filesystem
         self._reach = reach
         self._answers = answers = answers or BucketAnswers(None)
-        self._renewal = CredentialRenewal(
-            remote,
-            has_pending_writes=lambda: filesystem.pending_changes(name) > 0,
-            try_again=partial(filesystem.try_again, name),
-        )
-        self._contact = FirstContact(
-            connection.failure,
-            reads=connection.write_refusal is not None,
-            is_answered=lambda: filesystem.is_answered(name) and not remote.writes_denied.is_on,
-            try_again=self._ask_again,
-            finish=self._finish_start,
-            remedy=renewal_text(_keys_from(options, options.profile)) if connection.are_keys_refused else "",
-        )
+        # Why the mount started without the bucket; None: it has answered since.
+        self._failure = connection.failure
+        # Asked now: a file of keys that is half-written later says nothing.
+        self._keys_from = _keys_from(options, options.profile)
+        self._write_keys_from = _keys_from(options, options.write_profile or options.profile)
+        self._next_reload, self._failed_reloads = float("-inf"), 0
+        self._reload_error = ""
         if connection.failure is None:
             self._record_answer()
         elif not options.read_only:  # a write could come before `check_conditions`
-            remote.writes_held = f"this mount started without the bucket: {connection.failure}"
+            self._remote.health.writes_held = f"this mount started without the bucket: {connection.failure}"
 
     async def start(self) -> None:
         """Serve what is known here, if the bucket does not answer. Raises MountError if that is no use."""
@@ -233,8 +98,8 @@ class BucketLink:
 
     def run_in(self, nursery: trio.Nursery, supervisor: Supervisor) -> None:
         """Start the tasks that renew the keys, and that wait for the first answer."""
-        nursery.start_soon(supervisor.run, "contact", self._contact.run, name="contact")
-        nursery.start_soon(supervisor.run, "credentials", self._renewal.run, name="credentials")
+        nursery.start_soon(supervisor.run, "contact", self._wait_for_bucket, name="contact")
+        nursery.start_soon(supervisor.run, "credentials", self._renew_keys, name="credentials")
         if self._answers.is_in_use and self._connection.failure is None:
             nursery.start_soon(supervisor.run, "names", self._know_names, name="names")
 
@@ -250,10 +115,10 @@ class BucketLink:
             nursery.start_soon(ask, name="ask")
             with trio.move_on_after(_PROMPT_SECONDS):
                 await asked.wait()
-            if asked.is_set() and filesystem.is_answered(name):
+            if asked.is_set() and not self._remote.health.is_silent:
                 return
             await filesystem.know_cached_names(name)
-        while not filesystem.is_answered(name):
+        while self._remote.health.is_silent:
             await trio.sleep(CHECK_SECONDS)
             await filesystem.ask_bucket(name)
         filesystem.on_bucket_answered(name)
@@ -263,11 +128,26 @@ class BucketLink:
         if self._options.read_only or found is not ConditionalWrites.UNKNOWN:
             self._answers.record(self.name, found)
 
-    async def _ask_again(self) -> None:
-        await self._filesystem.ask_bucket(self.name)
-        if self._remote.writes_denied.is_on:
-            with suppress(RemoteError):
-                await trio.to_thread.run_sync(self._remote.probe_write, self._options.prefix)
+    async def _wait_for_bucket(self) -> None:
+        """Return once the bucket has answered and the start is finished."""
+        while self._failure is not None:
+            await trio.sleep(CHECK_SECONDS)
+            await self._filesystem.ask_bucket(self.name)
+            if self._remote.health.writes_refused_since:
+                with suppress(RemoteError):
+                    await trio.to_thread.run_sync(self._remote.probe_write, self._options.prefix)
+            if self._remote.health.state in (BucketState.SILENT, BucketState.REFUSED):
+                continue
+            try:
+                await self._finish_start()
+            except RemoteError:
+                continue  # it does not answer any more
+            except FusecacheError as exc:
+                # The mount is in use: nothing is gained by ending it.
+                log.error("the bucket answers, but a check of the start failed: %s", exc)
+            else:
+                log.info("the bucket answers: the mount is no longer degraded")
+            self._failure = None
 
     async def _finish_start(self) -> None:
         """The bucket answers for the first time: do what `connect` could not. Raises RemoteError, MountError."""
@@ -276,18 +156,72 @@ class BucketLink:
         try:
             if not self._options.read_only:
                 await trio.to_thread.run_sync(check_conditions, self._options, self._remote)
-            self._remote.writes_held = ""
+            self._remote.health.writes_held = ""
             self._record_answer()
         except MountError as exc:
-            self._remote.writes_held = str(exc)
+            self._remote.health.writes_held = str(exc)
             raise
         finally:  # what waits is uploaded, or has the new reason
             await self._filesystem.try_again(self.name)
 
+    async def _renew_keys(self) -> None:
+        """Reload the credentials from their source, while they are refused, until cancelled."""
+        while True:
+            await trio.sleep(CHECK_SECONDS)
+            if not self._refused_seconds():
+                self._failed_reloads, self._reload_error = 0, ""
+            elif trio.current_time() >= self._next_reload:
+                self._next_reload = trio.current_time() + RELOAD_SECONDS
+                await self._reload()
+                # Send a request even if no program reads: otherwise the state of the read credentials stays unknown.
+                await self._filesystem.try_again(self.name)
+                refused_seconds = self._refused_seconds()
+                if refused_seconds >= DENIED_SECONDS and not self._reload_error:
+                    log.warning(
+                        "credentials refused and reloaded denied_seconds=%.0f; "
+                        "see `fusecache status` for how to renew them",
+                        refused_seconds,
+                    )
+
+    async def _reload(self) -> None:
+        try:
+            await trio.to_thread.run_sync(self._remote.reload)
+        except FusecacheError as exc:
+            self._failed_reloads += 1
+            pause = min(RELOAD_SECONDS, backoff_seconds(self._failed_reloads, random.random()))
+            self._next_reload = trio.current_time() + pause
+            if self._reload_error != str(exc):
+                self._reload_error = str(exc)
+                log.warning(
+                    "refused credentials could not be reloaded, the old ones stay in use, will retry error=%s",
+                    exc,
+                )
+        else:
+            self._failed_reloads, self._reload_error = 0, ""
+
+    def _refused_seconds(self) -> float:
+        # With an empty queue no write request shows whether writes are allowed again: ignore the old refusal.
+        has_writes = self._filesystem.pending_changes(self.name) > 0
+        return self._remote.health.refused_seconds(has_writes=has_writes)
+
     def text(self) -> str:
         """Return what the user who mounts must know; "" if the bucket answered."""
-        text = self._contact.text(self._filesystem.pending_changes(self.name))
-        return f"bucket {self.name}: {text}" if text and self.name else text
+        if self._failure is None:
+            return ""
+        waiting = f"{count_text(self._filesystem.pending_changes(self.name), 'change')} waiting for upload"
+        text = (
+            f"DEGRADED: started without the bucket: {self._failure}; readable are cached files by name, and "
+        )
+        text += f"{waiting}; all else fails"
+        if self._connection.write_refusal is not None:  # reads are answered
+            text = (
+                f"DEGRADED: the keys may not write: {self._failure}; {waiting}: give the keys that permission"
+            )
+        elif self._connection.are_keys_refused:
+            text += f": {renewal_text(self._keys_from)}"
+        else:
+            text += " until the bucket answers; then the mount heals by itself"
+        return f"bucket {self.name}: {text}" if self.name else text
 
     def question(self) -> str:
         """Return what to ask the user who mounts a prefix without objects, else ""."""
@@ -295,11 +229,16 @@ class BucketLink:
 
     def facts(self) -> dict[str, Any]:
         """Return the status fields about keys, start and store."""
+        health = self._remote.health
+        # While writes alone are refused, the keys for writing need renewal.
+        is_writers = health.writes_refused_since and not health.reads_refused_since
         return {
-            **self._renewal.facts(),
-            **self._contact.facts(),
+            "state": "auth-failed" if self._refused_seconds() >= AUTH_FAILED_SECONDS else "ok",
+            "keys_error": self._reload_error,
+            "start_failure": str(self._failure or ""),
+            "keys_from": self._write_keys_from if is_writers else self._keys_from,
             "conditional_writes": "" if self._options.read_only else self._remote.conditional_writes.value,
-            "writes_held": self._remote.writes_held,
+            "writes_held": health.writes_held,
         }
 
     def row(self) -> dict[str, Any]:
@@ -308,29 +247,26 @@ class BucketLink:
             "bucket": self.name,
             "source": self._options.source,
             "read_only": self._options.read_only,
-            **key_facts(self._options),
+            "endpoint": endpoint_fact(self._options),
             **self.facts(),
             **self._filesystem.bucket_facts(self.name),
         }
 
 
-def key_facts(options: MountOptions) -> dict[str, Any]:
-    """Return where the bucket is, and where the keys for reading and for writing come from."""
+def endpoint_fact(options: MountOptions) -> str:
+    """Return where the bucket is."""
     primary = next((each.url for each in options.requests.endpoints[:1]), "") or endpoint_of(options).url
-    return {
-        "endpoint": (primary or "AWS").rstrip("/"),
-        "keys_from": _keys_from(options, options.profile),
-        "write_keys_from": _keys_from(options, options.write_profile or options.profile),
-    }
+    return (primary or "AWS").rstrip("/")
 
 
-def bucket_access(options: MountOptions) -> BucketAccess:
-    """Return how the engine may use a bucket."""
+def bucket_access(options: MountOptions, health: BucketHealth | None = None) -> BucketAccess:
+    """Return how the engine may use a bucket. health: what its store records."""
     return BucketAccess(
         read_only=options.read_only,
         keys_from=_keys_from(options, options.write_profile or options.profile),
         writes_by_other_keys=options.write_profile is not None
         or any(each.write_keys is not None for each in options.requests.endpoints[:1]),
+        health=health,
     )
 
 
@@ -406,6 +342,7 @@ def engine_options(
     mounts: Mapping[str, MountOptions],
     ownership: Ownership,
     predecessor: Predecessor | None,
+    healths: Mapping[str, BucketHealth],
 ) -> EngineOptions:
     """Return what the engine must know. mounts: the options of each bucket, by the name of its folder."""
     return EngineOptions(
@@ -432,7 +369,7 @@ def engine_options(
         patience_seconds=options.requests.read_timeout,
         prices=request_prices(mounts.values()),
         predecessor=predecessor,
-        buckets={name: bucket_access(each) for name, each in mounts.items()},
+        buckets={name: bucket_access(each, healths[name]) for name, each in mounts.items()},
     )
 
 
@@ -443,9 +380,7 @@ def initial_facts(options: MountOptions, mounts: Mapping[str, MountOptions]) -> 
         "pid": os.getpid(),
         "source": options.source,
         "mountpoint": str(options.mountpoint),
-        "read_only": options.read_only,
-        **(key_facts(options) if "" in mounts else {"keys_from": "", "write_keys_from": "", "endpoint": ""}),
+        "endpoint": endpoint_fact(options) if "" in mounts else "",
         **shown_options(options),
-        "fuse_library": "",
         "kernel": {"applied": [], "refused": []},
     }

@@ -223,8 +223,7 @@ class Verdicts:
 
 def _counts(status: Mapping[str, Any]) -> dict[str, int]:
     tasks = sum(task["failures"] for task in status.get("failed_tasks", {}).values())
-    cache = status.get("cache", {})
-    return {name: tasks if name == "failed_tasks" else cache.get(name, 0) for name in RECENT_COUNTS}
+    return {name: tasks if name == "failed_tasks" else status["cache"][name] for name in RECENT_COUNTS}
 
 
 # Interval of progress reports: smooth enough for a progress bar.

@@ -79,7 +79,7 @@ PRIVATE_UMASK = 0o077
 # What a status says of the only bucket, for a mount of several.
 NO_BUCKET_FACTS = {
     "state": "ok",
-    "denied_seconds": 0.0,
+    "keys_from": "",
     "keys_error": "",
     "start_failure": "",
     "conditional_writes": "",
@@ -206,7 +206,13 @@ class _Daemon:
         filesystem = FileSystem(
             self._store(),
             offload,
-            engine_options(options, self._mounts, ownership, self._kept_files.predecessor),
+            engine_options(
+                options,
+                self._mounts,
+                ownership,
+                self._kept_files.predecessor,
+                {name: each.remote.health for name, each in self._connections.items()},
+            ),
             self._supervisor,
             self._kernel_caches,
         )
@@ -339,7 +345,7 @@ class _Daemon:
             raise MountError(
                 f"{options.mountpoint}: mounting failed: {exc}; the log is {options.cache_dir}/fusecache.log"
             ) from exc
-        self._facts["fuse_library"] = self._session.library
+        self._facts["options"]["fuse_library"] = self._session.library
         self._kernel_caches.attach(self._session)
         operations.passthrough.attach(self._session)
         operations.handed_files.attach(str(options.mountpoint))

@@ -169,6 +169,7 @@ def build_names(storage: Storage, options: EngineOptions, events: EngineEvents, 
     queue = WritebackQueue(events, prefixes, options.order_last)
 
     def make_client(name: str) -> MetadataClient:
+        access = options.buckets.get(name, BucketAccess())
         return MetadataClient(
             storage.store,
             storage.offload,
@@ -176,7 +177,8 @@ def build_names(storage: Storage, options: EngineOptions, events: EngineEvents, 
             on_unresponsive=events.on_unresponsive,
             on_granted=partial(events.on_granted, name),
             prefix=prefixes.get(name, ""),
-            writes_by_other_keys=options.buckets.get(name, BucketAccess()).writes_by_other_keys,
+            writes_by_other_keys=access.writes_by_other_keys,
+            health=access.health,
         )
 
     # The first client of several buckets is that of the folder of all buckets, which sends no request.

@@ -188,10 +188,6 @@ class FileSystem:
         known = {key: row for key, row in objects.items() if key.startswith(self.options.prefixes[bucket])}
         self.lookup.cached_names = self.lookup.cached_names.with_names(known, trio.current_time())
 
-    def is_answered(self, bucket: str = "") -> bool:
-        """Whether the last LIST or HEAD request to a bucket was answered, and none is overdue."""
-        return not self._names.metadata_clients.of(bucket).is_unresponsive
-
     def pending_changes(self, bucket: str = "") -> int:
         """Return how many changes of a bucket wait for upload."""
         return len(self.queue.orders.of(bucket))
@@ -259,29 +255,37 @@ class FileSystem:
         return await self.status.path_state(path)
 
     def statistics(self, pending: Pending | None = None) -> dict[str, Any]:
-        """Return all counters as plain values. Lists are cut to the newest NAMED entries, with their full length.
+        """Return ENGINE_FACTS as plain values. Lists are cut to the newest NAMED entries, with their full length.
 
         pending: the pending changes, if the caller has just counted them.
         """
-        read = self.cache.statistics()
+        read, made = self.cache.statistics(), self._storage.store.statistics()
         cache, calls = read.as_dict(), {"read": read.latency}
         calls |= {call: each.latency() for call, each in self.call_times.items()}
         cache["wait_seconds"]["metadata"] = self.lookup.waited_seconds
         cache["usable_bytes"] = self.cache.usable_bytes()
-        requests = self._storage.store.statistics()
         return {
             "uptime_seconds": round(trio.current_time() - self._started, 1),
             **self.status.statistics(self.pending() if pending is None else pending),
             **self.quarantine.statistics(),
             "call_times": {call: asdict(each) for call, each in calls.items()},
-            "inodes": len(self.tree.nodes),
+            "in_memory": {
+                "inodes": len(self.tree.nodes),
+                "listing_bytes": self._storage.listings.memory_bytes,
+            },
             "hidden_keys": self.lookup.hidden_keys,
-            "passed_through_files": self.cache.maintenance.passed_through_files,
-            "handed_out_files": self.cache.maintenance.handed_out_files,
+            "read_directly": {
+                "kernel": self.cache.maintenance.passed_through_files,
+                "loader": self.cache.maintenance.handed_out_files,
+            },
             "journal_error": str(self.journal.refusal or ""),
-            "listings": asdict(self._storage.listings.statistics()),
             "cache": cache,
-            "requests": {**asdict(requests), **self._services.costs.statistics()},
+            "reads_waiting": {"reads": read.waiting_reads, "seconds": read.longest_wait_seconds},
+            "requests": made.by_kind(),
+            "request_errors": made.errors,
+            "received_bytes": made.bytes_read,
+            "written_bytes": made.bytes_written,
+            "costs": self._services.costs.statistics(),
             "warming": [job.as_dict() for job in self.warmup.jobs()],
             "hints": self.hints.statistics(),
             **self._services.rates.statistics(),
@@ -301,10 +305,11 @@ class FileSystem:
         }
 
     def _answer_facts(self, bucket: str) -> dict[str, Any]:
-        client = self._names.metadata_clients.of(bucket)
+        health = self._names.metadata_clients.of(bucket).health
+        refused_seconds = health.refused_seconds(has_writes=self.pending_changes(bucket) > 0)
         return {
-            "unanswered_seconds": round(client.unresponsive_seconds, 1),
-            "refused_seconds": round(client.refused_seconds, 1),
+            "unanswered_seconds": round(health.silent_seconds, 1),
+            "refused_seconds": round(refused_seconds, 1),
         }
 
 

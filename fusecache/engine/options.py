@@ -8,6 +8,7 @@ from fusecache.engine.namespace.tree import Ownership
 from fusecache.model.predecessor import Predecessor
 from fusecache.model.prices import Prices
 from fusecache.policy.backoff import PATIENCE_SECONDS
+from fusecache.policy.bucket_health import BucketHealth
 from fusecache.policy.name_patterns import SymlinkRule
 
 
@@ -16,12 +17,13 @@ class BucketAccess:
     """How a bucket may be used.
 
     keys_from: where the writer's credentials come from, as for `model/error_text.renewal_text`. writes_by_other_keys:
-    the writer's credentials differ from the reader's.
+    the writer's credentials differ from the reader's. health: what the bucket's store records; None if it records none.
     """
 
     read_only: bool = False
     keys_from: str = ""
     writes_by_other_keys: bool = False
+    health: BucketHealth | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -458,7 +458,7 @@ async def running_engine(
                 delete_delay=options.writeback.delete_delay,
                 drain_seconds=options.writeback.drain_timeout,
                 last_wins=options.writeback.conflict == "last-wins",
-                buckets={"": bucket_access(options)},
+                buckets={"": bucket_access(options, connection.remote.health)},
             ),
             supervisor,
         )

@@ -324,15 +324,6 @@ _PACKS_KEPT = 16
 MEMORY_BYTES = 128 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ListingStatistics:
-    """memory_bytes: of rows that the disk refused. refused: writes and reads of rows that failed. dropped: listings."""
-
-    memory_bytes: int
-    refused: int
-    dropped: int
-
-
 @dataclass(eq=False, slots=True)
 class _Listing:
     """The packs of one epoch, by the last sort name of each, and its single rows in memory."""
@@ -362,7 +353,6 @@ class Listings:
         self._decoded: OrderedDict[StoredPack, RowPack] = OrderedDict()
         self._lock = threading.RLock()
         self._late_count = 0
-        self._dropped = 0
         self._is_warned = False
         self._owner = threading.get_ident()
         self._on_lost: Callable[[int, int], None] = lambda _directory, _epoch: None
@@ -375,9 +365,10 @@ class Listings:
         """Have `call(directory, epoch)` called before a method raises ListingLost, on the thread that made this."""
         self._on_lost = call
 
-    def statistics(self) -> ListingStatistics:
-        """Return what the disk refused."""
-        return ListingStatistics(self._file.memory_bytes, self._file.refused, self._dropped)
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of rows that are in memory because the disk refused them."""
+        return self._file.memory_bytes
 
     # ---- reading
 
@@ -575,7 +566,6 @@ class Listings:
 
     def _lose(self, listing: _Listing) -> None:
         listing.is_lost = True
-        self._dropped += 1
         self._late_count -= len(listing.late)
         listing.late.clear()
         self._free(listing, len(listing.packs))

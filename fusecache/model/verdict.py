@@ -1,50 +1,73 @@
-"""The verdict on a mount, from its status: OK, DEGRADED (it works, but something is wrong), ACTION (you must act)."""
+"""How the facts of a mount are judged: OK, DEGRADED (it works, but something is wrong), ACTION (you must act).
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+Each finding has its reason for the verdict, and its lines for `fusecache status`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fusecache.model.format_text import (
+    PERSONS,
     changes_text,
     count_text,
     renewal_text,
     seconds_text,
     short_text,
     size_text,
+    usable_bytes,
 )
 from fusecache.model.objects import STAGING_SHARE_PERCENT
 
 OK, DEGRADED, ACTION = "OK", "DEGRADED", "ACTION"
 # A request that fails once and is retried is no news. Uploads that wait for longer than this are.
 _WAITING_SECONDS = 10.0
-# Counters whose growth degrades a mount for a while, and what they count.
-RECENT_COUNTS = {"disk_errors": "I/O error", "uncached": "fetch", "failed_tasks": "failure"}
-# How long that is: long enough for a probe that runs every few minutes.
+# A healthy bucket answers a read faster than this.
+_LONG_WAIT_SECONDS = 5.0
+# What counters count, with what follows: if anything does, a growth degrades the mount for RECENT_SECONDS.
+EVENTS = {
+    "request_errors": ("request", "failed", ""),
+    "stalls": ("read request", "stalled and repeated", ""),
+    "checksum_failures": ("block", "of the cache fetched again, because of a wrong checksum", ""),
+    "disk_errors": ("I/O error", "of the cache's disk", ": reads go on, uncached"),
+    "uncached": ("GET", "not cached, because the cache was full or its disk too slow", ": reads go on"),
+    "failed_tasks": ("failure", "of background tasks of the daemon", ", see its log"),
+}
+RECENT_COUNTS = tuple(name for name, event in EVENTS.items() if event[2])
+# Long enough for a probe that runs every few minutes.
 RECENT_SECONDS = 600.0
 # Quarantined files that take more than 1/4 of the space for written files degrade a mount: sized as documented, that
 # has space for two checkpoints and a little more.
 QUARANTINE_SHARE = 4
-_RECENT_TEXTS = {
-    "disk_errors": "of the cache's disk: reads go on, uncached",
-    "uncached": "not cached, because the cache was full or its disk too slow",
-    "failed_tasks": "of background tasks of the daemon, see its log",
-}
+_RECOVER = "see `fusecache recover`"
+# Most files or conflicts that a group lists; --json has more.
+MAX_LINES = 5
+# Codes of files that cannot be read back for upload.
+_UNREADABLE = frozenset({"local-disk", "damaged"})
+# What the findings of one path take of the mount's status.
+_OF_PATHS = (
+    "journal_error", "buckets", "waiting_for", "waiting_code", "refused_seconds", "unanswered_seconds",
+    "start_failure", "keys_from", "keys_error", "cache",
+)  # fmt: skip
+
+
+class Judgement(NamedTuple):
+    """Something that is wrong. line: for `status`. reason: why the verdict is `level`, if that is not "".
+
+    is_to_do: the line is for a person; else it passes by itself, or is a property of the store or the kernel.
+    """
+
+    line: str
+    level: str = ""
+    reason: str = ""
+    is_to_do: bool = True
 
 
 def judge(status: Mapping[str, Any], recent: Mapping[str, int]) -> dict[str, Any]:
     """Return `verdict` and `reasons`, the gravest first. recent: growth of RECENT_COUNTS in RECENT_SECONDS."""
-    buckets = status.get("buckets", ())
-    # What a bucket of several waits for is in its row.
-    whole = {**status, "waiting_for": "", "waiting_code": ""} if buckets else status
-    actions = [*_actions(whole), *(text for each in buckets for text in _of_bucket(each, _actions))]
-    endpoints = [text for each in status.get("endpoints", ()) for text in _endpoint_faults(each)]
-    faults = [
-        *_faults(whole),
-        *(text for each in buckets for text in _of_bucket(each, _faults)),
-        *endpoints,
-        *_recent_faults(recent),
-    ]
-    verdict = ACTION if actions else DEGRADED if faults else OK
-    return {"verdict": verdict, "reasons": [*actions, *faults]}
+    found = [*findings(status), *_recent(recent)]
+    reasons = {level: [each.reason for each in found if each.level == level] for level in (ACTION, DEGRADED)}
+    verdict = next((level for level, texts in reasons.items() if texts), OK)
+    return {"verdict": verdict, "reasons": [*reasons[ACTION], *reasons[DEGRADED]]}
 
 
 def verdict_line(status: Mapping[str, Any]) -> str:
@@ -59,6 +82,177 @@ def verdict_line(status: Mapping[str, Any]) -> str:
     if hidden := status.get("hidden_keys"):  # no fault of the mount: it degrades nothing
         line += f", {count_text(hidden, 'key')} not visible in the mount: see `fusecache check`"
     return line
+
+
+def event_lines(counts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the events since the start."""
+    for name, (noun, words, _) in EVENTS.items():
+        if counts.get(name) and name != "failed_tasks":
+            yield f"{count_text(counts[name], noun)} {words}"
+
+
+def findings_of_path(status: Mapping[str, Any]) -> Iterator[Judgement]:
+    """Yield what is wrong with one path, and with its bucket."""
+    return findings({name: status[name] for name in _OF_PATHS if name in status} | status["there"])
+
+
+def findings(status: Mapping[str, Any]) -> Iterator[Judgement]:
+    """Yield what is wrong with a mount, or with a path of it."""
+    if error := status.get("journal_error"):
+        yield Judgement(error, ACTION, f"nothing can be written: {error}")
+    of = str(status.get("path", "")).partition("/")[0]
+    buckets = [each for each in status.get("buckets", ()) if of in ("", each["bucket"])]
+    for bucket in buckets or [status]:
+        name = f"bucket {bucket['bucket']}: " if buckets else ""
+        for found in (*_access(bucket), *_uploads(bucket), *_store(bucket)):
+            yield found._replace(reason=name + found.reason, line=found.line and name + found.line)
+    if text := status.get("config_not_applied"):
+        yield Judgement(text, DEGRADED, text)
+    yield from _waiting(
+        status, [_refused_text(each) for each in buckets or [status] if each.get("refused_seconds")]
+    )
+    yield from _space(status)
+    yield from _changes(status)
+    yield from _quarantine(status)
+    for name, task in status.get("failed_tasks", {}).items():
+        failures = f"failed {count_text(task['failures'], 'time')}: {task['last_error']}"
+        yield Judgement(
+            f"the daemon's task {name} {failures}; please report it with the traceback in the log"
+        )
+    yield from (
+        Judgement("", DEGRADED, reason) for row in status.get("endpoints", ()) for reason in _endpoint(row)
+    )
+    if refused := ", ".join(status.get("kernel", {}).get("refused", ())):
+        line = f"the kernel refused {refused}: large reads are slower; the log has the command for root"
+        yield Judgement(line, is_to_do=False)
+
+
+# ---- one bucket
+
+
+def _access(bucket: Mapping[str, Any]) -> Iterator[Judgement]:
+    """Yield whether the bucket answers, takes the keys, and may be written."""
+    failure, silent = bucket.get("start_failure"), bucket.get("unanswered_seconds", 0)
+    if failure:
+        yield Judgement("", DEGRADED, f"started without the bucket: {failure}")
+    elif bucket.get("writes_held"):
+        yield Judgement("", ACTION, f"nothing is uploaded: {bucket['writes_held']}")
+    level = "" if failure else DEGRADED
+    if bucket.get("state") == "auth-failed":
+        yield Judgement(
+            _refused_text(bucket),
+            ACTION,
+            f"{_refused_since(bucket)}: {renewal_text(bucket.get('keys_from', ''))}",
+        )
+    elif bucket.get("refused_seconds"):
+        yield Judgement(_refused_text(bucket), level, _refused_since(bucket))
+    elif silent:
+        reason = f"the bucket has not answered for {seconds_text(silent)}"
+        line = f"{reason}: the mount shows cached names and sizes; no data is lost"
+        yield Judgement(line, level, reason, is_to_do=False)
+    if error := bucket.get("keys_error"):
+        yield Judgement("", DEGRADED, f"keys could not be read again: {error}")
+
+
+def _refused_since(bucket: Mapping[str, Any]) -> str:
+    return f"the bucket has refused the keys for {seconds_text(bucket.get('refused_seconds', 0))}"
+
+
+def _refused_text(bucket: Mapping[str, Any]) -> str:
+    names = "the mount shows cached names and sizes" if bucket.get("unanswered_seconds") else "files are read"
+    works = f"{names}, writes continue on this disk"
+    if bucket.get("start_failure"):
+        works = "cached files are served by name, other names fail, new ones too"
+    error = f". The last reload failed: {bucket['keys_error']}" if bucket.get("keys_error") else ""
+    return f"{_refused_since(bucket)}: {works}, no data is lost; {renewal_text(bucket.get('keys_from', ''))}{error}"
+
+
+def _uploads(bucket: Mapping[str, Any]) -> Iterator[Judgement]:
+    """Yield what keeps uploads back, unless the bucket does not answer at all."""
+    known = ("start_failure", "writes_held", "refused_seconds", "unanswered_seconds")
+    cause = bucket.get("waiting_for")
+    if not cause or bucket.get("state") == "auth-failed":
+        return
+    if bucket.get("waiting_code") in ("bucket-missing", "refused"):
+        yield Judgement("", ACTION, f"uploads stopped: {cause}")
+    elif bucket.get("oldest_pending_seconds", 0) > _WAITING_SECONDS and not any(map(bucket.get, known)):
+        yield Judgement("", DEGRADED, f"uploads wait: {cause}")
+
+
+def _store(bucket: Mapping[str, Any]) -> Iterator[Judgement]:
+    if bucket.get("conditional_writes") in ("refused", "ignored"):
+        line = "the store does not honour If-Match: a write may replace another client's version unnoticed"
+        yield Judgement(line, is_to_do=False)
+    if bucket.get("conditional_writes") == "not-of-parts":
+        line = "takes no If-Match for a file over 64 MiB: two clients that replace it at once lose a version"
+        yield Judgement(f"the store {line}", is_to_do=False)
+
+
+def _endpoint(endpoint: Mapping[str, Any]) -> Iterator[str]:
+    name, seconds = endpoint["endpoint"], endpoint["failing_seconds"]
+    if seconds > _WAITING_SECONDS:
+        yield f"endpoint {name} has failed for {seconds_text(seconds)}: {endpoint['error']}"
+    if endpoint["gives_names"] and not endpoint["primary"]:
+        yield f"names come from {name}, because the primary endpoint fails: the newest files may be missing"
+    if others := endpoint["unused_copies"].get("other bytes", 0):
+        yield f"endpoint {name} has other bytes under {count_text(others, 'key')}: its copies of them are not used"
+
+
+# ---- reads and writes
+
+
+def _waiting(status: Mapping[str, Any], known: Sequence[str]) -> Iterator[Judgement]:
+    """Yield the changes and the reads that wait. known: lines that say how to renew keys."""
+    waiting = status.get("waiting", ())
+    for each in waiting[:MAX_LINES]:
+        is_new = not any(each["remedy"] in line for line in known)
+        line = f"{each['path']} waits: {_error_text(each) if is_new else each['cause']}"
+        yield Judgement(line, is_to_do=each.get("code") in PERSONS)
+    if (cause := status.get("waiting_for")) and not waiting and status.get("pending_files"):
+        yield Judgement(f"uploads wait: {cause}", is_to_do=status.get("waiting_code") in PERSONS)
+    reads = status.get("reads_waiting", {"reads": 0, "seconds": 0.0})
+    if reads["reads"] and reads["seconds"] >= _LONG_WAIT_SECONDS:
+        line = (
+            f"{_wait_text(reads['reads'], 'read')} for the bucket, the longest for {seconds_text(reads['seconds'])}: "
+            "the bucket or the network is slow or down; after a minute without an answer, reads fail"
+        )
+        yield Judgement(line, is_to_do=False)
+
+
+def _error_text(change: Mapping[str, str]) -> str:
+    return change["cause"] + (f": {change['remedy']}" if change["remedy"] else "")
+
+
+def _wait_text(count: int, noun: str) -> str:
+    return f"{count_text(count, noun)} {'waits' if count == 1 else 'wait'}"
+
+
+def _space(status: Mapping[str, Any]) -> Iterator[Judgement]:
+    """Yield the writes that found no space, and the closes that wait for it."""
+    shortages, closes = status.get("shortages", {}), status.get("closes_waiting", {})
+    if shortages.get("files"):
+        level = ACTION if shortages["seconds"] < RECENT_SECONDS else ""
+        reason = f"no space for {count_text(shortages['files'], 'write')}: {space_remedy(status)}"
+        yield Judgement(_shortage_text(shortages, status), level, reason)
+    if closes.get("files"):
+        longest = closes["named"][0]
+        yield Judgement(
+            f"{_wait_text(closes['files'], 'close')} for space in the cache, the longest for "
+            f"{seconds_text(longest['seconds'])} ({longest['path']}, process {longest['process']}): pending files take "
+            f"{size_text(status['cache']['staging_bytes'])}, and above {size_text(closes['high_water_bytes'])} close "
+            "waits for uploads; raise --cache-size to raise this limit"
+        )
+
+
+def _shortage_text(shortages: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    cache, size, remedy = status.get("cache"), shortages["bytes"], space_remedy(status)
+    if cache and not short_text(cache) and size * 100 > usable_bytes(cache) * STAGING_SHARE_PERCENT:
+        share = f"files that wait for upload may use {STAGING_SHARE_PERCENT} % at most"
+        remedy = f"raise --cache-size: of its {size_text(usable_bytes(cache))}, {share}"
+    return (
+        f"{count_text(shortages['files'], 'write')} failed with ENOSPC, the last {shortages['path']}"
+        f"{f' ({size_text(size)})' if size else ''}, {seconds_text(shortages['seconds'])} ago: {remedy}"
+    )
 
 
 def space_remedy(status: Mapping[str, Any]) -> str:
@@ -79,78 +273,42 @@ def _staging_bytes(status: Mapping[str, Any]) -> int:
     return int(status.get("cache", {}).get("limit_bytes", 0)) * STAGING_SHARE_PERCENT // 100
 
 
-def _of_bucket(
-    bucket: Mapping[str, Any], judge_it: Callable[[Mapping[str, Any]], Iterator[str]]
-) -> Iterator[str]:
-    return (f"bucket {bucket['bucket']}: {text}" for text in judge_it(bucket))
-
-
-def _actions(status: Mapping[str, Any]) -> Iterator[str]:
-    if status.get("journal_error"):
-        yield f"nothing can be written: {status['journal_error']}"
-    if status.get("writes_held") and not status.get("start_failure"):
-        yield f"nothing is uploaded: {status['writes_held']}"
-    if status.get("state") == "auth-failed":
-        source = status.get("keys_from" if status.get("refused_seconds") else "write_keys_from") or ""
-        denied = seconds_text(status.get("denied_seconds", 0))
-        yield f"the bucket has refused the keys for {denied}: {renewal_text(source)}"
-    elif status.get("waiting_code") in ("bucket-missing", "refused"):
-        yield f"uploads stopped: {status['waiting_for']}"
-    shortages = status.get("shortages", {})
-    if shortages.get("files") and shortages["seconds"] < RECENT_SECONDS:
-        yield f"no space for {count_text(shortages['files'], 'write')}: {space_remedy(status)}"
-    unreadable = status.get("unreadable_files", 0)
-    if status.get("rejected_files", 0) > unreadable:
-        count = count_text(status["rejected_files"] - unreadable, "change")
-        yield f"the bucket rejected {count}: see `fusecache recover`"
+def _changes(status: Mapping[str, Any]) -> Iterator[Judgement]:
+    """Yield the changes that the bucket will not have without a person. failed: those of a path."""
+    rejected, conflicts = status.get("rejected", ()), status.get("conflict_files", 0)
+    unreadable = sum(each["code"] in _UNREADABLE for each in rejected)
+    if refused := status.get("rejected_files", 0) - unreadable:
+        yield Judgement("", ACTION, f"the bucket rejected {count_text(refused, 'change')}: {_RECOVER}")
     if unreadable:
         files = count_text(unreadable, "file")
-        yield f"{files} cannot be read from the cache directory for upload: see `fusecache recover`"
-    if status.get("conflict_files"):
-        yield f"{count_text(status['conflict_files'], 'conflict')} with another client: see `fusecache recover`"
-    if status.get("suspects"):
-        yield f"{count_text(status['suspects'], 'file')} damaged by a crash: see `fusecache recover`"
+        reason = f"{files} cannot be read from the cache directory for upload: {_RECOVER}"
+        yield Judgement("", ACTION, reason)
+    for each in rejected[:MAX_LINES]:
+        yield Judgement(f"{each['path']} was not uploaded, and is not tried again: {_RECOVER}")
+    for each in status.get("failed", ())[:MAX_LINES]:
+        yield Judgement(f"{each['path']}: {_error_text(each)}")
+    if conflicts:
+        yield Judgement("", ACTION, f"{count_text(conflicts, 'conflict')} with another client: {_RECOVER}")
+    for each in status.get("conflicts", ())[:MAX_LINES]:
+        kept = f"our version is {each['kept_as']}" if each["kept_as"] else "our change was dropped"
+        yield Judgement(f"{each['path']}: another client changed it first; {kept}")
 
 
-def _faults(status: Mapping[str, Any]) -> Iterator[str]:
-    if status.get("start_failure"):
-        yield f"started without the bucket: {status['start_failure']}"
-    elif status.get("state") == "auth-failed":
-        pass  # an action says it
-    elif status.get("denied_seconds") or status.get("refused_seconds"):
-        seconds = max(status.get("denied_seconds", 0), status.get("refused_seconds", 0))
-        yield f"the bucket has refused the keys for {seconds_text(seconds)}"
-    elif status.get("unanswered_seconds"):
-        yield f"the bucket has not answered for {seconds_text(status['unanswered_seconds'])}"
-    elif status.get("writes_held"):
-        pass  # an action says it
-    elif status.get("waiting_for") and status.get("oldest_pending_seconds", 0) > _WAITING_SECONDS:
-        yield f"uploads wait: {status['waiting_for']}"
+def _quarantine(status: Mapping[str, Any]) -> Iterator[Judgement]:
+    orphans, suspects = status.get("orphans", 0), status.get("suspects", 0)
+    if orphans:
+        yield Judgement(f"{count_text(orphans, 'unfinished file')} in quarantine: {_RECOVER}")
+    if suspects:
+        line = f"{count_text(suspects, 'suspect file')} in quarantine: {_RECOVER}"
+        yield Judgement(line, ACTION, f"{count_text(suspects, 'file')} damaged by a crash: {_RECOVER}")
     if _hold_space(status):
-        files = count_text(status["orphans"] + status["suspects"], "unfinished file")
-        verb = "holds" if status["orphans"] + status["suspects"] == 1 else "hold"
-        yield (
-            f"{files} {verb} {size_text(status['aside_bytes'])} of the {size_text(_staging_bytes(status))} for files "
-            "that wait for upload: see `fusecache recover`"
-        )
-    if status.get("config_not_applied"):
-        yield str(status["config_not_applied"])
-    if status.get("keys_error"):
-        yield f"keys could not be read again: {status['keys_error']}"
+        holds = f"{count_text(orphans + suspects, 'unfinished file')} {'holds' if orphans + suspects == 1 else 'hold'}"
+        space = f"{size_text(status['aside_bytes'])} of the {size_text(_staging_bytes(status))}"
+        yield Judgement("", DEGRADED, f"{holds} {space} for files that wait for upload: {_RECOVER}")
 
 
-def _endpoint_faults(endpoint: Mapping[str, Any]) -> Iterator[str]:
-    name = endpoint["endpoint"]
-    if endpoint["failing_seconds"] > _WAITING_SECONDS:
-        yield f"endpoint {name} has failed for {seconds_text(endpoint['failing_seconds'])}: {endpoint['error']}"
-    if endpoint["gives_names"] and not endpoint["primary"]:
-        yield f"names come from {name}, because the primary endpoint fails: the newest files may be missing"
-    others = endpoint["unused_copies"].get("other bytes", 0)
-    if others:
-        yield f"endpoint {name} has other bytes under {count_text(others, 'key')}: its copies of them are not used"
-
-
-def _recent_faults(recent: Mapping[str, int]) -> Iterator[str]:
-    for name, noun in RECENT_COUNTS.items():
-        if recent.get(name):
-            yield f"{count_text(recent[name], noun)} {_RECENT_TEXTS[name]}"
+def _recent(recent: Mapping[str, int]) -> Iterator[Judgement]:
+    for name in RECENT_COUNTS:
+        if count := recent.get(name):
+            noun, words, consequence = EVENTS[name]
+            yield Judgement("", DEGRADED, f"{count_text(count, noun)} {words}{consequence}")

@@ -18,7 +18,6 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from fusecache.model.errors import (
     AccessDenied,
-    CredentialsMissing,
     FusecacheError,
     ReadOnly,
     Refused,
@@ -26,6 +25,7 @@ from fusecache.model.errors import (
     Unavailable,
 )
 from fusecache.model.objects import Extent, ObjectId, ObjectInfo
+from fusecache.policy.bucket_health import BucketHealth
 from fusecache.remote.endpoint_group import EndpointGroup
 from fusecache.remote.statistics import RequestTimes, StoreStatistics
 from fusecache.remote.store import (
@@ -133,31 +133,6 @@ class SupportsConditionProbe(Protocol):
         ...
 
 
-class Denial:
-    """Measures how long the bucket has refused the credentials without a success in between. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def record(self, error: RemoteError | None) -> None:
-        """Record the end of a request. error: None for success. `Unavailable` says nothing about credentials."""
-        if isinstance(error, AccessDenied | CredentialsMissing):
-            if self._since is None:
-                self._since = time.monotonic()
-        elif not isinstance(error, Unavailable):
-            self._since = None
-
-    @property
-    def is_on(self) -> bool:
-        """Whether the credentials are refused."""
-        return self._since is not None
-
-    def seconds(self) -> float:
-        """Return the duration; 0 if the credentials are not refused."""
-        since = self._since
-        return 0.0 if since is None else time.monotonic() - since
-
-
 class ReadWriteSplit:
     """A `Store` over a reader and a writer, or none for a read-only mount: then every writing call raises ReadOnly."""
 
@@ -168,10 +143,7 @@ class ReadWriteSplit:
         self._writer = writer
         self._prefix = prefix
         self._refused_keys = RefusedKeys(self._probe_writer)
-        # Why no object may be written for now; "": they may.
-        self.writes_held = ""
-        self.reads_denied = Denial()
-        self.writes_denied = Denial()
+        self.health = BucketHealth(time.monotonic)
         self.times = RequestTimes()
 
     def primary(self) -> Store:
@@ -191,8 +163,8 @@ class ReadWriteSplit:
 
         One failure does not stop the others: it is raised at the end, and that store keeps its credentials.
         """
-        refused = [*(self._readers() if self.reads_denied.is_on else ())]
-        if self.writes_denied.is_on and self._writer is not None:
+        refused = [*(self._readers() if self.health.reads_refused_since else ())]
+        if self.health.writes_refused_since and self._writer is not None:
             refused.append(self._writer)
         failures: list[FusecacheError] = []
         for store in self._stores():
@@ -357,8 +329,8 @@ class ReadWriteSplit:
         """Send a write. key: of the object; "" if a refusal is never one of this key alone."""
         if self._writer is None:
             raise ReadOnly("this mount is read-only; mount without --read-only to write")
-        if key and self.writes_held:
-            raise Unavailable(self.writes_held)
+        if key and self.health.writes_held:
+            raise Unavailable(self.health.writes_held)
         if key and self._group is not None:
             self._group.on_write()
         try:
@@ -366,15 +338,15 @@ class ReadWriteSplit:
                 answer = ask(self._writer)
         except AccessDenied as exc:
             error, allows_others = self._refused_keys.judge(key, exc) if key else (exc, False)
-            self.writes_denied.record(None if allows_others else exc)
+            self.health.on_write(None if allows_others else exc)
             raise error from exc
         except RemoteError as exc:
-            self.writes_denied.record(exc)
+            self.health.on_write(exc)
             raise
         self._refused_keys.on_accepted(key)
-        self.writes_denied.record(None)
+        self.health.on_write(None)
         if self._writer in self._readers():
-            self.reads_denied.record(None)  # reads use the same credentials
+            self.health.on_read(None)  # reads use the same credentials
         return answer
 
     def _ask_reader(self, kind: str, ask: Callable[[], T]) -> T:
@@ -382,7 +354,7 @@ class ReadWriteSplit:
             with self.times.measure(kind):
                 answer = ask()
         except RemoteError as exc:
-            self.reads_denied.record(exc)
+            self.health.on_read(exc)
             raise
-        self.reads_denied.record(None)
+        self.health.on_read(None)
         return answer

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from fusecache.model.facts import REQUEST_VERBS
 from fusecache.model.latency import LatencyHistogram
-from fusecache.model.prices import Prices
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,10 @@ class StoreStatistics:
     bytes_written: int = 0
     bytes_sent: int = 0
 
+    def by_kind(self) -> dict[str, int]:
+        """Return how many requests there were of each kind."""
+        return {kind: getattr(self, kind) for kind in REQUEST_VERBS}
+
     @property
     def class_a(self) -> int:
         """Requests that stores bill as class A."""
@@ -44,15 +48,6 @@ class StoreStatistics:
     def class_b(self) -> int:
         """Requests that stores bill as class B."""
         return self.heads + self.gets
-
-    def dollars_by_kind(self, prices: Prices) -> dict[str, float]:
-        """Return their cost by kind of request: lists, writes (the rest of class A), heads, gets."""
-        return {
-            "lists": self.lists * prices.class_a / 1e6,
-            "writes": (self.class_a - self.lists) * prices.class_a / 1e6,
-            "heads": self.heads * prices.class_b / 1e6,
-            "gets": self.gets * prices.class_b / 1e6,
-        }
 
     def __add__(self, other: "StoreStatistics") -> "StoreStatistics":
         """Return the sums, field by field."""

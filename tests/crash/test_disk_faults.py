@@ -137,7 +137,7 @@ def test_listings_return_to_a_disk_with_space(
     disk.fill()
     for folder in folders:  # a commit may make some room behind `fill`: the first ones take that
         assert len(os.listdir(daemon.path / folder)) == LARGE
-        if status_of(daemon)["listings"]["memory_bytes"]:
+        if status_of(daemon)["in_memory"]["listing_bytes"]:
             break
     else:
         pytest.fail("the full disk took all listings")
@@ -145,7 +145,7 @@ def test_listings_return_to_a_disk_with_space(
     time.sleep(RETRY_SECONDS)
     assert len(os.listdir(daemon.path / "folder-03")) == FILES
     status = status_of(daemon)
-    assert status["listings"]["memory_bytes"] == 0
+    assert status["in_memory"]["listing_bytes"] == 0
 
 
 def write_all(daemon: Daemon, names: list[str]) -> dict[str, bytes]:

@@ -277,7 +277,7 @@ def test_keys_that_are_refused_for_long_are_said_to_have_failed_until_they_are_g
         seen = state()
         assert seen == "ok" or time.monotonic() >= revoked_at + AUTH_FAILED_SECONDS
         wait_until(lambda: state() == "auth-failed", "the state auth-failed")
-        assert "the bucket refuses the credentials" in daemon.command("status", daemon.path).stdout
+        assert "the bucket has refused the keys" in daemon.command("status", daemon.path).stdout
         status = json.loads(daemon.command("status", daemon.path / "file", "--json").stdout)
         assert status["state"] == "error:auth-failed", status
         assert (daemon.path / "file").read_bytes() == b"1"

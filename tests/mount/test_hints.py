@@ -336,7 +336,7 @@ def test_hinted_shards_lie_in_the_kernels_pages_before_their_samples_are_read(
     total = int(dataset.index.raw_bytes.sum())
 
     def asked() -> int:
-        return one.status()["cache"]["bytes_read"]
+        return sum(one.status()["cache"]["bytes_from"].values())
 
     opened = asked()
     with Hints(dataset, sampler):

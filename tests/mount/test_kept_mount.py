@@ -279,7 +279,7 @@ def test_a_file_open_by_passthrough_is_read_while_there_is_no_daemon(
     (made.path / "whole").read_bytes()
     wait_until(lambda: made.status()["cache"]["used_bytes"] >= len(data), "the whole file in the cache")
     with open(made.path / "whole", "rb", buffering=0) as file:
-        if not made.status()["passed_through_files"]:
+        if not made.status()["read_directly"]["kernel"]:
             pytest.skip("this kernel or cache directory has no passthrough; the log of the mount says why")
         keeper = made.keeper()
         os.kill(keeper, signal.SIGSTOP)
@@ -290,10 +290,10 @@ def test_a_file_open_by_passthrough_is_read_while_there_is_no_daemon(
             os.kill(keeper, signal.SIGCONT)
         wait_until(lambda: made.status()["pid"] != made.pid, "the next daemon", seconds=60)
         made.pid = made.status()["pid"]
-        assert made.status()["passed_through_files"] == 1
+        assert made.status()["read_directly"]["kernel"] == 1
         file.seek(0)
         assert file.read() == data
-    wait_until(lambda: made.status()["passed_through_files"] == 0, "the close of the file")
+    wait_until(lambda: made.status()["read_directly"]["kernel"] == 0, "the close of the file")
 
 
 # ---- writing

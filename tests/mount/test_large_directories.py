@@ -62,7 +62,7 @@ def test_a_directory_of_many_names_is_listed_and_searched_in_little_memory(
     assert memory_kib(one) - before < 20 * 1024
     asked = large.operations("ListObjectsV2")
     assert len(asked) <= 2 * (COUNT // 1000) + 4
-    assert one.status()["inodes"] < 100
+    assert one.status()["in_memory"]["inodes"] < 100
     data = (one.path / "big" / "040000.bin").read_bytes()
     assert data == large.control.read(f"{large.prefix}big/040000.bin")
 

@@ -34,8 +34,8 @@ def messages(mount: Mount) -> Iterator[str]:
     yield words_of("sync", mount.path, "--timeout", 10)
     yield words_of("recover", mount.path)
     yield words_of("recover", mount.path, "--delete", 999_999, "--yes")
-    for path in mount.status().get("rejected", ()):
-        yield words_of("status", mount.path / path)
+    for each in mount.status()["rejected"]:
+        yield words_of("status", mount.path / each["path"])
 
 
 def run_named_commands(texts: Iterator[str]) -> set[str]:

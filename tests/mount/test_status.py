@@ -78,7 +78,7 @@ def test_a_checkpoint_that_is_renamed_while_it_uploads_is_counted_under_its_new_
         (one.path / "a").mkdir()
         for name in ("one", "two"):
             (one.path / "a" / name).write_bytes(bytes(6 * MIB))
-        wait_until(lambda: one.status()["requested_files"] == 2, "two uploads under way")
+        wait_until(lambda: len(one.status()["uploading"]) == 2, "two uploads under way")
         (one.path / "a").rename(one.path / "b")
         there = facts(one.path / "b")["there"]
         assert (there["pending_contents"], there["pending_bytes"]) == (2, 12 * MIB)

@@ -184,7 +184,7 @@ def test_a_killed_daemons_files_are_uploaded_later(cloud, mount_cloud, server, e
     (one.path / "small").write_bytes(b"closed")
     (one.path / "large").write_bytes(pattern(140 * MIB))
     # A part is on its way, or stored, before the file is published.
-    wait_until(lambda: one.status()["requests"]["bytes_written"] >= 64 * MIB, "the first part")
+    wait_until(lambda: one.status()["written_bytes"] >= 64 * MIB, "the first part")
     assert cloud.contents() == {}
     one.kill()
     one.start("--settle-seconds", "0.2", "--memory", "64MiB", "--cache-size", "4GiB")

@@ -46,6 +46,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "fusecache.remote": (
         "fusecache.policy.endpoint_choice",
         "fusecache.policy.backoff",
+        "fusecache.policy.bucket_health",
         "fusecache.model",
     ),
     "fusecache.remote.protocol": ("fusecache.remote", "fusecache.model"),

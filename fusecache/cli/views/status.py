@@ -17,14 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fusecache.cli.views.problem_text import (
-    MAX_LINES,
-    action_lines,
-    error_count_lines,
-    path_problem_lines,
-    problem_lines,
-)
 from fusecache.model.errors import MountError
+from fusecache.model.facts import REQUEST_VERBS
 from fusecache.model.format_text import (
     at_mount,
     changes_text,
@@ -36,7 +30,13 @@ from fusecache.model.format_text import (
     size_text,
     usable_bytes,
 )
-from fusecache.model.verdict import verdict_line
+from fusecache.model.verdict import (
+    MAX_LINES,
+    event_lines,
+    findings,
+    findings_of_path,
+    verdict_line,
+)
 from fusecache.mount.control_client import Mount, ask
 from fusecache.mount.launch import mount_of_this_node, resolve_in_mount
 
@@ -45,8 +45,7 @@ def bucket_lines(buckets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for each bucket of a mount of several."""
     for each in buckets:
         is_away = each["unanswered_seconds"] or each["start_failure"]
-        refused = each["refused_seconds"] or each["denied_seconds"]
-        state = "keys refused" if refused else "no answer" if is_away else "ok"
+        state = "keys refused" if each["refused_seconds"] else "no answer" if is_away else "ok"
         words = [f"{each['bucket']}: {state}", each["source"]]
         if each["read_only"]:
             words.append("read-only")
@@ -81,18 +80,6 @@ _SILENT_SECONDS = 90.0
 # From a shorter measurement, the start of a job would count as its rate of a day.
 _RATE_SECONDS = 60.0
 _CENT = 0.01
-_VERBS = {
-    "gets": "GET",
-    "lists": "LIST",
-    "heads": "HEAD",
-    "puts": "PUT",
-    "creates": "CREATE",
-    "parts": "PART",
-    "completes": "COMPLETE",
-    "copies": "COPY",
-    "deletes": "DELETE",
-    "aborts": "ABORT",
-}
 _CAUSES = {"demand": "on demand", "readahead": "read-ahead", "hint": "warm-up or hints"}
 _SOURCES = ("memory", "disk", "bucket")
 
@@ -113,21 +100,21 @@ def status_view(status: Mapping[str, Any]) -> str:
 
 
 def _mount_rows(status: Mapping[str, Any]) -> Iterator[Row]:
-    requests, cache = status.get("requests", {}), status.get("cache", {})
+    cache, found = status.get("cache", {}), [each for each in findings(status) if each.line]
     yield from _grouped("only here", only_here_lines(status))
     rates = status.get("rates", {})
     if rates:
         yield from _grouped(f"last {rates['seconds']:.0f} s", rate_lines(rates))
-    yield from _grouped("a day", _day_lines(requests))
-    yield from _grouped("to do", action_lines(status))
-    yield from _grouped("problems", problem_lines(status))
+    yield from _grouped("a day", _day_lines(status.get("costs", {})))
+    yield from _grouped("to do", [each.line for each in found if each.is_to_do])
+    yield from _grouped("problems", [each.line for each in found if not each.is_to_do])
     yield from _mount(status)
     yield from _grouped("cache", _cache_lines(cache))
     yield from _grouped("buckets", bucket_lines(status.get("buckets", ())))
     yield from _grouped("endpoints", endpoint_lines(status.get("endpoints", ())))
     yield from _warm_ups(status.get("warming", ()))
     yield from _hints(status.get("hints", {}))
-    yield from _grouped("since start", _count_lines(requests, cache))
+    yield from _grouped("since start", _count_lines(status))
 
 
 def _path_rows(status: Mapping[str, Any]) -> Iterator[Row]:
@@ -139,7 +126,7 @@ def _path_rows(status: Mapping[str, Any]) -> Iterator[Row]:
         yield "", f"the state of its target is unknown: {status['target_error']}"
     if there.get("pending_files"):
         yield from _grouped("uploads", upload_lines(there))
-    yield from _grouped("problems", path_problem_lines(status, there))
+    yield from _grouped("problems", [each.line for each in findings_of_path(status) if each.line])
     mountpoint = status.get("mountpoint")
     yield (
         "mount",
@@ -183,13 +170,13 @@ def _exposed_texts(status: Mapping[str, Any]) -> Iterator[str]:
     """Yield what only this node has, besides what waits for upload."""
     counts = (
         ("dirty_files", "dirty_bytes", "being written"),
-        ("rejected_contents", "", "rejected by the bucket"),
         ("local_only_files", "local_only_bytes", "local only, by option"),
     )
     for files, nbytes, words in counts:
         if status.get(files):
-            size = f", {size_text(status[nbytes])}" if nbytes else ""
-            yield f"{count_text(status[files], 'file')}{size} {words}"
+            yield f"{count_text(status[files], 'file')}, {size_text(status[nbytes])} {words}"
+    if status.get("rejected_files"):
+        yield f"{count_text(status['rejected_files'], 'change')} rejected by the bucket"
     if status.get("aside_bytes"):
         yield f"{size_text(status['aside_bytes'])} quarantined: see `fusecache recover`"
 
@@ -224,12 +211,14 @@ def _waiting_texts(pending: Mapping[str, Any]) -> Iterator[str]:
 
 def upload_lines(status: Mapping[str, Any]) -> Iterator[str]:
     """Yield how uploads go: those in flight, their rate, and each file."""
-    rate = status.get("upload_bytes_per_second")
-    if status.get("requested_files"):
-        yield f"of these {_requested_text(status)}"
+    rate, uploading = status.get("upload_bytes_per_second"), status.get("uploading", ())
+    requested = [each for each in uploading if each.get("request_seconds")]
+    if requested:
+        size = size_text(sum(each["under_way"] for each in requested))
+        oldest = seconds_text(max(each["request_seconds"] for each in requested))
+        yield f"of these {count_text(len(requested), 'file')}, {size} in flight, the oldest request for {oldest}"
     if rate and status.get("pending_bytes"):
         yield f"{size_text(rate)}/s{left_text(status.get('seconds_left'))}"
-    uploading = status.get("uploading", ())
     for each in uploading[:MAX_LINES]:
         under_way = f", {size_text(each['under_way'])} in flight" if each.get("under_way") else ""
         yield f"{each['path']}: {size_text(each['sent'])} of {size_text(each['bytes'])} sent{under_way}"
@@ -237,24 +226,15 @@ def upload_lines(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"and {count_text(len(uploading) - MAX_LINES, 'other file')}"
 
 
-def _requested_text(status: Mapping[str, Any]) -> str:
-    """Return the files and bytes of requests in flight."""
-    words = (
-        f"{count_text(status['requested_files'], 'file')}, {size_text(status['requested_bytes'])} in flight"
-    )
-    seconds = status.get("requested_seconds", 0)
-    return words + (f", the oldest request for {seconds_text(seconds)}" if seconds else "")
-
-
 # ---- rates
 
 
 def rate_lines(rates: Mapping[str, Any]) -> Iterator[str]:
     """Yield the rates of the last minute: reads by where the bytes were, the traffic with the bucket, requests."""
-    if rates["read_bytes_per_second"]:
-        places = [(name, rates[f"{name}_bytes_per_second"]) for name in _SOURCES]
-        yield f"read {size_text(rates['read_bytes_per_second'])}/s, " + ", ".join(
-            f"from {name} {size_text(rate)}/s" for name, rate in places if rate
+    places = {name: rates[f"{name}_bytes_per_second"] for name in _SOURCES}
+    if any(places.values()):
+        yield f"read {size_text(sum(places.values()))}/s, " + ", ".join(
+            f"from {name} {size_text(rate)}/s" for name, rate in places.items() if rate
         )
     else:
         yield "no reads"
@@ -266,27 +246,23 @@ def rate_lines(rates: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _day_lines(requests: Mapping[str, Any]) -> Iterator[str]:
+def _day_lines(costs: Mapping[str, Any]) -> Iterator[str]:
     """Yield the requests of a day at the present rate, with their cost where the prices are known."""
-    if requests.get("rate_seconds", 0.0) < _RATE_SECONDS or not (
-        requests["class_a_per_day"] or requests["class_b_per_day"]
-    ):
+    if costs.get("rate_seconds", 0.0) < _RATE_SECONDS:
         return
+    class_a, class_b = costs["class_a_per_day"], costs["class_b_per_day"]
     words = (
-        f"at the rate of the last {seconds_text(requests['rate_seconds'])}: class A {requests['class_a_per_day']}, "
-        f"class B {requests['class_b_per_day']}"
+        f"at the rate of the last {seconds_text(costs['rate_seconds'])}: class A {class_a}, class B {class_b}"
     )
-    if requests["dollars_per_day"] is None:
-        yield words
+    if not costs["prices"]:
+        yield from [words] if class_a or class_b else ()
         return
-    kinds = requests["dollars_per_day_by_kind"].items()
+    kinds = costs["dollars_per_day_by_kind"].items()
     parts = ", ".join(
-        f"{_VERBS.get(kind, kind)} {dollars:.2f}" for kind, dollars in kinds if dollars >= _CENT
+        f"{REQUEST_VERBS.get(kind, kind)} {dollars:.2f}" for kind, dollars in kinds if dollars >= _CENT
     )
-    yield (
-        f"about ${requests['dollars_per_day']:.2f}{f' ({parts})' if parts else ''} {words}; "
-        f"{requests.get('prices', '')}"
-    )
+    if class_a or class_b:
+        yield f"about ${costs['dollars_per_day']:.2f}{f' ({parts})' if parts else ''} {words}; {costs['prices']}"
 
 
 # ---- how it is set up
@@ -298,10 +274,11 @@ _ENDS = "the mount ends with its daemon, and open files fail: it has no keeper"
 def _mount(status: Mapping[str, Any]) -> Iterator[Row]:
     if status.get("state", "ok") != "ok":
         yield "state", str(status["state"])
-    mode = "read-only" if status.get("read_only") else "read-write"
+    options = status.get("options", {})
+    mode = "read-only" if options.get("read_only") else "read-write"
     up = seconds_text(float(status.get("uptime_seconds", 0)))
     yield "mount", f"{status.get('source')} at {status.get('mountpoint')}, {mode}"
-    served = f", FUSE library {status['fuse_library']}" if status.get("fuse_library") else ""
+    served = f", FUSE library {options['fuse_library']}" if options else ""
     yield "daemon", f"fusecache {status.get('version')}, pid {status.get('pid')}, up for {up}{served}"
     if "outlives_daemon" in status:
         yield "if it dies", _OUTLIVES if status["outlives_daemon"] else _ENDS
@@ -319,22 +296,19 @@ def _cache_lines(cache: Mapping[str, Any]) -> Iterator[str]:
         limit = usable_bytes(cache)
         share = f" ({cache['used_bytes'] / limit:.0%})" if limit else ""
         waiting = f", not uploaded {size_text(cache['staging_bytes'])}" if cache["staging_bytes"] else ""
-        yield (
-            f"{size_text(cache['used_bytes'])} of {size_text(limit)}{share}{short_text(cache)}{waiting}; "
-            f"{cache['buffers_in_use']} of {cache['buffers']} buffers in use"
-        )
+        yield (f"{size_text(cache['used_bytes'])} of {size_text(limit)}{share}{short_text(cache)}{waiting}")
 
 
 # ---- since the start
 
 
-def _count_lines(requests: Mapping[str, Any], cache: Mapping[str, Any]) -> Iterator[str]:
+def _count_lines(status: Mapping[str, Any]) -> Iterator[str]:
+    cache, requests, costs = (status.get(name, {}) for name in ("cache", "requests", "costs"))
     reads = cache["hits"] + cache["misses"] if cache else 0
     if reads:
-        yield (
-            f"{count_text(reads, 'read')}, {size_text(cache['bytes_read'])}; hits {cache['hits'] / reads:.1%}; "
-            f"p50 {seconds_text(cache['latency_p50_seconds'])}, p99 {seconds_text(cache['latency_p99_seconds'])}"
-        )
+        size = size_text(sum(cache["bytes_from"].values()))
+        times = _times_text(status["call_times"]["read"])
+        yield f"{count_text(reads, 'read')}, {size}; hits {cache['hits'] / reads:.1%}; {times}"
     if cache:
         causes = [
             f"{_CAUSES.get(name, name)} {size_text(size)}"
@@ -348,17 +322,17 @@ def _count_lines(requests: Mapping[str, Any], cache: Mapping[str, Any]) -> Itera
         if waited:
             waited.sort(key=lambda row: -row[1])
             yield "waited for " + ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in waited)
-    made = [f"{verb} {requests[name]}" for name, verb in _VERBS.items() if requests.get(name)]
+    made = [f"{verb} {requests[name]}" for name, verb in REQUEST_VERBS.items() if requests.get(name)]
     if made:
-        dollars = requests.get("dollars")
-        cost = "" if dollars is None else f": about ${dollars:.4f}; {requests.get('prices', '')}"
+        cost = f": about ${costs['dollars']:.4f}; {costs['prices']}" if costs.get("prices") else ""
         yield f"{', '.join(made)}{cost}"
-    if cache.get("first_byte_p50_seconds"):
-        yield (
-            f"first byte of a GET: p50 {seconds_text(cache['first_byte_p50_seconds'])}, "
-            f"p99 {seconds_text(cache['first_byte_p99_seconds'])}"
-        )
-    yield from error_count_lines(cache)
+    if gets := status.get("request_times", {}).get("get"):
+        yield f"time of a GET: {_times_text(gets)}"
+    yield from event_lines({**status, **cache})
+
+
+def _times_text(times: Mapping[str, Any]) -> str:
+    return f"p50 {seconds_text(times['p50_seconds'])}, p99 {seconds_text(times['p99_seconds'])}"
 
 
 # ---- warm-ups and hints
@@ -404,10 +378,6 @@ def _hints(hints: Mapping[str, Any]) -> Iterator[Row]:
             yield "", ", ".join(words)
     if len(jobs) > MAX_LINES:
         yield "", f"and {count_text(len(jobs) - MAX_LINES, 'job')} more"
-    if hints.get("predicted_stalls"):
-        yield "", f"{count_text(hints['predicted_stalls'], 'request')} in flight will arrive too late"
-    if hints.get("forgotten_jobs"):
-        yield ("" if jobs else "hints"), f"{count_text(hints['forgotten_jobs'], 'silent job')} expired"
 
 
 def warm_text(job: Mapping[str, Any]) -> str:

@@ -59,24 +59,21 @@ def screen_text(lines: Sequence[str], columns: int, rows: int) -> str:
     return "\x1b[H" + "\x1b[K\r\n".join(shown) + "\x1b[K\x1b[J"
 
 
-def _rates(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _rates(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the rates between two statuses, with the keys of a status's own."""
     seconds = status["uptime_seconds"] - before["uptime_seconds"] if before else 0.0
     if before is None or before["pid"] != status["pid"] or seconds <= 0:
-        rates: Mapping[str, Any] = status["rates"]
-        return rates
+        return dict(status["rates"])
     now, then = _totals(status), _totals(before)
-    return {f"{name}_per_second": max(0, now[name] - then[name]) / seconds for name in now}
+    rates = {f"{name}_per_second": max(0, now[name] - then[name]) / seconds for name in now}
+    return {**rates, "sent_bytes_per_second": status["upload_bytes_per_second"]}
 
 
 def _totals(status: Mapping[str, Any]) -> dict[str, int]:
-    cache, requests = status["cache"], status["requests"]
     return {
-        "read_bytes": cache["bytes_read"],
-        **{f"{source}_bytes": nbytes for source, nbytes in cache["bytes_from"].items()},
-        "fetched_bytes": requests["bytes_read"],
-        "sent_bytes": requests["bytes_sent"],
-        "requests": sum(requests[kind] for kind in ("class_a", "class_b", "deletes", "aborts")),
+        **{f"{source}_bytes": nbytes for source, nbytes in status["cache"]["bytes_from"].items()},
+        "fetched_bytes": status["received_bytes"],
+        "requests": sum(status["requests"].values()),
     }
 
 
@@ -84,11 +81,9 @@ def _cache_text(status: Mapping[str, Any]) -> str:
     cache = status["cache"]
     words = [f"cache {size_text(cache['used_bytes'])} of {size_text(usable_bytes(cache))}"]
     words.append(f"only here: {next(only_here_lines(status)).partition(':')[0]}")
-    if cache["waiting_reads"]:
-        waiting = count_text(cache["waiting_reads"], "read")
-        words.append(
-            f"{waiting} waiting for the bucket, the longest for {seconds_text(cache['longest_wait_seconds'])}"
-        )
+    if reads := status["reads_waiting"]["reads"]:
+        longest = seconds_text(status["reads_waiting"]["seconds"])
+        words.append(f"{count_text(reads, 'read')} waiting for the bucket, the longest for {longest}")
     return "; ".join(words)
 
 
@@ -164,7 +159,7 @@ class MountWatch:
         while not self._stopped.is_set():
             try:
                 status = status_of(self._point)
-                if "rates" not in status:
+                if "reads_waiting" not in status:
                     raise MountError(
                         f"its daemon is fusecache {status['version']}, too old for top: mount it again"
                     )

@@ -195,7 +195,6 @@ class Evictor:
                 return 0
             gone, deletable = await self._remove_rows(victims)
         await self._free(victims, gone, deletable)
-        self._counters.evicted_blocks += len(victims)
         self._counters.evicted_bytes += gone.size
         return gone.size
 

@@ -127,8 +127,6 @@ class FetchTasks:
             self._running[FetchSource.NETWORK] -= 1
             self.last_get_at = trio.current_time()
             self._stalls.end(fetch)
-        if fetch.first_byte_seconds is not None:
-            self._counters.first_byte.count(fetch.first_byte_seconds)
         self._counters.bytes_by_cause[fetch.cause.name.lower()] += fetch.received
         if fetch.received == length:
             buffer.valid |= fetch.mask

@@ -4,7 +4,7 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from fusecache.engine.cache.buffer_pool import BufferPool
@@ -24,15 +24,14 @@ class ReadSource(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
-    """The cache at one moment. Counts since the start; sizes in bytes, times in seconds.
+    """The cache at one moment: counts since the start, sizes in bytes, times in seconds.
 
     hits: reads answered without waiting for the bucket. bytes_read: by readers; bytes_from: of these, by ReadSource.
     bytes_by_cause: fetched for demand, hint, readahead.
     wait_seconds: time that readers waited, summed over readers, by source or queue; read-ahead has no waiter.
     waiting_reads: reads that wait for the bucket now; longest_wait_seconds: of the longest of them.
     uncached: fetches that could not be stored on disk; not_admitted: not worth evicting other blocks.
-    stalls: requests that were silent and were aborted, to retry on another connection. latency: of `read` as a whole;
-    first_byte: of a GET, until the first piece of its body.
+    stalls: requests that were silent and were aborted, to retry on another connection. latency: of `read` as a whole.
     """
 
     hits: int
@@ -44,7 +43,6 @@ class CacheStatistics:
     wait_seconds: dict[str, float]
     waiting_reads: int
     longest_wait_seconds: float
-    evicted_blocks: int
     evicted_bytes: int
     used_bytes: int
     reserved_bytes: int
@@ -59,15 +57,17 @@ class CacheStatistics:
     not_admitted: int
     stalls: int
     latency: Latency
-    first_byte: Latency
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form: all fields as plain values, each percentile under a name of its own."""
-        plain = asdict(self)
-        for name in ("latency", "first_byte"):
-            facts = plain.pop(name)
-            plain |= {f"{name}_{fact}": facts[fact] for fact in ("p50_seconds", "p99_seconds")}
-        return plain
+        """Return what a status shows, as plain values."""
+        facts = {name: getattr(self, name) for name in _SHOWN}
+        return {**facts, "used_bytes": self.used_bytes + self.reserved_bytes}
+
+
+_SHOWN = (
+    "hits", "misses", "bytes_by_cause", "bytes_from", "wait_seconds", "evicted_bytes", "staging_bytes", "limit_bytes",
+    "disk_errors", "checksum_failures", "uncached", "stalls",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -78,7 +78,6 @@ class Counters:
     misses: int = 0
     requests: int = 0
     bytes_from: Counter[ReadSource] = field(default_factory=Counter)
-    evicted_blocks: int = 0
     evicted_bytes: int = 0
     errors: int = 0
     disk_errors: int = 0
@@ -94,7 +93,6 @@ class Counters:
     waiting: dict[int, float] = field(default_factory=dict)
     waits: int = 0
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
-    first_byte: LatencyHistogram = field(default_factory=LatencyHistogram)
 
     def begin_wait(self, now: float) -> int:
         """A reader starts to wait for the bucket. Returns its key in `waiting`, which the caller removes."""
@@ -124,7 +122,6 @@ class Counters:
             wait_seconds=dict(self.wait_seconds),
             waiting_reads=len(self.waiting),
             longest_wait_seconds=now - began if began is not None else 0.0,
-            evicted_blocks=self.evicted_blocks,
             evicted_bytes=self.evicted_bytes,
             used_bytes=ledger.cache_bytes,
             reserved_bytes=ledger.reserved_bytes,
@@ -139,5 +136,4 @@ class Counters:
             not_admitted=self.not_admitted,
             stalls=self.stalls,
             latency=self.latency.latency(),
-            first_byte=self.first_byte.latency(),
         )

@@ -71,8 +71,6 @@ class RecentRates:
     def _totals(self) -> dict[str, int]:
         read, made = self._cache.statistics(), self._store.statistics()
         return {
-            "reads": read.hits + read.misses,
-            "read_bytes": read.bytes_read,
             **{f"{source}_bytes": nbytes for source, nbytes in read.bytes_from.items()},
             "fetched_bytes": made.bytes_read,
             "sent_bytes": made.bytes_sent,
@@ -86,7 +84,7 @@ class RecentRates:
             self._sample(now)
         rates = {f"{name}_per_second": round(meter.per_second(), 3) for name, meter in self._meters.items()}
         return {
-            "rates": {"seconds": round(self._meters["reads"].span_seconds, 1), **rates},
+            "rates": {"seconds": round(self._meters["requests"].span_seconds, 1), **rates},
             "busy_files": [
                 {"path": self._tree.path(node), "read_bytes_per_second": round(pace)}
                 for number, pace in self.files.rates(now)

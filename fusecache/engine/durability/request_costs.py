@@ -1,5 +1,6 @@
 """What the mount's requests cost, in all and for a day at the present rate, if the store's prices are known."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import trio
@@ -12,7 +13,6 @@ from fusecache.remote.store import Store
 WINDOW_SECONDS = 300.0
 _SAMPLE_SECONDS = 5.0
 _DAY_SECONDS = 86_400
-_KINDS = ("lists", "writes", "heads", "gets")
 
 
 class RequestCosts:
@@ -21,8 +21,7 @@ class RequestCosts:
     def __init__(self, store: Store, prices: Prices | None) -> None:
         self._store = store
         self._prices = prices
-        self._class_a, self._class_b = RateMeter(WINDOW_SECONDS), RateMeter(WINDOW_SECONDS)
-        self._dollars = {kind: RateMeter(WINDOW_SECONDS) for kind in _KINDS}
+        self._meters = {kind: RateMeter(WINDOW_SECONDS) for kind in ("lists", "writes", "heads", "gets")}
 
     async def run(self) -> None:
         """Sample the counters until cancelled."""
@@ -31,39 +30,43 @@ class RequestCosts:
             await trio.sleep(_SAMPLE_SECONDS)
 
     def _sample(self) -> None:
-        now, counts = trio.current_time(), self._store.statistics()
-        self._class_a.record(now, counts.class_a)
-        self._class_b.record(now, counts.class_b)
-        for kind, dollars in counts.dollars_by_kind(self._prices).items() if self._prices else ():
-            self._dollars[kind].record(now, dollars)
+        now = trio.current_time()
+        for kind, count in self._counts().items():
+            self._meters[kind].record(now, count)
+
+    def _counts(self) -> dict[str, int]:
+        made = self._store.statistics()
+        return {
+            "lists": made.lists,
+            "writes": made.class_a - made.lists,
+            "heads": made.heads,
+            "gets": made.gets,
+        }
 
     def statistics(self) -> dict[str, Any]:
-        """Return the counts by class, their cost in dollars, and both for a day at the present rate.
+        """Return the cost of all requests in dollars, and the counts and the cost of a day at the present rate.
 
         dollars_per_day_by_kind: of LISTs, the other requests of class A, HEADs and GETs. rate_seconds: how long the
         rate was measured. Dollars are None, and prices is "", if the prices are unknown.
         """
-        counts = self._store.statistics()
+        a_day = {kind: meter.per_second() * _DAY_SECONDS for kind, meter in self._meters.items()}
+        made, by_kind = self._dollars(self._counts()), self._dollars(a_day)
         return {
-            "class_a": counts.class_a,
-            "class_b": counts.class_b,
-            "class_a_per_day": round(self._class_a.per_second() * _DAY_SECONDS),
-            "class_b_per_day": round(self._class_b.per_second() * _DAY_SECONDS),
-            "rate_seconds": round(self._class_a.span_seconds, 1),
+            "class_a_per_day": round(a_day["lists"] + a_day["writes"]),
+            "class_b_per_day": round(a_day["heads"] + a_day["gets"]),
+            "rate_seconds": round(self._meters["gets"].span_seconds, 1),
             "prices": self._prices.name if self._prices else "",
-            **self._costs(),
+            "dollars": made and round(sum(made.values()), 6),
+            "dollars_per_day": by_kind and round(sum(by_kind.values()), 6),
+            "dollars_per_day_by_kind": by_kind,
         }
 
-    def _costs(self) -> dict[str, Any]:
+    def _dollars(self, counts: Mapping[str, float]) -> dict[str, float] | None:
+        """Return what requests cost, by kind; None if the prices are unknown."""
         if self._prices is None:
-            return {
-                "dollars": None,
-                "dollars_per_day": None,
-                "dollars_per_day_by_kind": dict.fromkeys(_KINDS),
-            }
-        by_kind = {kind: meter.per_second() * _DAY_SECONDS for kind, meter in self._dollars.items()}
+            return None
+        prices = {"lists": self._prices.class_a, "writes": self._prices.class_a}
         return {
-            "dollars": round(sum(self._store.statistics().dollars_by_kind(self._prices).values()), 6),
-            "dollars_per_day": round(sum(by_kind.values()), 6),
-            "dollars_per_day_by_kind": {kind: round(dollars, 6) for kind, dollars in by_kind.items()},
+            kind: round(count * prices.get(kind, self._prices.class_b) / 1e6, 6)
+            for kind, count in counts.items()
         }

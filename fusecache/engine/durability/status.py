@@ -25,7 +25,7 @@ from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.conflict_log import ConflictLog
 from fusecache.engine.writeback.queue import WritebackQueue
-from fusecache.model.errors import Damaged, LocalDiskError, NotFound, Throttled, Unavailable
+from fusecache.model.errors import NotFound, Throttled, Unavailable
 from fusecache.model.format_text import (
     PERSONS,
     changes_text,
@@ -51,8 +51,7 @@ class Pending:
     files: queued changes. Of these, contents are files with their bytes, and deferred are removals that wait on
     purpose, for deferred_seconds at most; the others change names. left_bytes: bytes not sent yet. oldest_seconds: age
     of the oldest change, deferred ones not counted. uploading: at most NAMED uploads; failing: at most NAMED changes
-    that an error blocks. requested_files, requested_bytes: in requests without an answer yet; requested_seconds: age
-    of the oldest such request.
+    that an error blocks.
     """
 
     files: int = 0
@@ -64,9 +63,6 @@ class Pending:
     deferred_seconds: float = 0.0
     uploading: tuple[FileVersion, ...] = ()
     failing: tuple[QueuedChange, ...] = ()
-    requested_files: int = 0
-    requested_bytes: int = 0
-    requested_seconds: float = 0.0
 
 
 class PendingCounter:
@@ -76,8 +72,7 @@ class PendingCounter:
         """deferred_seconds: for how long a change stays deferred, 0 if it is not."""
         self._deferred_seconds = deferred_seconds
         self._files = self._contents = self._bytes = self._sent = self._deferred = 0
-        self._requested_files = self._requested_bytes = 0
-        self._oldest = self._requested_seconds = self._longest_deferred = 0.0
+        self._oldest = self._longest_deferred = 0.0
         self._now, self._wall = trio.current_time(), time.time()
         self._uploading: list[FileVersion] = []
         self._failing: list[QueuedChange] = []
@@ -91,8 +86,8 @@ class PendingCounter:
                 self._bytes += item.size
                 self._sent += item.moved_bytes
                 age = _age(item, self._now, self._wall)
-                if item.in_flight or item.record.upload_id:
-                    self._add_uploading(item)
+                if (item.in_flight or item.record.upload_id) and len(self._uploading) < NAMED:
+                    self._uploading.append(item)
             elif (seconds := self._deferred_seconds(item)) > 0:
                 self._deferred += 1
                 self._longest_deferred = max(self._longest_deferred, seconds)
@@ -103,17 +98,6 @@ class PendingCounter:
             if item.error is not None and len(self._failing) < NAMED:
                 self._failing.append(item)
         return self
-
-    def _add_uploading(self, item: FileVersion) -> None:
-        if len(self._uploading) < NAMED:
-            self._uploading.append(item)
-        self._requested_bytes += item.bytes_under_way
-        requests = item.upload.requests
-        if requests:
-            self._requested_files += 1
-            self._requested_seconds = max(
-                self._requested_seconds, self._now - min(each.since for each in requests)
-            )
 
     def pending(self) -> Pending:
         """Return the sums."""
@@ -127,9 +111,6 @@ class PendingCounter:
             deferred_seconds=self._longest_deferred,
             uploading=tuple(self._uploading),
             failing=tuple(self._failing),
-            requested_files=self._requested_files,
-            requested_bytes=self._requested_bytes,
-            requested_seconds=self._requested_seconds,
         )
 
 
@@ -283,8 +264,7 @@ class QueueStatus:
         dirty = self._dirty("")
         dirty_bytes = sum(version.size for version in dirty)
         rejected = self._publisher.rejected
-        rejected_sizes = [item.size for item in rejected if isinstance(item, FileVersion)]
-        unreadable = [item for item in rejected if isinstance(item.error, (LocalDiskError, Damaged))]
+        rejected_bytes = sum(item.size for item in rejected if isinstance(item, FileVersion))
         rate = self._rate_of()
         left = None if self._publisher.failure is not None else seconds_left(pending.left_bytes, rate)
         conflicts = list(self._conflict_log.open())
@@ -295,18 +275,15 @@ class QueueStatus:
             "dirty_files": len(dirty),
             "dirty_bytes": dirty_bytes,
             # Bytes that only this node holds, for whatever reason; quarantined bytes are counted apart.
-            "exposed_bytes": pending.bytes + dirty_bytes + sum(rejected_sizes) + local_bytes,
+            "exposed_bytes": pending.bytes + dirty_bytes + rejected_bytes + local_bytes,
             "upload_bytes_per_second": round(rate),
             "seconds_left": None if left is None else round(left, 1),
             "local_only_files": len(local),
             "local_only_bytes": local_bytes,
-            "local_only": [self._tree.relative(each.record.key) for each in local[:NAMED]],
             "waiting_for": str(self._publisher.failure) if self._publisher.failure else "",
             "waiting_code": code_of(self._publisher.failure) if self._publisher.failure else "",
-            "rejected": [self._tree.relative(item.changed_keys()[-1]) for item in rejected[-NAMED:]],
+            "rejected": [self._error_details(item) for item in rejected[-NAMED:]],
             "rejected_files": len(rejected),
-            "rejected_contents": len(rejected_sizes) - len(unreadable),
-            "unreadable_files": len(unreadable),
             "conflicts": [self._conflict_details(each) for each in conflicts[-NAMED:]],
             "conflict_files": len(conflicts),
             "shortages": self._enospc_log.facts(),
@@ -320,6 +297,7 @@ class QueueStatus:
         left = None if failing is not None else seconds_left(pending.left_bytes, self._rate_of())
         return {
             **_counts(pending),
+            "left_bytes": pending.left_bytes,
             "seconds_left": left,
             "waiting_for": str(failing) if failing is not None and pending.files else "",
             "uploading": [
@@ -426,19 +404,19 @@ class QueueStatus:
         return {
             **_counts(pending),
             "oldest_pending_seconds": round(pending.oldest_seconds, 3),
-            "requested_files": pending.requested_files,
-            "requested_bytes": pending.requested_bytes,
-            "requested_seconds": round(pending.requested_seconds, 3),
-            "uploading": [
-                {
-                    "path": self._name_of(item),
-                    "bytes": item.size,
-                    "sent": item.moved_bytes,
-                    "under_way": item.bytes_under_way,
-                }
-                for item in pending.uploading
-            ],
+            "uploading": [self._upload_details(item) for item in pending.uploading],
             "waiting": [self._error_details(item) for item in pending.failing],
+        }
+
+    def _upload_details(self, item: FileVersion) -> dict[str, Any]:
+        now = trio.current_time()
+        oldest = min((each.since for each in item.upload.requests), default=now)
+        return {
+            "path": self._name_of(item),
+            "bytes": item.size,
+            "sent": item.moved_bytes,
+            "under_way": item.bytes_under_way,
+            "request_seconds": round(now - oldest, 3),
         }
 
     def _error_details(self, item: QueuedChange) -> dict[str, str]:
@@ -540,7 +518,6 @@ def _counts(pending: Pending) -> dict[str, Any]:
         "pending_files": pending.files,
         "pending_contents": pending.contents,
         "pending_bytes": pending.bytes,
-        "left_bytes": pending.left_bytes,
         "deferred_files": pending.deferred,
         "deferred_seconds": round(pending.deferred_seconds, 1),
     }

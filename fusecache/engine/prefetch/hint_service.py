@@ -187,12 +187,7 @@ class HintService:
 
     def statistics(self) -> dict[str, Any]:
         """Return the hints of all jobs and their effect, as plain values."""
-        return {
-            "jobs": [self._job_as_dict(job) for job in self._timeline.jobs.values()],
-            "predicted_stalls": self._prefetcher.predicted_stalls(),
-            "exact_bytes": self._cache.range_cache.held_bytes,
-            "forgotten_jobs": self._timeline.forgotten,
-        }
+        return {"jobs": [self._job_as_dict(job) for job in self._timeline.jobs.values()]}
 
     def as_dict(self, job: str) -> dict[str, Any]:
         """Return the hints of one job and their effect. Raises NotFound."""

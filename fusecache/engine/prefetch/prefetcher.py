@@ -29,8 +29,7 @@ from fusecache.engine.prefetch.plan_index import PlanIndex, PlannedRead
 from fusecache.engine.prefetch.timeline import Job, Timeline
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.model.errors import FusecacheError, InternalError, NoSpace, RemoteError
-from fusecache.policy.cache.prefetch_horizon import JobFront, choose_front, lead_bytes, stalls
-from fusecache.policy.rate_meter import RateMeter
+from fusecache.policy.cache.prefetch_horizon import JobFront, choose_front, lead_bytes
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +53,9 @@ _NOW = 1e-6
 
 @dataclass(eq=False, slots=True)
 class _PieceInFlight:
-    """A piece in flight. deadline: in seconds of the loop's clock; is_urgent: the job cannot begin without it."""
+    """A piece in flight. is_urgent: the job cannot begin without it."""
 
     planned: PlannedRead
-    deadline: float
     nbytes: int
     is_urgent: bool
 
@@ -83,8 +81,6 @@ class Prefetcher:
         self._unread: deque[tuple[CachedRange, float]] = deque()
         self._handed_out_until = -math.inf
         self._large = self._small = 0
-        self._fetched_bytes = 0
-        self._rate = RateMeter()
         self._woken = trio.Event()
 
     async def run(self) -> None:
@@ -117,12 +113,6 @@ class Prefetcher:
         """Return how many prefetched bytes a job may have ahead by evicting other bytes."""
         space = self._cache.maintenance.free_space_bytes()
         return lead_bytes(space, job.bytes_per_second, len(self._timeline.running()))
-
-    def predicted_stalls(self) -> int:
-        """Return how many of the pieces in flight will arrive after their step has begun."""
-        now = trio.current_time()
-        deadlines = sorted((fetch.deadline - now, fetch.nbytes) for fetch in self._fetches)
-        return stalls(deadlines, self._rate.per_second())
 
     def fetched(self, plan: PlanIndex) -> int:
         """Return how many extents of a plan, counted from its first, were fetched, or were cached when checked."""
@@ -291,15 +281,13 @@ class Prefetcher:
         assert cursor.handle is not None
         cursor.piece = None
         handle = self._cache.open(cursor.handle.object_id, cursor.handle.size)
-        if not self._fetches:
-            self._rate.reset(trio.current_time(), self._fetched_bytes)
         is_urgent = cursor.is_exact and planned.begins_its_plan
         deadline = trio.current_time() + job.seconds_until(planned.first)
-        fetch = _PieceInFlight(planned, deadline, piece.nbytes, is_urgent)
+        fetch = _PieceInFlight(planned, piece.nbytes, is_urgent)
         self._fetches.add(fetch)
         self._count(piece, 1)
         job.on_fetched(planned, piece.nbytes, trio.current_time())
-        depth = int(max(0.0, fetch.deadline) * 10)  # tenths of a second of the loop's clock
+        depth = int(max(0.0, deadline) * 10)  # tenths of a second of the loop's clock
         if piece.mask:
             transfer = self._fetch_granules(handle, piece, depth)
         else:
@@ -323,7 +311,6 @@ class Prefetcher:
     ) -> None:
         try:
             await transfer()
-            self._fetched_bytes += piece.nbytes
             job.late += job.step > planned.first
         except NoSpace as exc:
             log.debug("prefetched bytes were not cached path=%s error=%s", planned.path, exc)
@@ -332,7 +319,6 @@ class Prefetcher:
         finally:
             self._fetches.discard(fetch)
             self._count(piece, -1)
-            self._rate.record(trio.current_time(), self._fetched_bytes)
             self._cache.close(handle)
             self._woken.set()
 

@@ -192,7 +192,6 @@ class Timeline:
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
-        self.forgotten = 0
 
     # ---- messages of jobs
 
@@ -213,7 +212,6 @@ class Timeline:
             if not ended:
                 raise NotPermitted(f"{name}: {excess}; remove the hint files of jobs that need none any more")
             del self.jobs[ended.pop().name]
-            self.forgotten += 1
         if job is None:
             job = self.jobs[name] = Job(name, now, step_rate=StepRate(step=plan.plan.step, since=now))
             job.step = plan.plan.step
@@ -271,7 +269,6 @@ class Timeline:
         silent = [name for name, job in self.jobs.items() if now - job.last_message_at >= SILENT_SECONDS]
         for name in silent:
             del self.jobs[name]
-        self.forgotten += len(silent)
         return silent
 
     # ---- queries

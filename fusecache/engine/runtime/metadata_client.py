@@ -27,6 +27,7 @@ from fusecache.model.errors import (
 )
 from fusecache.model.objects import ObjectInfo
 from fusecache.policy.backoff import RequestLimit, backoff_seconds
+from fusecache.policy.bucket_health import BucketHealth
 from fusecache.remote.store import Store
 
 P = ParamSpec("P")
@@ -96,10 +97,12 @@ class MetadataClient:
         on_granted: Callable[[], None] = _ignore,
         prefix: str = "",
         writes_by_other_keys: bool = False,
+        health: BucketHealth | None = None,
     ) -> None:
         """limit: shared with the reads; as many metadata requests may be in flight beside them.
 
         prefix: the mount's, of every object key. writes_by_other_keys: writes use other credentials than reads.
+        health: what the store records of its requests, too; None: it records nothing.
         on_unresponsive: a request got no answer in time, or the keys are refused for everything. on_granted: refused
         keys are accepted again, so that what backs off may retry; not called after an outage.
         """
@@ -112,9 +115,7 @@ class MetadataClient:
         self._slots = trio.CapacityLimiter(limit.limit)
         # Scopes of callers that wait: each answer to any request extends their deadlines.
         self._deadline_scopes: set[trio.CancelScope] = set()
-        self._unresponsive_since: float | None = None
-        self._refused_since: float | None = None
-        self._refusal: RemoteError | None = None
+        self.health = health or BucketHealth(trio.current_time)
         self._credentials_checked_at = float("-inf")
         self._credentials_lock = trio.Lock()
         self._tell_unresponsive, self._tell_granted = on_unresponsive, on_granted
@@ -122,22 +123,17 @@ class MetadataClient:
     @property
     def is_unresponsive(self) -> bool:
         """Whether the last request got no answer, or one is overdue now."""
-        return self._unresponsive_since is not None
-
-    @property
-    def unresponsive_seconds(self) -> float:
-        """How long the bucket has been unresponsive; 0 if it is not."""
-        return 0.0 if self._unresponsive_since is None else trio.current_time() - self._unresponsive_since
+        return self.health.is_silent
 
     @property
     def refused_seconds(self) -> float:
         """How long the keys have been refused for every request; 0 if they are not."""
-        return 0.0 if self._refused_since is None else trio.current_time() - self._refused_since
+        return 0.0 if self.health.refusal is None else self.health.refused_seconds(has_writes=False)
 
     @property
     def refusal_of_writes(self) -> RemoteError | None:
         """The refusal of the keys by which writes are sent, if it is known from reads."""
-        return None if self._writes_by_other_keys else self._refusal
+        return None if self._writes_by_other_keys else self.health.refusal
 
     async def wait_for(self, request: SharedRequest) -> None:
         """Return at a request's next announcement, or after SILENT_SECONDS without one.
@@ -167,18 +163,17 @@ class MetadataClient:
                 self._deadline_scopes.discard(scope)
         if scope.cancelled_caught:
             self._on_unresponsive(seconds)
-            if self._refusal is not None:
-                raise self._refused(self._refusal)
-            raise Unavailable(f"the bucket has not answered for {self.unresponsive_seconds:.0f} s")
+            if self.health.refusal is not None:
+                raise self._refused(self.health.refusal)
+            raise Unavailable(f"the bucket has not answered for {self.health.silent_seconds:.0f} s")
 
     def _on_unresponsive(self, seconds: float = 0.0) -> None:
-        if self._unresponsive_since is None:
-            self._unresponsive_since = trio.current_time() - seconds
+        self.health.on_silence(seconds)
         self._tell_unresponsive()
 
     def _on_success(self) -> None:
-        was_refused = self._refusal is not None
-        self._unresponsive_since = self._refused_since = self._refusal = None
+        was_refused = self.health.refusal is not None
+        self.health.on_answer()
         if was_refused:
             self._tell_granted()
 
@@ -186,14 +181,14 @@ class MetadataClient:
         """The mount starts without the bucket: serve what is known, without waiting for a first failure."""
         self._on_unresponsive()
         if isinstance(error, AccessDenied | CredentialsMissing):
-            self._refusal, self._refused_since = error, trio.current_time()
+            self.health.on_refused(error)
 
     def on_write_accepted(self) -> None:
         """The bucket accepted a write. If writes use the same keys, these are no longer refused.
 
         It says nothing about unanswered LIST and HEAD requests: without a refusal, nothing changes.
         """
-        if self._refusal is not None and not self._writes_by_other_keys:
+        if self.health.refusal is not None and not self._writes_by_other_keys:
             self._on_success()
 
     async def call(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -207,11 +202,11 @@ class MetadataClient:
     async def _retry_call(self, call: Callable[[], T]) -> T:
         """Retry until there is an answer, or a permanent error."""
         if (
-            self._refusal is not None
+            self.health.refusal is not None
             and self._are_credentials_checked()
             and self.refused_seconds > DENIED_SECONDS
         ):
-            raise self._refused(self._refusal)
+            raise self._refused(self.health.refusal)
         began = trio.current_time()
         attempt = missing = 0
         while True:
@@ -231,7 +226,7 @@ class MetadataClient:
                 elif isinstance(exc, BucketMissing):
                     # It says nothing about any name: serve stale.
                     self._on_unresponsive()
-                    deadline = min(began, trio.current_time() - self.unresponsive_seconds) + DENIED_SECONDS
+                    deadline = min(began, trio.current_time() - self.health.silent_seconds) + DENIED_SECONDS
                 else:
                     await self._check_credentials()
                     deadline = min(began, trio.current_time() - self.refused_seconds) + DENIED_SECONDS
@@ -255,10 +250,8 @@ class MetadataClient:
         try:
             await self._call_once(partial(self.store.list_page, self._prefix, limit=1))
         except (AccessDenied, CredentialsMissing) as exc:
-            self._refusal = exc
-            if self._refused_since is None:
-                self._refused_since = trio.current_time()
-            self._on_unresponsive()
+            self.health.on_refused(exc)
+            self._tell_unresponsive()
         except FusecacheError:
             self._on_unresponsive()
         else:

@@ -115,20 +115,6 @@ def observe_step(rate: StepRate, step: int, now: float) -> StepRate:
     return StepRate(new, step, now)
 
 
-def stalls(deadlines: Sequence[tuple[float, int]], bytes_per_second: float) -> int:
-    """Return how many fetches will end too late; 0 while the rate is unknown.
-
-    deadlines: (seconds from now, bytes), in the order of fetching.
-    """
-    if bytes_per_second <= 0:
-        return 0
-    late, ahead = 0, 0
-    for seconds, nbytes in deadlines:
-        ahead += nbytes
-        late += ahead / bytes_per_second > seconds
-    return late
-
-
 @dataclass(slots=True)
 class ReadSteps:
     """The step of a job, estimated from the planned steps of its reads.

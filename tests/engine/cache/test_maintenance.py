@@ -366,7 +366,6 @@ async def test_nobody_waited_for_what_was_read_ahead_or_warmed(tmp_path: Path) -
         await fill_all(cache, object_id, len(data))
         waited = cache.statistics().wait_seconds
         assert waited["network"] == waited["queue"] == 0
-        assert cache.statistics().first_byte.p50_seconds > 0
         other = bucket.put("b", data)
         await read_all(cache, other, len(data))
         assert cache.statistics().wait_seconds["network"] > 0.02

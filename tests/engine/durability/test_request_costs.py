@@ -21,12 +21,12 @@ async def test_daily_cost_follows_the_last_minutes(
         await user.mkdir("run")
         await user.write("run/log", b"1")
         assert await user.drained() == "durable"
-        start = user.fs.statistics()["requests"]
+        start = user.fs.statistics()["requests"]["lists"]
         for _ in range(2 * 1000):
             await user.fs.resolve("run/log")
             await trio.sleep(0.5)
-        polled = user.fs.statistics()["requests"]
-        steady = (polled["class_a"] - start["class_a"]) / 1000 * DAY_SECONDS
+        polled = user.fs.statistics()["costs"]
+        steady = (user.fs.statistics()["requests"]["lists"] - start) / 1000 * DAY_SECONDS
         assert steady > 0
         assert polled["class_a_per_day"] == pytest.approx(steady, rel=0.05)
         assert polled["dollars_per_day"] == pytest.approx(steady * 4.5e-6, rel=0.05)
@@ -34,5 +34,5 @@ async def test_daily_cost_follows_the_last_minutes(
         assert by_kind == {"lists": polled["dollars_per_day"], "writes": 0, "heads": 0, "gets": 0}
         assert polled["rate_seconds"] == pytest.approx(WINDOW_SECONDS, abs=5)
         await trio.sleep(WINDOW_SECONDS + 10)
-        assert user.fs.statistics()["requests"]["dollars_per_day"] == 0
-        assert user.fs.statistics()["requests"]["dollars"] >= polled["dollars"] > 0
+        assert user.fs.statistics()["costs"]["dollars_per_day"] == 0
+        assert user.fs.statistics()["costs"]["dollars"] >= polled["dollars"] > 0

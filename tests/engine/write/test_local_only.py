@@ -41,7 +41,7 @@ async def test_they_are_read_and_written_here_and_never_published(
         await user.close(handle)
         assert await user.read("tmp/file") == b"one two"
         status = user.fs.statistics()
-        assert (status["local_only"], status["local_only_bytes"]) == (["tmp/file"], 7)
+        assert (status["local_only_files"], status["local_only_bytes"]) == (1, 7)
         assert (status["pending_files"], status["dirty_files"]) == (0, 0)
         assert await user.fs.path_state("tmp/file") == "local-only"
         assert user.fs.cache.statistics().staging_bytes == 7

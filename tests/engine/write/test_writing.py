@@ -457,7 +457,7 @@ async def test_bytes_that_the_disk_did_not_keep_are_not_published_and_hold_nobod
     async with running_node(bucket, cache) as user:
         await user.write("broken", b"1")
         assert await user.drained() == "error"
-        assert user.fs.statistics()["rejected"] == ["broken"]
+        assert [each["path"] for each in user.fs.statistics()["rejected"]] == ["broken"]
         await user.write("good", b"2")
         assert (await user.fs.wait_durable("good", 600)).result == "durable"
     assert bucket.shows() == {"good": b"2"}

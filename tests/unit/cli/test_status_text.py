@@ -10,7 +10,6 @@ from fusecache.model.format_text import remedy
 from fusecache.model.verdict import judge
 from fusecache.mount.control_client import ServerProgress
 from fusecache.mount.progress import awaited_text, pending_text
-from tests.unit.cli.test_main import CACHE
 
 MIB = 1 << 20
 MOUNT: dict[str, Any] = {
@@ -89,7 +88,7 @@ def test_keys_that_are_refused_are_renewed_in_one_way_only(source: str) -> None:
     renewal = remedy(AccessDenied("403"), source)
     assert ("unmount --force" in renewal) == (source == "environment")
     assert ("30 s" in renewal) == (source != "environment")
-    status = {**MOUNT, "keys_from": source, "write_keys_from": source}
+    status = {**MOUNT, "keys_from": source}
     waiting = [{"path": "run/a", "cause": "403", "remedy": renewal}]
     shown = status_view({**status, "refused_seconds": 20.0, "waiting": waiting})
     assert shown.count(renewal) == 1
@@ -153,7 +152,7 @@ def test_sync_and_unmount_count_changes_as_status_does() -> None:
 def test_reads_that_wait_for_long_are_a_problem_that_is_named(
     reads: int, seconds: float, words: list[str]
 ) -> None:
-    cache = {**CACHE, "waiting_reads": reads, "longest_wait_seconds": seconds}
-    lines = status_view({**MOUNT, "cache": cache}).splitlines()
+    waiting = {"reads": reads, "seconds": seconds}
+    lines = status_view({**MOUNT, "reads_waiting": waiting}).splitlines()
     said = [line.removeprefix("problems").strip() for line in lines if "for the bucket" in line]
     assert [line.partition(":")[0] for line in said] == words

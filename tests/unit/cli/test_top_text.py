@@ -8,14 +8,17 @@ from tests.unit.cli.test_status_of_hints import JOB
 
 MIB = 1 << 20
 SOURCES = {"memory": 40 * MIB, "disk": 0, "bucket": 20 * MIB}
-REQUESTS = {"bytes_read": 20 * MIB, "bytes_sent": 0, "class_a": 2, "class_b": 12, "deletes": 0, "aborts": 0}
+REQUESTS = {"puts": 2, "gets": 12, "deletes": 0, "aborts": 0}
 STATUS: dict[str, Any] = {
     "pid": 7,
     "source": "s3://bucket/data",
     "verdict": "OK",
     "reasons": [],
     "uptime_seconds": 60.0,
-    "cache": {**CACHE, "bytes_from": SOURCES, "waiting_reads": 0, "longest_wait_seconds": 0.0},
+    "cache": {**CACHE, "bytes_from": SOURCES},
+    "reads_waiting": {"reads": 0, "seconds": 0.0},
+    "received_bytes": 20 * MIB,
+    "upload_bytes_per_second": 0,
     "requests": REQUESTS,
     "rates": RATES,
     "hints": {"jobs": [{**JOB, "ended_seconds": 0.0}]},
@@ -26,8 +29,8 @@ STATUS: dict[str, Any] = {
 
 
 def later(seconds: float, **more: Any) -> dict[str, Any]:
-    cache = {**STATUS["cache"], "bytes_read": 80 * MIB, "bytes_from": {**SOURCES, "disk": 20 * MIB}}
-    requests = {**REQUESTS, "class_b": 32}
+    cache = {**STATUS["cache"], "bytes_from": {**SOURCES, "disk": 20 * MIB}}
+    requests = {**REQUESTS, "gets": 32}
     return {**STATUS, "uptime_seconds": 60.0 + seconds, "cache": cache, "requests": requests, **more}
 
 

@@ -215,11 +215,11 @@ def test_refused_rows_wait_in_memory_for_the_disk(
     for number in range(3):
         listings.put_page(1, 1, page(number), 0, 1000 * number)
     assert len(listings.scan(1, 1, "", 5000)) == 3000
-    assert listings.statistics().memory_bytes > 50_000
+    assert listings.memory_bytes > 50_000
     assert len(caplog.records) == 1
     disk.refuses = False
     listings.put_page(1, 1, page(3), 0, 9000)
-    assert listings.statistics().memory_bytes == 0
+    assert listings.memory_bytes == 0
     assert len(listings.scan(1, 1, "", 5000)) == 4000
 
 
@@ -233,11 +233,13 @@ def test_at_the_bound_the_oldest_listing_is_dropped(
     for directory in range(1, 10):
         listings.put_page(directory, 1, page(0), 0, 1000)
         assert listings.get(directory, 1, "00-0000") is not None
-        assert listings.statistics().memory_bytes <= 150_000
-    with pytest.raises(ListingLost):
-        listings.get(1, 1, "00-0000")
-    assert lost == [(1, 1)]
-    assert listings.statistics().dropped == 9 - 150_000 // len(joined_page(0))
+        assert listings.memory_bytes <= 150_000
+    dropped = 9 - 150_000 // len(joined_page(0))
+    for directory in range(1, dropped + 1):
+        with pytest.raises(ListingLost):
+            listings.get(directory, 1, "00-0000")
+    assert lost == [(directory, 1) for directory in range(1, dropped + 1)]
+    assert listings.get(dropped + 1, 1, "00-0000") is not None
 
 
 def joined_page(number: int) -> bytes:

@@ -7,7 +7,7 @@ from fusecache.model.verdict import ACTION, DEGRADED, OK, judge
 
 def bucket(name: str, **facts: Any) -> dict[str, Any]:
     """Return the row of a bucket, well but for `facts`."""
-    well = {"state": "ok", "denied_seconds": 0, "refused_seconds": 0, "unanswered_seconds": 0}
+    well = {"state": "ok", "refused_seconds": 0, "unanswered_seconds": 0}
     return {"bucket": name, **well, "waiting_for": "", "waiting_code": "", **facts}
 
 
@@ -27,7 +27,7 @@ def test_a_silent_bucket_is_named_once() -> None:
 
 
 def test_refused_keys_of_one_bucket_need_a_person() -> None:
-    ill = bucket("b", state="auth-failed", denied_seconds=100, write_keys_from="environment (B_…)")
+    ill = bucket("b", state="auth-failed", refused_seconds=100, keys_from="environment (B_…)")
     found = judge({"buckets": [bucket("a"), ill]}, {})
     assert found["verdict"] == ACTION
     (reason,) = found["reasons"]

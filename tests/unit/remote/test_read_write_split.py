@@ -10,6 +10,7 @@ from fusecache.model.errors import (
     Unavailable,
 )
 from fusecache.model.objects import KIB
+from fusecache.policy.bucket_health import BucketState
 from fusecache.remote import read_write_split
 from fusecache.remote.protocol.headers import multipart_etag
 from fusecache.remote.protocol.responses import error_of_response
@@ -112,12 +113,9 @@ def test_refused_keys_are_noted_until_something_is_granted(
     monkeypatch.setattr(read_write_split.time, "monotonic", lambda: clock[0])
     store = FaultyStore(bucket)
     remote = ReadWriteSplit(store, store)
-    for method, denial, call in (
-        ("head", remote.reads_denied, lambda: remote.head("a")),
-        ("delete", remote.writes_denied, lambda: remote.delete("b")),
-    ):
+    for method, call in (("head", lambda: remote.head("a")), ("delete", lambda: remote.delete("b"))):
         call()
-        assert denial.seconds() == 0
+        assert remote.health.state is BucketState.ANSWERING
         clock[0] += 45
         store.script(Fault(DENIED, method), Fault(DOWN, method), Fault(DENIED, method))
         store.script(Fault(DENIED, "probe_write", times=2))
@@ -125,9 +123,11 @@ def test_refused_keys_are_noted_until_something_is_granted(
             with pytest.raises(RemoteError):
                 call()
             clock[0] += 45
-        assert denial.seconds() == 135
+        assert remote.health.state is BucketState.REFUSED
+        assert remote.health.refused_seconds(has_writes=True) == 135
+        assert remote.health.refused_seconds(has_writes=False) == (135 if method == "head" else 0)
         call()
-        assert denial.seconds() == 0
+        assert remote.health.state is BucketState.ANSWERING
 
 
 def test_a_missing_object_shows_that_the_keys_are_good(bucket: MemoryStore) -> None:
@@ -135,10 +135,10 @@ def test_a_missing_object_shows_that_the_keys_are_good(bucket: MemoryStore) -> N
     remote = ReadWriteSplit(store, None)
     with pytest.raises(AccessDenied):
         remote.head("a")
-    assert remote.reads_denied.seconds() > 0
+    assert remote.health.reads_refused_since is not None
     with pytest.raises(ObjectMissing):
         remote.head("missing")
-    assert remote.reads_denied.seconds() == 0
+    assert remote.health.reads_refused_since is None
 
 
 def test_a_write_that_is_granted_tells_of_the_reads_if_the_keys_are_the_same(bucket: MemoryStore) -> None:
@@ -148,4 +148,4 @@ def test_a_write_that_is_granted_tells_of_the_reads_if_the_keys_are_the_same(buc
         with pytest.raises(AccessDenied):
             remote.head("a")
         remote.delete("b")
-        assert (remote.reads_denied.seconds() > 0) is has_other_keys
+        assert (remote.health.reads_refused_since is not None) is has_other_keys

@@ -84,7 +84,7 @@ def test_a_refused_key_is_no_refusal_of_the_credentials(store: FaultyStore, cloc
     remote = ReadWriteSplit(store, store, prefix="run/")
     with pytest.raises(AccessDenied):
         remote.put("run/stray", FileSlice("/dev/null", 0, 0), metadata={})
-    assert not remote.writes_denied.is_on
+    assert remote.health.writes_refused_since is None
 
 
 def test_many_refused_keys_share_a_probe(store: FaultyStore, clock: Clock) -> None:

@@ -24,7 +24,6 @@ from fusecache.policy.cache.prefetch_horizon import (
     lead_bytes,
     may_replace,
     observe_step,
-    stalls,
 )
 
 fronts = st.lists(
@@ -106,11 +105,6 @@ def test_a_job_that_goes_back_keeps_its_pace() -> None:
     pace = observe_step(observe_step(StepRate(), 100, 10.0), 40, 11.0)
     assert pace.seconds == 0.1
     assert (pace.step, pace.since) == (40, 11.0)
-
-
-def test_stalls_are_the_fetches_that_end_after_their_deadline() -> None:
-    assert stalls([(1.0, 10), (1.5, 10), (10.0, 10)], bytes_per_second=10) == 1
-    assert stalls([(1.0, 10)], bytes_per_second=0) == 0
 
 
 def follow(reads: Iterable[int], *, step: int = 0) -> int:
