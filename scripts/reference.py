@@ -33,7 +33,7 @@ REASONS = {
     "credentials_file": "Set it for keys that expire, or that a service reads from a file.",
     "cache_dir": "Set it to a directory on the node's fastest local disk.",
     "cache_size": "Set it if other programs need the disk, or if several mounts share it.",
-    "memory": "Raise it if `status` shows that all `buffers` are in use; lower it on a small node.",
+    "memory": "Raise it if readers wait in the queue (`cache.wait_seconds` of the JSON); lower it on a small node.",
     "read_only": "Set it for jobs that only read, or if the keys may only read.",
     "allow_other": "Set it if users other than the one who mounts read the files.",
     "uid": "Set it if root mounts for another user.",
