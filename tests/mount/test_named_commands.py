@@ -38,8 +38,9 @@ def messages(mount: Mount) -> Iterator[str]:
         yield words_of("status", mount.path / each["path"])
 
 
-def run_named_commands(texts: Iterator[str]) -> set[str]:
+def run_named_commands(mount: Mount, texts: Iterator[str]) -> set[str]:
     """Run each command that the texts name, and return the commands. `recover` must list something."""
+    has_rejected = mount.status()["rejected_files"] > 0
     named = {command for text in texts for command in COMMAND.findall(text)}
     for command in sorted(named, key=lambda each: "--" in each):  # commands that change nothing come first
         words = shlex.split(command)
@@ -47,7 +48,9 @@ def run_named_commands(texts: Iterator[str]) -> set[str]:
         done = subprocess.run(
             [FUSECACHE, *words[1:]], cwd="/", capture_output=True, text=True, timeout=60, check=False
         )
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        # A rename whose cause is gone heals by itself, perhaps before the command that would repeat it.
+        is_healed = has_rejected and "--restore" in words and not mount.status()["rejected_files"]
+        assert done.returncode == 0 or is_healed, (command, done.stdout, done.stderr)
         if words[1] == "recover" and len(words) == 3:
             assert done.stdout != "nothing to recover\n", f"{command} leads nowhere"
     return named
@@ -141,7 +144,7 @@ def test_each_command_that_a_message_names_leads_somewhere(
         situation(one, bucket)
         texts = list(messages(one))
         bucket.control.clear_faults()
-        named = run_named_commands(iter(texts))
+        named = run_named_commands(one, iter(texts))
     finally:
         bucket.control.clear_faults()
     assert named, texts
