@@ -39,14 +39,14 @@ class Daemon:
         self.path.mkdir(parents=True)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def command(self, *words: str | Path) -> "subprocess.CompletedProcess[str]":
-        """Run `fusecache` with the bucket's keys."""
+    def command(self, *words: str | Path, seconds: float = 120) -> "subprocess.CompletedProcess[str]":
+        """Run `fusecache` with the bucket's keys. Raises TimeoutExpired after so many seconds."""
         return subprocess.run(
             [FUSECACHE, *words],
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=seconds,
             env=self._environment(),
         )
 
@@ -102,7 +102,8 @@ class Daemon:
 
     def sync(self, path: str = "", timeout: float = 60) -> int:
         """Return the exit status of `fusecache sync`."""
-        return self.command("sync", self.path / path, "--timeout", str(timeout)).returncode
+        words = ("sync", self.path / path, "--timeout", str(timeout))
+        return self.command(*words, seconds=timeout + 60).returncode
 
     def log(self) -> str:
         """Return everything that the daemons logged."""
