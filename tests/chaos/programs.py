@@ -475,20 +475,23 @@ class Twin(Program):
         super().__init__(root, f"{RUNS}/{name}-{DECOMPOSED}", seed)
         self._roots = [root, twin_of(root)]
         self._count = 0
-        self._made: list[str] = []
 
     def step(self) -> None:
-        """Make one file, link or directory on both, or remove one from both."""
+        """Make one file, link or directory on both."""
         self._count += 1
         self.rng.shuffle(self._roots)
-        ways = [self._written, self._renamed, self._link, self._removed]
+        ways = [self._written, self._renamed, self._link]
         self.rng.choice(ways)(f"{self.name}/{self._count:05}")
 
     def _on_both(
-        self, name: str, action: Callable[[Path], object], changes: dict[str, Content | None]
+        self,
+        name: str,
+        action: Callable[[Path], object],
+        changes: dict[str, Content | None],
+        on_failure: dict[str, Content | None] | None = None,
     ) -> None:
         for root in self._roots:
-            self.call(name, lambda root=root: action(root), changes)
+            self.call(name, lambda root=root: action(root), changes, on_failure)
 
     def _make_folder(self, root: Path) -> None:
         # Not its parents: without a mount, these are not there.
@@ -504,18 +507,17 @@ class Twin(Program):
             (root / inner).write_bytes(bytes_of(content))
 
         self._on_both("write", write, {inner: content})
-        self._made.append(inner)
 
     def _renamed(self, path: str) -> None:
+        beside = f"{path}.tmp"
         content: Content = [[self.rng.getrandbits(30), self.rng.randint(1, MIB)]]
 
         def write(root: Path) -> None:
             self._make_folder(root)
-            (root / f"{path}.tmp").write_bytes(bytes_of(content))
-            (root / f"{path}.tmp").rename(root / path)
+            (root / beside).write_bytes(bytes_of(content))
+            (root / beside).rename(root / path)
 
-        self._on_both("write", write, {path: content})
-        self._made.append(path)
+        self._on_both("write", write, {beside: None, path: content}, {beside: content, path: None})
 
     def _link(self, path: str) -> None:
         def link(root: Path) -> None:
@@ -524,12 +526,6 @@ class Twin(Program):
                 (root / path).symlink_to("target")
 
         self._on_both("symlink", link, {path: []})
-        self._made.append(path)
-
-    def _removed(self, _: str) -> None:
-        if self._made:
-            path = self._made.pop(self.rng.randrange(len(self._made)))
-            self._on_both("unlink", lambda root: (root / path).unlink(missing_ok=True), {path: None})
 
 
 class Reader(Program):
