@@ -300,8 +300,8 @@ class Lister:
     has_metadata: bool = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        # Keys in listed directories that no path can name.
-        self.hidden_keys = 0
+        # Keys that no path can name, by the directory: as it was listed last, also if its rows are gone since.
+        self._hidden: dict[str, int] = {}
         self._runs: dict[int, ListingRun] = {}
         self._refreshes: dict[tuple[int, str], PageRefresh] = {}
         self._inode_ranges: dict[int, _InodeRange] = {}
@@ -584,9 +584,18 @@ class Lister:
         listing.has_directories = run.has_directories
         self._count_hidden(directory, run.hidden)
 
+    @property
+    def hidden_keys(self) -> int:
+        """How many keys of the directories listed so far no path can name."""
+        return sum(self._hidden.values())
+
     def _count_hidden(self, directory: Node, keys: int) -> None:
-        self.hidden_keys += keys - directory.listing.hidden
         directory.listing.hidden = keys
+        if not self._tree.is_linked(directory):
+            return
+        self._hidden.pop(self._tree.key(directory), None)
+        if keys:
+            self._hidden[self._tree.key(directory)] = keys
 
     def _forget_rows(self, directory: Node, run: ListingRun) -> None:
         for inode_range in run.inode_ranges - directory.listing.inode_ranges:
@@ -597,7 +606,6 @@ class Lister:
         """The directory's node was dropped: discard its rows."""
         for inode_range in directory.listing.inode_ranges:
             self._inode_ranges.pop(inode_range, None)
-        self._count_hidden(directory, 0)
         self._discard(directory.number, directory.listing.epoch)
 
     def _on_rows_lost(self, number: int, epoch: int) -> None:
