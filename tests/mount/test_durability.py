@@ -306,15 +306,20 @@ def test_a_change_of_a_file_whose_new_version_was_found_by_its_rename(
 ) -> None:
     """The kernel believes a name for a second; the daemon's own second began before."""
     one = mount("--settle-seconds", "0.5")
-    (one.path / "file").write_bytes(b"old")
-    one.sync()
-    time.sleep(0.8)
-    (one.path / "file").stat()
+    file, moved = one.path / "file", one.path / "moved"
+    closed = 0.0
+    while time.monotonic() > closed + 1.4:  # else the daemon's second, which began with the upload, was over
+        file.write_bytes(b"old")
+        closed = time.monotonic()
+        one.sync()
+        published = time.monotonic()
+        time.sleep(max(0.0, closed + 1.1 - published))
+        file.stat()
     bucket.put("file", b"newer")
-    time.sleep(0.3)
-    (one.path / "file").rename(one.path / "moved")
+    time.sleep(max(0.0, published + 1.05 - time.monotonic()))
+    file.rename(moved)
     make, expected = CHANGES[change]
-    make(one.path / "moved")
+    make(moved)
     time.sleep(1.1)  # the kernel asks again
     found = [path.stat() for path in one.path.iterdir()]
     seen = [(each.st_size, each.st_mode & 0o777, each.st_mtime) for each in found]
