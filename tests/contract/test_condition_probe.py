@@ -88,6 +88,17 @@ def test_an_upload_whose_answer_is_lost_does_not_stay(
     assert (server.control.objects(), server.control.uploads()) == ({}, [])
 
 
+@pytest.mark.parametrize(("operation", "number"), CARRIED_OUT)
+def test_a_write_whose_answer_is_lost_says_nothing_else_of_the_store(
+    server: S3Server, store: S3Store, operation: str, number: int
+) -> None:
+    """The request is repeated, and refused then, as its condition is not true any more."""
+    store.probe_write("mine/")
+    server.control.faults(Fault(FaultAction.DROP_AFTER, operation=operation, nth=number, times=1))
+    assert store.probe_conditions("mine/") is ConditionalWrites.KEPT
+    assert (server.control.objects(), server.control.uploads()) == ({}, [])
+
+
 @pytest.mark.parametrize(
     ("operation", "number", "action"),
     [

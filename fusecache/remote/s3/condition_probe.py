@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fusecache.model.errors import BucketMissing, RemoteError, UploadLost
+from fusecache.model.errors import BucketMissing, ObjectMissing, RemoteError, UploadLost
 from fusecache.remote.http.http_store import completion, text_of
 from fusecache.remote.http.put import part_query
 from fusecache.remote.http.signed_requests import Reply, SignedHttp, query_of
@@ -60,16 +60,17 @@ def test_conditions(http: SignedHttp, what: str, key: str) -> ConditionalWrites:
 
 
 def _found(whole: "_Object", in_parts: "_Object") -> ConditionalWrites:
-    first, other = whole.put(b"1", _NONE), in_parts.put(b"2", _NONE)
+    first, other = whole.put(b"1", _NONE, is_true=True), in_parts.put(b"2", _NONE, is_true=True)
     if first is None or other is None:
         return ConditionalWrites.REFUSED
     if whole.put(b"3", _NONE) is not None or whole.put(b"3", _match(other)) is not None:
         return ConditionalWrites.IGNORED
-    is_false_refused = not in_parts.is_put_in_parts(first)
+    is_false_refused = not in_parts.is_put_in_parts(first, is_true=False)
     # Ceph 16 compares If-Match with its quotes.
-    if whole.put(b"4", _match(first)) is None and whole.put(b"4", {"if-match": first}) is None:
+    ways = (_match(first), {"if-match": first})
+    if all(whole.put(b"4", each, is_true=True) is None for each in ways):
         return ConditionalWrites.REFUSED
-    is_kept = is_false_refused and in_parts.is_put_in_parts(other)
+    is_kept = is_false_refused and in_parts.is_put_in_parts(other, is_true=True)
     return ConditionalWrites.KEPT if is_kept else ConditionalWrites.NOT_OF_PARTS
 
 
@@ -84,18 +85,21 @@ class _Object:
     may_have_more: bool = False  # a request failed, or it has no versions
     throttled_max: int = _THROTTLED_MAX
 
-    def put(self, data: bytes, condition: Mapping[str, str]) -> str | None:
+    def put(self, data: bytes, condition: Mapping[str, str], *, is_true: bool = False) -> str | None:
         """Return the ETag of the object; None if the condition was refused."""
         reply = self._written("PUT", condition, data=data)
+        if reply is None and is_true:
+            reply = self._stored(data)
         return None if reply is None else bare_etag(reply.headers["etag"])
 
-    def is_put_in_parts(self, etag: str) -> bool:
+    def is_put_in_parts(self, etag: str, *, is_true: bool) -> bool:
         """Replace that version by an upload in parts; return whether the condition was met."""
         upload_id = text_of(self.send("POST", {}, query="uploads=").body, "UploadId")
         self.uploads.append(upload_id)
         part = self.send("PUT", {}, query=part_query(upload_id, 1), data=b"5").headers["etag"]
         query, body = query_of({"uploadId": upload_id}), completion([bare_etag(part)])
-        if self._written("POST", _match(etag), query=query, data=body) is None:
+        reply = self._written("POST", _match(etag), query=query, data=body)
+        if reply is None and not (is_true and self._stored(b"5")):
             return False
         self.uploads.remove(upload_id)
         return True
@@ -149,6 +153,15 @@ class _Object:
             self.versions.add(version)
             self.may_have_more = before
         return reply
+
+    def _stored(self, data: bytes) -> Reply | None:
+        """Return the object if it holds these bytes: the first answer was lost, and the repeated request refused."""
+        try:
+            found = self.http.call(self.what, "GET", self.key)
+        except ObjectMissing:
+            return None
+        self.may_have_more |= found.body == data
+        return found if found.body == data else None
 
     def _delete(self, **query: str) -> bool:
         try:
