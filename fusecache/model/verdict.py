@@ -273,13 +273,18 @@ def _staging_bytes(status: Mapping[str, Any]) -> int:
     return int(status.get("cache", {}).get("limit_bytes", 0)) * STAGING_SHARE_PERCENT // 100
 
 
+def refused_changes(status: Mapping[str, Any]) -> int:
+    """Return how many of the rejected changes the bucket refused; the others cannot be read here for upload."""
+    unreadable = sum(each["code"] in _UNREADABLE for each in status.get("rejected", ()))
+    return int(status.get("rejected_files", 0)) - unreadable
+
+
 def _changes(status: Mapping[str, Any]) -> Iterator[Judgement]:
     """Yield the changes that the bucket will not have without a person. failed: those of a path."""
     rejected, conflicts = status.get("rejected", ()), status.get("conflict_files", 0)
-    unreadable = sum(each["code"] in _UNREADABLE for each in rejected)
-    if refused := status.get("rejected_files", 0) - unreadable:
+    if refused := refused_changes(status):
         yield Judgement("", ACTION, f"the bucket rejected {count_text(refused, 'change')}: {_RECOVER}")
-    if unreadable:
+    if unreadable := status.get("rejected_files", 0) - refused:
         files = count_text(unreadable, "file")
         reason = f"{files} cannot be read from the cache directory for upload: {_RECOVER}"
         yield Judgement("", ACTION, reason)

@@ -35,6 +35,7 @@ from fusecache.model.verdict import (
     event_lines,
     findings,
     findings_of_path,
+    refused_changes,
     verdict_line,
 )
 from fusecache.mount.control_client import Mount, ask
@@ -175,8 +176,8 @@ def _exposed_texts(status: Mapping[str, Any]) -> Iterator[str]:
     for files, nbytes, words in counts:
         if status.get(files):
             yield f"{count_text(status[files], 'file')}, {size_text(status[nbytes])} {words}"
-    if status.get("rejected_files"):
-        yield f"{count_text(status['rejected_files'], 'change')} rejected by the bucket"
+    if refused := refused_changes(status):
+        yield f"{count_text(refused, 'change')} rejected by the bucket"
     if status.get("aside_bytes"):
         yield f"{size_text(status['aside_bytes'])} quarantined: see `fusecache recover`"
 
