@@ -20,7 +20,7 @@ from tests.support.s3_buckets import Bucket
 pytestmark = [pytest.mark.s3server_only, pytest.mark.whole_machine, NEEDS_OWN_SESSION]
 
 # What the promise says, and what a loaded machine adds: without it these calls take 20 s or more.
-SOON_SECONDS = 1 + 4
+SOON_SECONDS = 1 + 11
 READERS = 5000
 # More than may wait at once.
 WRITERS = request_memory() // MIB + 50
