@@ -469,7 +469,7 @@ def twin_of(root: Path) -> Path:
 
 
 class Twin(Program):
-    """Does the same on two nodes, one soon after the other, as two ranks do: nobody may get a conflict from that."""
+    """Makes each name on two nodes, one soon after the other, as two ranks do. No node may report a conflict."""
 
     def __init__(self, root: Path, name: str, seed: int) -> None:
         super().__init__(root, f"{RUNS}/{name}-{DECOMPOSED}", seed)

@@ -64,7 +64,7 @@ def test_a_store_that_takes_one_write_a_second_of_a_key_gives_the_same_answer(
     assert (server.control.objects(), server.control.uploads()) == ({}, [])
 
 
-# The requests of `test_conditions` that the store carries out. Below, those that it refuses for their condition.
+# Requests of `test_conditions` that the store carries out. REFUSED has those that it refuses for their condition.
 CARRIED_OUT = [
     *(("PutObject", number) for number in (1, 2, 5)),
     *(("UploadPart", number) for number in (1, 2)),

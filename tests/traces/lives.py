@@ -128,7 +128,7 @@ class Photo:
 
 @dataclass(frozen=True)
 class Outcome:
-    """requests: those that wrote; moments: at which the node could end; crashes: at which it did."""
+    """Counts. requests: that wrote; moments: when the node could end; crashes: moments at which it ended."""
 
     requests: int
     moments: int

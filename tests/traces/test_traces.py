@@ -24,7 +24,7 @@ from tests.traces.replay import Directory, replay
 from tests.traces.trace import RECORDED, Call, Mark, load, recorded
 
 NAMES = recorded()
-# Those that save checkpoints or data sets; of the others only the end, and what each object holds, can be judged.
+# Traces that save checkpoints or data sets. Of the others, the oracle judges the end, and what each object holds.
 WITH_CHECKPOINTS = [name for name in NAMES if load(name).marks]
 # FUSECACHE_TEST_TRACES=all ends the node at every moment, `make traces-all`; else at one or two of each run.
 IS_ALL = os.environ.get("FUSECACHE_TEST_TRACES") == "all"

@@ -593,9 +593,11 @@ class Lister:
         directory.listing.hidden = keys
         if not self._tree.is_linked(directory):
             return
-        self._hidden.pop(self._tree.key(directory), None)
+        key = self._tree.key(directory)
         if keys:
-            self._hidden[self._tree.key(directory)] = keys
+            self._hidden[key] = keys
+        else:
+            self._hidden.pop(key, None)
 
     def _forget_rows(self, directory: Node, run: ListingRun) -> None:
         for inode_range in run.inode_ranges - directory.listing.inode_ranges:
