@@ -1,6 +1,7 @@
 """`fusecache access` and `fusecache clean` on any store: the test server, or one that the environment names."""
 
 import json
+import os
 import uuid
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
@@ -32,6 +33,14 @@ def lone(whole_bucket: Bucket) -> Iterator[Bucket]:
 
 def command(bucket: Bucket, name: str, *flags: str | Path) -> list[str | Path]:
     return [FUSECACHE, name, bucket.source, "--endpoint-url", bucket.service.endpoint_url, *flags]
+
+
+def without_mounts(words: list[str | Path]) -> list[str | Path]:
+    """A command on a node without mounts: one of several buckets whose daemon is dead may need any key."""
+    if os.geteuid():
+        return words
+    script = 'umount --all --lazy --no-canonicalize --internal-only --types fuse.fusecache && exec "$@"'
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", *words]
 
 
 def test_key_that_may_everything_is_found(lone: Bucket) -> None:
@@ -74,8 +83,9 @@ def test_whole_checkpoints_go_then_everything(lone: Bucket, tmp_path: Path) -> N
     wait_until(is_later, "the store's clock")
     flags = ["--delete", "--even-recent", "--log", tmp_path / "log"]
     environment = lone.service.environment()
-    run(*command(lone, "clean", "--keep-checkpoints", "2", *flags), env=environment)
+    run(*without_mounts(command(lone, "clean", "--keep-checkpoints", "2", *flags)), env=environment)
     assert {name.partition("/")[0] for name in lone.names()} == {"step-2", "step-3", "train.log"}
     name = f"{lone.service.bucket}/{lone.prefix}".rstrip("/")
-    run(*command(lone, "clean", "--wipe", "--yes-wipe", name, *flags), env=environment)
+    wipe = command(lone, "clean", "--wipe", "--yes-wipe", name, *flags)
+    run(*without_mounts(wipe), env=environment)
     assert lone.names() == []
