@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.sources import SCHEME, add_source_flags, split_source
 from fusecache.config.endpoint_options import family_names, key_family
-from fusecache.config.options import load_options
+from fusecache.config.options import load_mounts
 from fusecache.model.errors import ConfigError
 from fusecache.policy.key_rights import RIGHTS, KeyRole, unknown_rights, wrong_rights
 
@@ -136,11 +136,11 @@ def _of_config(path: Path) -> "tuple[list[Place], list[ProbedKey]]":
 
     # Nothing is mounted, and nothing cached.
     nowhere = {"mountpoint": os.devnull, "cache_size": "1TiB"}
-    options = load_options(nowhere, os.environ, config_path=path)
+    mounts = load_mounts(nowhere, os.environ, config_path=path)
     places: list[Place] = []
     # A key of several buckets is for all of them.
     found: dict[tuple[BucketKeys, KeyRole], tuple[str, list[Place]]] = {}
-    for name, mount in options.bucket_mounts().items():
+    for name, mount in mounts.items():
         if not mount.source.startswith(SCHEME):
             say(f"{mount.source}: not tested, as this command knows {SCHEME} only")
             continue

@@ -5,6 +5,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fusecache.cli.say import print_line, say_error
 from fusecache.cli.views.status import warm_text
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import count_text, size_text
+from fusecache.mount.bucket_folders import mounts_in
 from fusecache.mount.control_client import Mount, ask, request_stream
 from fusecache.mount.launch import mount_of_this_node, resolve_in_mount
 from fusecache.mount.progress import StepView, show_check, show_warm_up
@@ -112,7 +114,7 @@ def _details(mount: Mount, row: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _by_mount(paths: Sequence[str]) -> dict[Mount, list[str]]:
     """Group paths by mount; return each mount with the paths inside it."""
     found: dict[Mount, list[str]] = {}
-    for path in paths:
+    for path in chain.from_iterable(mounts_in(Path(each)) or [each] for each in paths):
         mount, inner = resolve_in_mount(path)
         found.setdefault(mount, []).append(inner)
     return found

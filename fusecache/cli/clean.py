@@ -165,11 +165,7 @@ def _address(arguments: argparse.Namespace) -> "tuple[Place, BucketKeys]":
         access = request_stream(mount, {"command": "in-use", "keys": [], "path": inner})
         if access.get("result") != "ok":
             raise MountError(f"{mount.root}: {access.get('message')}")
-        if "source" not in access:
-            raise ConfigError(
-                f"{arguments.place}: this mount has several buckets; name a directory in one of them"
-            )
-        source, inner = access["source"], inner.removeprefix(access.get("folder", "")).lstrip("/")
+        source = access["source"]
     chosen = {
         name: getattr(arguments, name) or access.get(name)
         for name in ("endpoint_url", "region", "profile", "credentials_file")

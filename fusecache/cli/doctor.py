@@ -3,12 +3,14 @@
 import argparse
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusecache.cli.extras import require_extra
 from fusecache.cli.say import print_line
-from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_options
+from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_mounts
 
 if TYPE_CHECKING:
     from fusecache.daemon.checkup import CheckResult
@@ -57,12 +59,14 @@ def _findings(arguments: argparse.Namespace) -> "Iterator[CheckResult]":
     if config is None:
         flags["source"] = arguments.source or _NO_SOURCE
         flags["mountpoint"] = arguments.mountpoint or _NO_MOUNTPOINT
-    options = load_options(
+    mounts = load_mounts(
         flags, os.environ, config_path=None if config is None else Path(config), user_id=os.geteuid()
     )
-    yield from checkup.node_findings(allow_other=options.allow_other)
-    if str(options.mountpoint) != _NO_MOUNTPOINT:
-        yield checkup.mountpoint_finding(options)
-    yield from checkup.cache_findings(options)
-    if has_bucket:
-        yield from checkup.bucket_findings(options)
+    yield from checkup.node_findings(allow_other=any(each.allow_other for each in mounts.values()))
+    for name, options in mounts.items():
+        # The mount command makes the folder of each of several buckets.
+        if not name and str(options.mountpoint) != _NO_MOUNTPOINT:
+            yield checkup.mountpoint_finding(options)
+        found = [checkup.cache_findings(options), checkup.bucket_findings(options) if has_bucket else ()]
+        for each in chain.from_iterable(found):
+            yield replace(each, subject=f"{name}: {each.subject}") if name else each

@@ -2,16 +2,19 @@
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 from fusecache import __version__
 from fusecache.cli.say import say
-from fusecache.config.options import load_options
+from fusecache.config.options import load_mounts, top_of
 from fusecache.config.values import Duration, as_argument
 from fusecache.model.errors import MountError
+from fusecache.mount.bucket_folders import mounts_in, mounts_meant, remove_bucket_folder
 from fusecache.mount.launch import (
     MountState,
     check_owner,
@@ -20,8 +23,8 @@ from fusecache.mount.launch import (
     detach_and_wait,
     drain,
     log_tail,
-    mount_of_this_node,
     mount_state,
+    own_program,
     replace_daemon,
     resolve_in_mount,
 )
@@ -69,8 +72,39 @@ def take_mountpoint(arguments: argparse.Namespace) -> None:
         arguments.source, arguments.mountpoint = None, arguments.source
 
 
+def in_each(mounts: Sequence[Path], words: Sequence[str]) -> int:
+    """Run a command for each of several mounts, side by side. Return the worst status."""
+    running = {
+        each.name: subprocess.Popen([*own_program(), *words, str(each)], stderr=subprocess.PIPE, text=True)
+        for each in mounts
+    }
+    with ThreadPoolExecutor(len(running)) as pool:
+        return max(pool.map(_outcome, running, running.values()))
+
+
+def _outcome(name: str, process: "subprocess.Popen[str]") -> int:
+    """Show what a command says of a mount, with its name, and return its exit status."""
+    with process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            say(f"{name}: {line.removeprefix('fusecache: ').rstrip()}")
+    return process.returncode
+
+
 def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     mountpoint = _mountpoint(arguments)
+    if several := mounts_in(mountpoint):
+        flags = ["--timeout", f"{arguments.timeout:g}"] if arguments.timeout is not None else []
+        flags += ["--force"] * arguments.force + ["--if-dead"] * arguments.if_dead
+        return in_each(several, ["unmount", *flags])
+    try:
+        return _unmount_one(arguments, mountpoint)
+    finally:
+        if not os.path.ismount(mountpoint):
+            remove_bucket_folder(mountpoint)
+
+
+def _unmount_one(arguments: argparse.Namespace, mountpoint: Path) -> int:
     if arguments.if_dead:
         with suppress(DaemonAway):  # its keeper holds it
             if mount_state(mountpoint) is MountState.DEAD:
@@ -102,7 +136,9 @@ def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _upgrade(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    mountpoint = arguments.mountpoint or mount_of_this_node(Path.cwd())
+    mountpoint, *others = mounts_meant(arguments.mountpoint, Path.cwd())
+    if others:
+        return in_each([mountpoint, *others], ["upgrade"])
     replace_daemon(mountpoint, __version__)
     say(f"{mountpoint} is served by version {__version__} now")
     return 0
@@ -114,4 +150,4 @@ def _mountpoint(arguments: argparse.Namespace) -> Path:
     config_path = config_path_of(arguments)
     if config_path is None:
         raise MountError("no mountpoint given: name it, or the --config file that names it")
-    return load_options({}, os.environ, config_path=config_path, user_id=os.geteuid()).mountpoint
+    return top_of(load_mounts({}, os.environ, config_path=config_path, user_id=os.geteuid()))

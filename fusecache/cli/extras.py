@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,17 +56,19 @@ def serve(
     words: Sequence[str],
     report: int | None,
     ready: Callable[[str], None],
+    *,
+    is_beside_others: bool,
 ) -> int:
     """Mount, and serve until the end; return the exit status. load, config: as of `begin`; words, report: of
     `become_keeper`.
 
-    ready: called once the mount answers, with a message for the user who mounts.
+    ready: called once the mount answers, with a message for the user who mounts. is_beside_others: as of `DaemonStart`.
     """
     # The other commands need neither FUSE nor botocore.
     from fusecache.daemon.keeping import become_keeper, begin, failures_told
 
     with failures_told():
-        start = begin(load, config)
+        start = replace(begin(load, config), is_beside_others=is_beside_others)
         become_keeper(start.options, words, report)
         return _daemon()(start, ready)
 

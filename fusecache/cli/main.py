@@ -12,7 +12,8 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,7 +30,8 @@ from fusecache.cli import (
     run,
     uploads,
 )
-from fusecache.cli.endings import config_path_of, take_mountpoint
+from fusecache.cli.bucket_daemons import BucketDaemons, named_error, start_in_folders
+from fusecache.cli.endings import config_path_of, in_each, take_mountpoint
 from fusecache.cli.extras import missing_package, require_mount_extras, serve, stand_by
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
@@ -37,11 +39,20 @@ from fusecache.cli.sources import add_source_flags
 from fusecache.cli.views.health import health
 from fusecache.cli.views.status import status
 from fusecache.cli.views.top import top
-from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, MountOptions, add_flags, load_options
+from fusecache.config.options import (
+    FIELDS,
+    FLAG_VALUES_TEXT,
+    MountOptions,
+    add_flags,
+    load_mounts,
+    top_of,
+)
 from fusecache.config.values import Duration, as_argument, as_count
 from fusecache.folder import arguments as folder_arguments
-from fusecache.model.errors import FusecacheError
+from fusecache.keeper import KEPT_VARIABLE
+from fusecache.model.errors import ConfigError, FusecacheError, MountError
 from fusecache.model.format_text import nearest_text
+from fusecache.mount.bucket_folders import mounts_in
 from fusecache.mount.control_client import ask
 from fusecache.mount.launch import (
     READY,
@@ -132,7 +143,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=SOURCE",
-        help="instead of SOURCE: mount several buckets, each as the folder NAME of the mount; may be repeated",
+        help="instead of SOURCE: mount several buckets, each in the folder NAME of the mountpoint; may be repeated",
     )
     mount.add_argument(
         "--config", type=Path, metavar="FILE", help="TOML file with any of these options [$FUSECACHE_CONFIG]"
@@ -141,6 +152,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--foreground", action="store_true", help="run in this terminal instead of in the background"
     )
     mount.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+    # Of the daemon of one of several buckets: which one, and whether it may wait for its bucket, as others answer.
+    mount.add_argument("--only", default="", help=argparse.SUPPRESS)
+    mount.add_argument("--beside-others", action="store_true", help=argparse.SUPPRESS)
     add_flags(mount)
     mount.epilog = f"{FLAG_VALUES_TEXT} {mount.epilog}"
     mount.set_defaults(run=_mount, parser=mount)
@@ -383,28 +397,26 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     parent = Parent(arguments.ready_fd)
     config = config_path_of(arguments)
     take_mountpoint(arguments)
-
-    def load(config_text: str | None = None) -> MountOptions:
-        options = load_options(
-            {name: getattr(arguments, name) for name in FIELDS},
-            os.environ,
-            config_path=config,
-            config_text=config_text,
-            buckets=arguments.bucket,
-            user_id=os.geteuid(),
-        )
-        require_mount_extras(options)
-        return options
-
     try:
+        # The options of a successor may come from its predecessor.
+        mounts = {} if arguments.only or KEPT_VARIABLE in os.environ else _load(arguments, config)
+        if mounts and "" not in mounts:
+            return _mount_several(mounts, words[1:], foreground=arguments.foreground)
         if arguments.foreground:
             return serve(
-                load, config, words, arguments.ready_fd, lambda message: parent.report(f"{READY} {message}")
+                partial(_load_one, arguments, config),
+                config,
+                words,
+                arguments.ready_fd,
+                lambda message: parent.report(f"{READY} {message}"),
+                is_beside_others=arguments.beside_others,
             )
-        options = load()
     except FusecacheError as exc:
         parent.report(f"error: {exc}")
+        if arguments.only and arguments.ready_fd is None:
+            exc.args = (f"bucket {arguments.only}: {exc}",)
         raise
+    options = mounts[""]
     check_mountpoint(options.mountpoint, allow_other=options.allow_other)
     message = start_daemon(options.cache_dir, words[1:])
     if message:
@@ -412,7 +424,52 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     return 0
 
 
+def _load(
+    arguments: argparse.Namespace, config: Path | None, config_text: str | None = None
+) -> dict[str, MountOptions]:
+    """Return the options of each bucket of a mount. config_text: instead of the file's content. Raises ConfigError."""
+    mounts = load_mounts(
+        {name: getattr(arguments, name) for name in FIELDS},
+        os.environ,
+        config_path=config,
+        config_text=config_text,
+        buckets=arguments.bucket,
+        user_id=os.geteuid(),
+    )
+    for options in mounts.values():
+        require_mount_extras(options)
+    return mounts
+
+
+def _load_one(arguments: argparse.Namespace, config: Path | None, config_text: str) -> MountOptions:
+    """Return the options of the bucket that this daemon mounts. Raises ConfigError, MountError."""
+    mounts = _load(arguments, config, config_text)
+    if not arguments.only and "" not in mounts:
+        raise MountError(
+            f"{top_of(mounts)} was mounted by an earlier version, in which several buckets had one daemon: this one "
+            "cannot take it over; to upgrade, unmount and mount again"
+        )
+    if arguments.only not in mounts:
+        raise ConfigError(f"bucket {arguments.only}: no [[bucket]] table has this name any more")
+    return mounts[arguments.only]
+
+
+def _mount_several(mounts: Mapping[str, MountOptions], words: Sequence[str], *, foreground: bool) -> int:
+    if foreground:
+        return BucketDaemons(mounts, words).run()
+    messages, errors = start_in_folders(mounts, words)
+    for name, message in messages.items():
+        if message:
+            say(f"bucket {name}: {message}")
+    for name, error in errors.items():
+        say_error(named_error(name, error))
+    return int(bool(errors))
+
+
 def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    if several := mounts_in(Path(arguments.path)):
+        flags = [] if arguments.timeout is None else ["--timeout", f"{arguments.timeout:g}"]
+        return in_each(several, ["sync", *flags])
     mount, inner = resolve_in_mount(arguments.path)
     with ProgressView(sys.stderr, verb="uploading") as view:
         answer = ask(mount, "sync", inner, timeout_seconds=arguments.timeout, on_progress=view.show_upload)

@@ -3,17 +3,19 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from fusecache.cli.bucket_daemons import named_error, start_in_folders
 from fusecache.cli.endings import take_mountpoint
 from fusecache.cli.extras import require_mount_extras
 from fusecache.cli.say import say, say_error
-from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, MountOptions, add_flags, load_options
+from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, MountOptions, add_flags, load_mounts
 from fusecache.config.values import Duration, as_argument
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import size_text, split_questions
+from fusecache.mount.bucket_folders import remove_bucket_folder
 from fusecache.mount.command_run import NOT_EXECUTABLE, NOT_FOUND, CommandRun, NoticeReceived
 from fusecache.mount.control_client import Mount, find_mount
 from fusecache.mount.launch import (
@@ -74,29 +76,54 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         arguments.source, arguments.mountpoint = arguments.mount
     take_mountpoint(arguments)
     config = arguments.config or os.environ.get("FUSECACHE_CONFIG") or None
-    options = load_options(
+    mounts = load_mounts(
         {name: getattr(arguments, name) for name in FIELDS},
         os.environ,
         config_path=None if config is None else Path(config),
         user_id=os.geteuid(),
     )
-    require_mount_extras(options)
-    with suppress(FileExistsError):
-        options.mountpoint.mkdir(parents=True)
-    check_mountpoint(options.mountpoint, allow_other=options.allow_other)
+    for options in mounts.values():
+        require_mount_extras(options)
+    words = [*(arguments.mount or ()), *_words_of_mount(words)]
     with CommandRun(arguments.sync_deadline) as running:
-        message, question = split_questions(
-            start_daemon(options.cache_dir, [*(arguments.mount or ()), *_words_of_mount(words)])
-        )
-        if message:
-            say(message)
-        mount, _ = find_mount(options.mountpoint, os.environ)
+        questions = _start(mounts, words)
+        mounted = [(find_mount(options.mountpoint, os.environ)[0], options) for options in mounts.values()]
         status = _run_program(running, program)
-        if status and question:  # a command that succeeds has what it needs: the prefix is new
-            say(question)
-        is_complete = _upload(running, mount)
-        _unmount(mount, options, is_complete=is_complete)
-    return status or int(not is_complete)
+        if status:  # a command that succeeds has what it needs: the prefix is new
+            for question in questions:
+                say(question)
+        is_complete = {mount: _upload(running, mount) for mount, _ in mounted}
+        for mount, options in mounted:
+            _unmount(mount, options, is_complete=is_complete[mount])
+            remove_bucket_folder(mount.root)
+    return status or int(not all(is_complete.values()))
+
+
+def _start(mounts: Mapping[str, MountOptions], words: Sequence[str]) -> list[str]:
+    """Mount all buckets; return what to ask the user about them. Raises MountError if one is not mounted."""
+    if "" in mounts:
+        options = mounts[""]
+        with suppress(FileExistsError):
+            options.mountpoint.mkdir(parents=True)
+        check_mountpoint(options.mountpoint, allow_other=options.allow_other)
+        messages = {"": start_daemon(options.cache_dir, words)}
+    else:
+        messages, errors = start_in_folders(mounts, words)
+        if errors:
+            for name in messages:
+                detach_and_wait(find_mount(mounts[name].mountpoint, os.environ)[0], forced=False)
+                remove_bucket_folder(mounts[name].mountpoint)
+            for name, error in errors.items():
+                say_error(named_error(name, error))
+            raise MountError(f"not mounted: {', '.join(errors)}; the command was not started")
+    questions = []
+    for name, text in messages.items():
+        message, question = split_questions(text)
+        label = f"bucket {name}: " if name else ""
+        if message:
+            say(label + message)
+        questions += [label + question] if question else []
+    return questions
 
 
 def _words_of_mount(words: Sequence[str]) -> list[str]:

@@ -1,85 +1,55 @@
-"""Where the objects of a mount lie: in one bucket, or in several (`[[bucket]]` tables, --bucket). Pure.
+"""The buckets of a mount of several (`[[bucket]]` tables, --bucket), and which options each of them has. Pure.
 
-Each of several buckets has the options of the mount, except for what its table says.
+Each bucket is mounted by itself: with the options of the mount, except for what its table says, and with its share of
+what the mount may take.
 """
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from itertools import combinations
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from fusecache.config.endpoint_options import (
-    WRITE_KEYS,
-    family_endpoints,
-    key_family,
-    parse_table,
-    resolve_endpoints,
-    resolve_family,
-)
-from fusecache.config.option_groups import BucketOptions
-from fusecache.config.values import as_prefix
+from fusecache.config.endpoint_options import WRITE_KEYS, key_family, parse_table
+from fusecache.config.values import SLOWEST_RATE, as_prefix
 from fusecache.model.errors import ConfigError
 from fusecache.remote.endpoints import StoreKind, choose_endpoint
 
-TABLE_KEYS = {item.name: item for item in dataclasses.fields(BucketOptions) if item.metadata}
+if TYPE_CHECKING:
+    from dataclasses import Field
+
 # What says by which keys a bucket is reached. A bucket that has one of these has none of the mount's.
 _KEYS = ("profile", "credentials_file", "credentials_from")
-_S3_KEYS = ("region", "write_profile", *_KEYS)
+_OF_S3 = ("endpoint_url", "region", "profile", "write_profile", "credentials_file")
+# Options of the mount whose names begin with a bucket's folder, if they have a slash.
+_NAMES = ("immutable", "pin", "local_only")
+_RATES = ("upload_rate", "download_rate")
+
+Values = Mapping[str, Any]
 
 
-def resolve_places(
-    values: Mapping[str, Any],
-    content: Mapping[str, object],
-    flags: Sequence[str],
-    environment: Mapping[str, str],
-    *,
-    label: str,
-) -> dict[str, Any]:
-    """Return the options of a mount that follow from its tables and families of variables.
-
-    values: the parsed options by name. content: of the file, with its tables. flags: NAME=SOURCE of each --bucket.
-    label: where the tables come from. Raises ConfigError.
-    """
-    tables = content.get("endpoint")
-    buckets = _several(values, content.get("bucket"), flags, environment, f"{label}: [[bucket]]")
-    if buckets:
-        if tables is not None:
-            raise ConfigError(
-                f"{label}: [[endpoint]] beside [[bucket]]: list a bucket's endpoints in a variable X_BUCKET_LIST, and "
-                'set credentials_from = "X" in its table'
-            )
-        return {"source": f"buckets:{','.join(each.name for each in buckets)}", "buckets": buckets}
-    found: dict[str, Any] = {}
-    if families := values.get("credentials_from"):
-        found = resolve_family(values, families[0], environment)
-    if "source" not in (known := {**values, **found}):
-        return found
-    if StoreKind.of(known["source"]) is StoreKind.S3:
-        return found | resolve_endpoints(known, tables, environment, label=f"{label}: [[endpoint]]")
-    if tables is not None:
-        raise ConfigError(
-            f"{label}: [[endpoint]]: only for s3:// sources; remove these tables to mount {known['source']}"
-        )
-    return found
-
-
-def _several(
-    values: Mapping[str, Any],
+def bucket_tables(
+    values: Values,
     tables: object,
     flags: Sequence[str],
-    environment: Mapping[str, str],
+    known: Mapping[str, "Field[Any]"],
+    *,
     label: str,
-) -> tuple[BucketOptions, ...]:
-    """Return the buckets of a mount, in the order of their names; none if it is a mount of one bucket."""
-    rows = _tables(tables, label)
+) -> dict[str, dict[str, Any]]:
+    """Return the parsed values of each table, in the order of the buckets' names; none if one bucket is mounted.
+
+    values: the mount's options. flags: NAME=SOURCE of each --bucket. known: the keys of a table. label: of the tables.
+    Raises ConfigError.
+    """
+    rows = _tables(tables, known, label)
     families = values.get("credentials_from", ())
     given = [("--bucket", "source", text) for text in flags]
     given += [("credentials_from", "credentials_from", text) for text in families]
     for flag, key, text in given:
         name, equals, value = text.partition("=")
         if equals:
-            row = parse_table({"name": name, key: value}, TABLE_KEYS, f"{flag} {text}")
+            row = parse_table({"name": name, key: value}, known, f"{flag} {text}")
             rows.setdefault(name, {}).update(row)
         elif key == "source" or rows or len(families) > 1:
             raise ConfigError(f"{flag} {text}: write NAME={text}; NAME is the bucket's folder in the mount")
@@ -88,13 +58,15 @@ def _several(
             f"source = {values['source']}: a mount has one source, or several buckets; add this one as a [[bucket]] "
             "table, or as --bucket NAME=SOURCE"
         )
-    found = [_bucket(rows[name], values, environment) for name in sorted(rows)]
-    for one, other in combinations(found, 2):
-        _check_apart(one, other, values, environment)
-    return tuple(found)
+    if rows and "metrics_port" in values:
+        raise ConfigError(
+            f"metrics_port = {values['metrics_port']}: each bucket has a daemon, and so a port, of its own: set "
+            "metrics_port in the [[bucket]] tables"
+        )
+    return {name: rows[name] for name in sorted(rows)}
 
 
-def _tables(tables: object, label: str) -> dict[str, dict[str, Any]]:
+def _tables(tables: object, known: Mapping[str, "Field[Any]"], label: str) -> dict[str, dict[str, Any]]:
     """Return the values of each table by its name."""
     if tables is not None and not (
         isinstance(tables, list) and tables and all(isinstance(table, dict) for table in tables)
@@ -102,7 +74,7 @@ def _tables(tables: object, label: str) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"{label}: allowed are tables [[bucket]], each with a name and a source")
     rows: dict[str, dict[str, Any]] = {}
     for number, table in enumerate(tables if isinstance(tables, list) else (), 1):
-        row = parse_table(table, TABLE_KEYS, f"{label} {number}")
+        row = parse_table(table, known, f"{label} {number}")
         if "name" not in row:
             raise ConfigError(
                 f'{label} {number}: name is missing; add name = "…", the bucket\'s folder in the mount'
@@ -115,85 +87,126 @@ def _tables(tables: object, label: str) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def _bucket(
-    row: Mapping[str, Any], values: Mapping[str, Any], environment: Mapping[str, str]
-) -> BucketOptions:
-    """Return a bucket with its keys, and with the mount's options where it has none of its own."""
-    label, family = f"bucket {row['name']}", row.get("credentials_from")
-    changes: dict[str, Any] = {}
-    inherited: tuple[str, ...]
-    if family is not None:
-        changes = _of_family(row, family, values, environment, label)
-    elif "source" not in row:
-        raise ConfigError(f'{label}: source is missing; add source = "s3://…", or credentials_from')
-    source = row.get("source") or changes["source"]
-    if StoreKind.of(source) is StoreKind.S3:
-        inherited = () if "endpoint_url" in {**row, **changes} else ("endpoint_url", "region")
-        if not any(key in row for key in _KEYS):
-            inherited = (*inherited, "profile", "credentials_file", "write_profile")
-        changes = {**{key: values[key] for key in inherited if values.get(key)}, **changes}
-    elif foreign := [key for key in _S3_KEYS if key in row]:
-        raise ConfigError(
-            f"{label}: {', '.join(foreign)}: only for s3:// sources; remove it to mount {source}"
-        )
-    changes["read_only"] = bool(row.get("read_only") or values.get("read_only"))
-    return BucketOptions(**{**changes, **row, "source": source, "read_only": changes["read_only"]})
-
-
-def _of_family(
-    row: Mapping[str, Any],
-    family: str,
-    values: Mapping[str, Any],
+def bucket_values(
+    name: str,
+    rows: Mapping[str, Values],
+    values: Values,
     environment: Mapping[str, str],
-    label: str,
+    *,
+    default_memory: int,
+    cache_bytes: Callable[[Any, Path], int],
 ) -> dict[str, Any]:
-    """Return source, URL and endpoints of a family of variables. Raises ConfigError that names the bucket."""
-    given: dict[str, Any] = {}
-    if "source" in row:
-        bucket, _, prefix = row["source"].partition("://")[2].partition("/")
-        given = {"prefix": as_prefix(prefix)}
-        if not environment.get(f"{family}_BUCKET_LIST"):
-            given["bucket"] = bucket
-    if "endpoint_url" in row:
-        given["url"] = row["endpoint_url"]
-    try:
-        endpoints = tuple(family_endpoints(family, given, environment, needs_bucket=True))
-        missing = key_family(family, environment).missing
-    except ConfigError as exc:
-        raise ConfigError(f"{label}: {exc}") from exc
-    missing = tuple(name for name in missing if name.endswith(WRITE_KEYS))
-    is_read_only = row.get("read_only") or values.get("read_only")
-    if missing and not is_read_only and all(each.write_keys is None for each in endpoints[:1]):
-        raise ConfigError(
-            f"{label}: credentials_from = {family!r}: not set are {', '.join(missing)}; set them, or read_only = true"
+    """Return the options of the mount of one bucket. Raises ConfigError.
+
+    rows: of all buckets, by name. values: the mount's, with `mountpoint` and `cache_dir`. cache_bytes: returns a size,
+    or a share of the free space at a path, in bytes.
+    """
+    row = rows[name]
+    found = {key: value for key, value in values.items() if key not in _not_inherited(name, row)}
+    found |= {key: value for key, value in row.items() if key != "name"}
+    found["mountpoint"] = values["mountpoint"] / name
+    found["read_only"] = bool(row.get("read_only") or values.get("read_only"))
+    if "cache_dir" not in row:
+        found["cache_dir"] = values["cache_dir"] / name
+        found["cache_size"] = row.get("cache_size") or _cache_share(
+            found["cache_dir"], rows, values, cache_bytes
         )
-    endpoints = tuple(
-        dataclasses.replace(each, prefix=each.prefix or "", credentials_from=family) for each in endpoints
-    )
-    return {"source": endpoints[0].source, "endpoint_url": endpoints[0].url, "endpoints": endpoints}
+    elif "cache_size" not in row:
+        found.pop("cache_size", None)
+    if "memory" not in row:
+        found["memory"] = int(_share("memory", rows, values.get("memory", default_memory)))
+    for key in _RATES:
+        if key in values and key not in row:
+            found[key] = _share(key, rows, values[key])
+            if found[key] < SLOWEST_RATE:
+                raise ConfigError(f"{key}: its share is less than {SLOWEST_RATE // 1000**2}MB/s; raise {key}")
+    for key in _NAMES:
+        found[key] = (*_names_of(name, values.get(key, ())), *row.get(key, ()))
+    _check_write_keys(found, environment)
+    return found
 
 
-def _check_apart(
-    one: BucketOptions, other: BucketOptions, values: Mapping[str, Any], environment: Mapping[str, str]
-) -> None:
-    """Raise ConfigError if two buckets show the same objects."""
-    (bucket, prefix), (other_bucket, other_prefix) = _place(one, environment), _place(other, environment)
-    if bucket != other_bucket:
-        return
-    names = f"buckets {one.name} and {other.name}"
-    if prefix == other_prefix:
-        raise ConfigError(f"{names} have the same source {one.source}; remove one of them")
-    if prefix.startswith(other_prefix) or other_prefix.startswith(prefix):
-        raise ConfigError(
-            f"{names}: {one.source} and {other.source} lie one inside the other, so a change in one would show late in "
-            "the other; mount the outer one alone, or two prefixes that lie apart"
-        )
+def _not_inherited(name: str, row: Values) -> set[str]:
+    """Return the options of the mount that do not hold for a bucket."""
+    dropped = {"credentials_from"}
+    if any(key in row for key in _KEYS):
+        dropped |= {"profile", "credentials_file", "write_profile"}
+    if "endpoint_url" in row or "credentials_from" in row:
+        dropped |= {"endpoint_url", "region"}
+    if "credentials_from" in row:
+        return dropped
+    if "source" not in row:
+        raise ConfigError('source is missing; add source = "s3://…", or credentials_from')
+    if StoreKind.of(row["source"]) is not StoreKind.S3:
+        dropped |= set(_OF_S3)
+    return dropped
 
 
-def _place(bucket: BucketOptions, environment: Mapping[str, str]) -> tuple[tuple[str, str], str]:
+def _cache_share(
+    cache_dir: Path, rows: Mapping[str, Values], values: Values, cache_bytes: Callable[[Any, Path], int]
+) -> int:
+    """Return the part of the mount's cache that a table gets which names no size of its own."""
+    inside = {name: row for name, row in rows.items() if "cache_dir" not in row}
+    sizes = {
+        name: {"cache_size": cache_bytes(row["cache_size"], cache_dir)} if "cache_size" in row else {}
+        for name, row in inside.items()
+    }
+    return int(_share("cache_size", sizes, cache_bytes(values["cache_size"], cache_dir)))
+
+
+def _share(key: str, rows: Mapping[str, Values], total: float) -> float:
+    """Return the equal part of what the tables leave that have a value of their own. Raises ConfigError."""
+    own: list[float] = [row[key] for row in rows.values() if key in row]
+    if sum(own) >= total:
+        raise ConfigError(f"{key}: the tables take all that the mount has; raise {key} of the mount")
+    return (total - sum(own)) / (len(rows) - len(own))
+
+
+def _names_of(name: str, patterns: Sequence[str]) -> list[str]:
+    """Return the patterns of the mount that hold for a bucket. Those with a slash begin with a bucket's folder."""
+    found = []
+    for pattern in patterns:
+        folder, slash, inner = pattern.partition("/")
+        if not slash:
+            found.append(pattern)
+        elif fnmatchcase(name, folder):
+            found.append(inner or "*")
+    return found
+
+
+def _check_write_keys(found: Values, environment: Mapping[str, str]) -> None:
+    """Raise ConfigError if a bucket that is written lacks the variables of the keys for that."""
+    for family in found.get("credentials_from", ()):
+        if found["read_only"] or environment.get(f"{family}_BUCKET_LIST"):
+            continue
+        missing = [each for each in key_family(family, environment).missing if each.endswith(WRITE_KEYS)]
+        if missing:
+            raise ConfigError(
+                f"credentials_from = {family!r}: not set are {', '.join(missing)}; set them, or read_only = true"
+            )
+
+
+def check_apart(sources: Mapping[str, tuple[str, str | None]], environment: Mapping[str, str]) -> None:
+    """Raise ConfigError if two buckets show the same objects. sources: source and endpoint's URL of each."""
+    for (one, (source, url)), (other, (other_source, other_url)) in combinations(sources.items(), 2):
+        bucket, prefix = _place(source, url, environment)
+        other_bucket, other_prefix = _place(other_source, other_url, environment)
+        if bucket != other_bucket:
+            continue
+        names = f"buckets {one} and {other}"
+        if prefix == other_prefix:
+            raise ConfigError(f"{names} have the same source {source}; remove one of them")
+        if prefix.startswith(other_prefix) or other_prefix.startswith(prefix):
+            raise ConfigError(
+                f"{names}: {source} and {other_source} lie one inside the other, so a change in one would show late in "
+                "the other; mount the outer one alone, or two prefixes that lie apart"
+            )
+
+
+def _place(source: str, url: str | None, environment: Mapping[str, str]) -> tuple[tuple[str, str], str]:
     """Return endpoint and bucket, and the prefix in it."""
-    endpoint = choose_endpoint(environment, source=bucket.source, endpoint_url=bucket.endpoint_url)
-    name, _, prefix = bucket.source.partition("://")[2].partition("/")
-    url = urlsplit(endpoint.url or "")
-    port = url.port or {"http": 80, "https": 443}.get(url.scheme)
-    return (f"{url.scheme}://{url.hostname}:{port}", f"{endpoint.kind.value}://{name}"), as_prefix(prefix)
+    endpoint = choose_endpoint(environment, source=source, endpoint_url=url)
+    name, _, prefix = source.partition("://")[2].partition("/")
+    parts = urlsplit(endpoint.url or "")
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return (f"{parts.scheme}://{parts.hostname}:{port}", f"{endpoint.kind.value}://{name}"), as_prefix(prefix)

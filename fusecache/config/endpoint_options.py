@@ -197,6 +197,8 @@ def resolve_family(values: Mapping[str, Any], family: str, environment: Mapping[
     if "source" in values:
         bucket, _, prefix = values["source"].partition("://")[2].partition("/")
         given = {"bucket": bucket, "prefix": as_prefix(prefix)}
+    if "endpoint_url" in values:
+        given["url"] = values["endpoint_url"]
     if environment.get(f"{family}_BUCKET_LIST"):
         given.pop("bucket", None)
     first, *others = family_endpoints(family, given, environment, needs_bucket=True)

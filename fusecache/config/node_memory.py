@@ -6,9 +6,8 @@ from pathlib import Path, PurePath
 
 from fusecache.model.objects import MIB
 
-_SMALLEST_BYTES = 32 * MIB
-# One large buffer for each bucket of a mount, with a share for small ones: none may have to wait for another's.
-BUCKET_MEMORY_BYTES = 9 * MIB
+# The least that the option `memory` allows.
+SMALLEST_MEMORY_BYTES = 32 * MIB
 _LARGEST_DEFAULT_BYTES = 256 * MIB
 # The daemon needs about 100 MiB beside its buffers, and a container also has its programs and the page cache.
 _DEFAULT_SHARE = 8
@@ -20,14 +19,9 @@ _LEAST_REQUEST_BYTES = 16 * MIB
 _MOST_REQUEST_BYTES = 256 * MIB
 
 
-def smallest_memory(buckets: int) -> int:
-    """Return the least that the option `memory` allows, in bytes. buckets: of a mount of several, else 0."""
-    return max(_SMALLEST_BYTES, buckets * BUCKET_MEMORY_BYTES)
-
-
-def default_memory(buckets: int) -> int:
-    """Return the default of the option `memory`, in bytes. buckets: as for `smallest_memory`."""
-    return max(smallest_memory(buckets), min(_LARGEST_DEFAULT_BYTES, memory_bytes() // _DEFAULT_SHARE))
+def default_memory() -> int:
+    """Return the default of the option `memory`, in bytes."""
+    return max(SMALLEST_MEMORY_BYTES, min(_LARGEST_DEFAULT_BYTES, memory_bytes() // _DEFAULT_SHARE))
 
 
 def request_memory() -> int:

@@ -10,14 +10,12 @@ from fusecache.config.values import (
     as_bucket,
     as_encryption,
     as_flag,
-    as_folder,
     as_header,
     as_names,
     as_path,
     as_port,
     as_prefix,
     as_rate,
-    as_source,
     as_text,
     as_url,
     as_weight,
@@ -174,51 +172,10 @@ class EndpointOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketOptions:
-    """One bucket of a mount of several. Each option is a key of a `[[bucket]]` table.
-
-    endpoints: with the keys of `credentials_from`; empty without that.
-    """
-
-    name: str = option(
-        as_folder, "name of the bucket's folder in the mount", default="", default_text="required"
-    )
-    source: str = option(
-        as_source, "bucket or prefix, s3://BUCKET[/PREFIX]", default="", default_text="from credentials_from"
-    )
-    endpoint_url: str | None = option(
-        as_url, "URL of the endpoint", default=None, default_text="as of the mount"
-    )
-    region: str | None = option(as_text, "region of the bucket", default=None, default_text="as of the mount")
-    profile: str | None = option(
-        as_text, "profile with the credentials", default=None, default_text="as of the mount"
-    )
-    write_profile: str | None = option(
-        as_text, "profile for write requests", default=None, default_text="as for reading"
-    )
-    credentials_file: Path | None = option(  # noqa: RUF009  # a field
-        as_path, "file with the keys", default=None, default_text="as of the mount"
-    )
-    credentials_from: str | None = option(
-        as_text,
-        "take bucket, endpoint and keys from the variables X_BUCKET_NAME, X_ACCOUNT_ID or X_ENDPOINT_URL, "
-        "X_READ_ACCESS_KEY_ID, X_READ_SECRET_ACCESS_KEY and X_WRITE_…, or from X_BUCKET_LIST",
-        default=None,
-        default_text="none",
-    )
-    read_only: bool = option(as_flag, "mount this bucket read-only", default=False)
-    immutable: tuple[str, ...] = option(
-        as_names, "names in this bucket whose objects never change", unit="list", default=()
-    )
-    endpoints: tuple[EndpointOptions, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
     """Where requests go, what they carry, and whether a mount waits for them: a group of `MountOptions`.
 
-    endpoints: of the data set, the primary first; empty if the mount's own options name its only one. buckets: of a
-    mount of several.
+    endpoints: of the data set, the primary first; empty if the mount's own options name its only one.
     """
 
     credentials_from: tuple[str, ...] = option(
@@ -273,7 +230,6 @@ class RequestOptions:
         default=60.0,
     )
     endpoints: tuple[EndpointOptions, ...] = ()
-    buckets: tuple[BucketOptions, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fusecache.config.bucket_options import resolve_places
+from fusecache.config.bucket_options import bucket_tables, bucket_values, check_apart
 from fusecache.config.cache_directory import default_cache_dir, free_bytes_at
 from fusecache.config.config_file import parse_config, read_config
-from fusecache.config.endpoint_options import own_endpoint
-from fusecache.config.node_memory import default_memory, smallest_memory
+from fusecache.config.endpoint_options import own_endpoint, resolve_endpoints, resolve_family
+from fusecache.config.node_memory import SMALLEST_MEMORY_BYTES, default_memory
 from fusecache.config.option_groups import (
-    BucketOptions,
     EndpointOptions,
     MonitoringOptions,
     RequestOptions,
@@ -34,6 +33,7 @@ from fusecache.config.option_groups import (
 from fusecache.config.values import (
     Duration,
     as_flag,
+    as_folder,
     as_names,
     as_octal,
     as_path,
@@ -168,23 +168,9 @@ class MountOptions:
     requests: RequestOptions
     monitoring: MonitoringOptions
 
-    def bucket_mounts(self) -> "dict[str, MountOptions]":
-        """Return the options of each bucket, as if it was mounted alone, by the name of its folder.
-
-        The only bucket of a mount has the name "".
-        """
-        return {each.name: self._of_bucket(each) for each in self.requests.buckets} or {"": self}
-
     def own_endpoint(self, url: str | None) -> EndpointOptions:
         """Return the endpoint that the options of one bucket describe. url: of it, None for AWS."""
         return own_endpoint({name: getattr(self, name) for name in ("source", *_OF_ENDPOINT)}, url)
-
-    def _of_bucket(self, bucket: BucketOptions) -> "MountOptions":
-        return dataclasses.replace(
-            self,
-            **{name: getattr(bucket, name) for name in _OF_BUCKET},
-            requests=dataclasses.replace(self.requests, endpoints=bucket.endpoints, buckets=()),
-        )
 
     @property
     def bucket(self) -> str:
@@ -220,18 +206,6 @@ _NOT_SHOWN = frozenset(
 # Options of a mount that its own endpoint has.
 _OF_ENDPOINT = ("region", "profile", "credentials_file")
 
-# Options of a mount that a bucket of several has for itself.
-_OF_BUCKET = (
-    "source",
-    "endpoint_url",
-    "region",
-    "profile",
-    "write_profile",
-    "credentials_file",
-    "read_only",
-    "immutable",
-)
-
 # Options that only S3 knows.
 _S3_OPTIONS = (
     "region",
@@ -259,6 +233,14 @@ FIELDS = {
     for kind in (MountOptions, *_GROUPS.values())
     for item in dataclasses.fields(kind)
     if item.metadata
+}
+
+# The keys of a `[[bucket]]` table: a name, and every option of a mount of one bucket.
+BUCKET_KEYS = {
+    "name": option(
+        as_folder, "name of the bucket's folder in the mount", default="", default_text="required"
+    ),
+    **{name: item for name, item in FIELDS.items() if name != "mountpoint"},
 }
 
 FLAG_VALUES_TEXT = (
@@ -331,7 +313,15 @@ def _plain(name: str, value: object) -> object:
     return _shown(value, "octal") if FIELDS[name].metadata["unit"] == "octal" else value
 
 
-def load_options(
+def load_options(*given: Any, **named: Any) -> MountOptions:
+    """Return the options of a mount of one bucket, as `load_mounts` does. Raises ConfigError for several."""
+    mounts = load_mounts(*given, **named)
+    if "" not in mounts:
+        raise ConfigError("this is for one bucket: remove the [[bucket]] tables from the configuration")
+    return mounts[""]
+
+
+def load_mounts(
     flags: Mapping[str, object],
     environment: Mapping[str, str],
     *,
@@ -341,8 +331,10 @@ def load_options(
     home: Path | None = None,
     user_id: int = 0,
     free_bytes: Callable[[Path], int] | None = None,
-) -> MountOptions:
-    """Merge flags, environment and file into the options of a mount.
+) -> dict[str, MountOptions]:
+    """Merge flags, environment and file into the options of each bucket's mount, by the name of its folder.
+
+    The only bucket of a mount has the name "".
 
     flags: by field name; None means not given. environment: all variables; those without the prefix are ignored.
     config_text: what counts instead of the file's content.
@@ -368,35 +360,122 @@ def load_options(
         if value is not None
     }
     values: dict[str, Any] = {name: _parse(name, value, label) for name, (value, label) in chosen.items()}
-    values |= resolve_places(values, content, buckets, environment, label=str(config_path or "the options"))
-    for name in ("source", "mountpoint"):
-        if name not in values:
-            raise ConfigError(
-                f"{name} is missing: give {FIELDS[name].metadata['help']}, as an argument or in the configuration file"
+    label = str(config_path or "the options")
+    completion = _Completion(environment, home, user_id, free_bytes or free_bytes_at, label)
+    rows = bucket_tables(values, content.get("bucket"), buckets, BUCKET_KEYS, label=f"{label}: [[bucket]]")
+    endpoints = content.get("endpoint")
+    if not rows:
+        return {"": completion.of_one(values, endpoints)}
+    if endpoints is not None:
+        raise ConfigError(
+            f"{label}: [[endpoint]] beside [[bucket]]: list a bucket's endpoints in a variable X_BUCKET_LIST, and "
+            'set credentials_from = "X" in its table'
+        )
+    return completion.of_several(values, rows)
+
+
+def top_of(mounts: Mapping[str, MountOptions]) -> Path:
+    """Return what `mountpoint` was given as: the only mount's, or the folder of several. mounts: of `load_mounts`."""
+    first = next(iter(mounts.values())).mountpoint
+    return first if "" in mounts else first.parent
+
+
+@dataclass(frozen=True, slots=True)
+class _Completion:
+    """Completes parsed values into the options of a mount, as `load_mounts` describes."""
+
+    environment: Mapping[str, str]
+    home: Path | None
+    user_id: int
+    free_bytes: Callable[[Path], int]
+    label: str
+
+    def of_several(
+        self, values: dict[str, Any], rows: Mapping[str, dict[str, Any]]
+    ) -> dict[str, MountOptions]:
+        """Return the options of each bucket. rows: the values of the tables, by name."""
+        _require(values, "mountpoint")
+        # A bucket may be added later.
+        source = f"buckets://buckets{values['mountpoint']}"
+        values = {
+            "cache_dir": self._cache_dir(source, ""),
+            "cache_size": f"{DEFAULT_CACHE_SHARE:.0%}",
+            **values,
+        }
+        found = {}
+        for name in rows:
+            try:
+                own = bucket_values(
+                    name,
+                    rows,
+                    values,
+                    self.environment,
+                    default_memory=max(default_memory(), SMALLEST_MEMORY_BYTES * len(rows)),
+                    cache_bytes=self._cache_bytes,
+                )
+                found[name] = self.of_one(own, None)
+            except ConfigError as exc:
+                raise ConfigError(f"bucket {name}: {exc}") from exc
+        check_apart(
+            {name: (each.source, each.endpoint_url) for name, each in found.items()}, self.environment
+        )
+        return found
+
+    def of_one(self, values: dict[str, Any], tables: object) -> MountOptions:
+        """Return the options of one bucket. tables: [[endpoint]] of the file, or None."""
+        values = values | self._places(values, tables)
+        for name in ("source", "mountpoint"):
+            _require(values, name)
+        if "cache_dir" not in values:
+            source, url = values["source"], values.get("endpoint_url")
+            url = choose_endpoint(self.environment, source=source, endpoint_url=url).url
+            values["cache_dir"] = self._cache_dir(source, url or "")
+        chosen_size = values.get("cache_size", f"{DEFAULT_CACHE_SHARE:.0%}")
+        values.setdefault("memory", default_memory())
+        values["cache_size"] = self._cache_bytes(chosen_size, values["cache_dir"])
+        groups: dict[str, Any] = {
+            group: kind(
+                **{name: values.pop(name) for name, of in _GROUP_OF.items() if of == group and name in values}
             )
-    if "cache_dir" not in values:
-        source, url = values["source"], values.get("endpoint_url")
-        if "buckets" in values:  # a bucket may be added later
-            source = f"buckets://buckets{values['mountpoint']}"
-        else:
-            url = choose_endpoint(environment, source=source, endpoint_url=url).url
-        values["cache_dir"] = default_cache_dir(
-            source, url or "", environment=environment, home=home or Path.home(), user_id=user_id
+            for group, kind in _GROUPS.items()
+        }
+        options = MountOptions(**values, **groups)
+        _check_kind(options)
+        _check_together(options, share=chosen_size if isinstance(chosen_size, str) else "")
+        return options
+
+    def _places(self, values: Mapping[str, Any], tables: object) -> dict[str, Any]:
+        """Return the options that follow from a family of variables, and from tables of endpoints."""
+        found: dict[str, Any] = {}
+        if families := values.get("credentials_from"):
+            found = resolve_family(values, families[0], self.environment)
+        if "source" not in (known := {**values, **found}):
+            return found
+        if StoreKind.of(known["source"]) is StoreKind.S3:
+            label = f"{self.label}: [[endpoint]]"
+            return found | resolve_endpoints(known, tables, self.environment, label=label)
+        if tables is not None:
+            raise ConfigError(
+                f"{self.label}: [[endpoint]]: only for s3:// sources; remove these tables to mount {known['source']}"
+            )
+        return found
+
+    def _cache_dir(self, source: str, url: str) -> Path:
+        return default_cache_dir(
+            source, url, environment=self.environment, home=self.home or Path.home(), user_id=self.user_id
         )
-    chosen_size = values.get("cache_size", f"{DEFAULT_CACHE_SHARE:.0%}")
-    values.setdefault("memory", default_memory(len(values.get("buckets", ()))))
-    values["cache_size"] = _cache_bytes(chosen_size, values["cache_dir"], free_bytes or free_bytes_at)
-    groups: dict[str, Any] = {
-        group: kind(
-            **{name: values.pop(name) for name, of in _GROUP_OF.items() if of == group and name in values}
+
+    def _cache_bytes(self, value: int | str, cache_dir: Path) -> int:
+        if isinstance(value, int):
+            return value
+        return int(self.free_bytes(cache_dir) * float(value.rstrip("%")) / 100)
+
+
+def _require(values: Mapping[str, Any], name: str) -> None:
+    if name not in values:
+        raise ConfigError(
+            f"{name} is missing: give {FIELDS[name].metadata['help']}, as an argument or in the configuration file"
         )
-        for group, kind in _GROUPS.items()
-    }
-    options = MountOptions(**values, **groups)
-    for each in options.bucket_mounts().values():
-        _check_kind(each)
-    _check_together(options, share=chosen_size if isinstance(chosen_size, str) else "")
-    return options
 
 
 def _shown(value: object, unit: str) -> str:
@@ -433,12 +512,6 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return nearest_text(name, known) or f": known are {', '.join(known)}"
 
 
-def _cache_bytes(value: int | str, cache_dir: Path, free_bytes: Callable[[Path], int]) -> int:
-    if isinstance(value, int):
-        return value
-    return int(free_bytes(cache_dir) * float(value.rstrip("%")) / 100)
-
-
 def _check_kind(options: MountOptions) -> None:
     """Raise ConfigError for options of S3 at a bucket of another kind."""
     foreign = [name for name in _S3_OPTIONS if _value(options, name) != FIELDS[name].default]
@@ -450,11 +523,10 @@ def _check_kind(options: MountOptions) -> None:
 
 def _check_together(options: MountOptions, *, share: str) -> None:
     """Raise ConfigError if options contradict each other. share: the cache size as given in percent, else ""."""
-    smallest = smallest_memory(len(options.requests.buckets))
-    if options.memory < smallest:
+    if options.memory < SMALLEST_MEMORY_BYTES:
         raise ConfigError(
-            f"memory = {size_text(options.memory)}: allowed is {smallest // MIB} MiB or more, so that a few buffers of "
-            "each size fit, and a large one for each bucket"
+            f"memory = {size_text(options.memory)}: allowed is {SMALLEST_MEMORY_BYTES // MIB} MiB or more for each "
+            "bucket, so that a few buffers of each size fit"
         )
     floor = max(SMALLEST_CACHE_BYTES, options.memory)
     if options.cache_size < floor:

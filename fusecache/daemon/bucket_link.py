@@ -1,4 +1,4 @@
-"""One bucket of a running mount: its keys, its first answer, and its part of the status.
+"""The bucket of a running mount: its keys, its first answer, and its part of the status.
 
 A mount that started without its bucket: waits for the first answer, and then finishes what a start does.
 
@@ -10,7 +10,7 @@ Not here: sources that renew by themselves before their keys expire. They do so 
 import logging
 import os
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -56,20 +56,24 @@ _PROMPT_SECONDS = 2.0
 
 
 class BucketLink:
-    """The tasks and facts of one bucket. name: of its folder; "" for the only bucket of a mount."""
+    """The tasks and facts of the bucket."""
 
     def __init__(
         self,
-        name: str,
         options: MountOptions,
         connection: StartConnection,
         filesystem: FileSystem,
         reach: Callable[[], None],
         answers: BucketAnswers | None = None,
+        *,
+        is_beside_others: bool = False,
     ) -> None:
-        """reach: records that the bucket answered. answers: for the next daemon of the mount."""
-        self.name = name
+        """reach: records that the bucket answered. answers: for the next daemon of the mount.
+
+        is_beside_others: as for `connect`.
+        """
         self._options = options
+        self._is_beside_others = is_beside_others
         self._connection = connection
         self._remote = connection.remote
         self._filesystem = filesystem
@@ -91,10 +95,10 @@ class BucketLink:
         """Serve what is known here, if the bucket does not answer. Raises MountError if that is no use."""
         failure, refusal = self._connection.failure, self._connection.write_refusal
         if refusal is not None:  # reads are answered
-            if not (self.name or self._answers.is_in_use or self._filesystem.pending_changes()):
+            if not (self._is_beside_others or self._answers.is_in_use or self._filesystem.pending_changes()):
                 refuse_without_writes(self._options, refusal)
         elif failure is not None:
-            await self._filesystem.start_without_bucket(self.name, failure)
+            await self._filesystem.start_without_bucket(failure)
 
     def run_in(self, nursery: trio.Nursery, supervisor: Supervisor) -> None:
         """Start the tasks that renew the keys, and that wait for the first answer."""
@@ -105,10 +109,10 @@ class BucketLink:
 
     async def _know_names(self) -> None:
         """Serve cached files by name if the bucket is silent: the listings of the daemon before are gone."""
-        name, filesystem, asked = self.name, self._filesystem, trio.Event()
+        filesystem, asked = self._filesystem, trio.Event()
 
         async def ask() -> None:
-            await filesystem.ask_bucket(name)
+            await filesystem.ask_bucket()
             asked.set()
 
         async with trio.open_nursery() as nursery:
@@ -117,22 +121,22 @@ class BucketLink:
                 await asked.wait()
             if asked.is_set() and not self._remote.health.is_silent:
                 return
-            await filesystem.know_cached_names(name)
+            await filesystem.know_cached_names()
         while self._remote.health.is_silent:
             await trio.sleep(CHECK_SECONDS)
-            await filesystem.ask_bucket(name)
-        filesystem.on_bucket_answered(name)
+            await filesystem.ask_bucket()
+        filesystem.on_bucket_answered()
 
     def _record_answer(self) -> None:
         found = self._remote.conditional_writes
         if self._options.read_only or found is not ConditionalWrites.UNKNOWN:
-            self._answers.record(self.name, found)
+            self._answers.record(found)
 
     async def _wait_for_bucket(self) -> None:
         """Return once the bucket has answered and the start is finished."""
         while self._failure is not None:
             await trio.sleep(CHECK_SECONDS)
-            await self._filesystem.ask_bucket(self.name)
+            await self._filesystem.ask_bucket()
             if self._remote.health.writes_refused_since:
                 with suppress(RemoteError):
                     await trio.to_thread.run_sync(self._remote.probe_write, self._options.prefix)
@@ -151,7 +155,7 @@ class BucketLink:
 
     async def _finish_start(self) -> None:
         """The bucket answers for the first time: do what `connect` could not. Raises RemoteError, MountError."""
-        self._filesystem.on_bucket_answered(self.name)
+        self._filesystem.on_bucket_answered()
         self._reach()
         try:
             if not self._options.read_only:
@@ -162,7 +166,7 @@ class BucketLink:
             self._remote.health.writes_held = str(exc)
             raise
         finally:  # what waits is uploaded, or has the new reason
-            await self._filesystem.try_again(self.name)
+            await self._filesystem.try_again()
 
     async def _renew_keys(self) -> None:
         """Reload the credentials from their source, while they are refused, until cancelled."""
@@ -174,7 +178,7 @@ class BucketLink:
                 self._next_reload = trio.current_time() + RELOAD_SECONDS
                 await self._reload()
                 # Send a request even if no program reads: otherwise the state of the read credentials stays unknown.
-                await self._filesystem.try_again(self.name)
+                await self._filesystem.try_again()
                 refused_seconds = self._refused_seconds()
                 if refused_seconds >= DENIED_SECONDS and not self._reload_error:
                     log.warning(
@@ -201,14 +205,14 @@ class BucketLink:
 
     def _refused_seconds(self) -> float:
         # With an empty queue no write request shows whether writes are allowed again: ignore the old refusal.
-        has_writes = self._filesystem.pending_changes(self.name) > 0
+        has_writes = self._filesystem.pending_changes() > 0
         return self._remote.health.refused_seconds(has_writes=has_writes)
 
     def text(self) -> str:
         """Return what the user who mounts must know; "" if the bucket answered."""
         if self._failure is None:
             return ""
-        waiting = f"{count_text(self._filesystem.pending_changes(self.name), 'change')} waiting for upload"
+        waiting = f"{count_text(self._filesystem.pending_changes(), 'change')} waiting for upload"
         text = (
             f"DEGRADED: started without the bucket: {self._failure}; readable are cached files by name, and "
         )
@@ -221,7 +225,7 @@ class BucketLink:
             text += f": {renewal_text(self._keys_from)}"
         else:
             text += " until the bucket answers; then the mount heals by itself"
-        return f"bucket {self.name}: {text}" if self.name else text
+        return text
 
     def question(self) -> str:
         """Return what to ask the user who mounts a prefix without objects, else ""."""
@@ -241,17 +245,6 @@ class BucketLink:
             "writes_held": health.writes_held,
         }
 
-    def row(self) -> dict[str, Any]:
-        """Return the bucket's row in the status of a mount of several."""
-        return {
-            "bucket": self.name,
-            "source": self._options.source,
-            "read_only": self._options.read_only,
-            "endpoint": endpoint_fact(self._options),
-            **self.facts(),
-            **self._filesystem.bucket_facts(self.name),
-        }
-
 
 def endpoint_fact(options: MountOptions) -> str:
     """Return where the bucket is."""
@@ -262,7 +255,6 @@ def endpoint_fact(options: MountOptions) -> str:
 def bucket_access(options: MountOptions, health: BucketHealth | None = None) -> BucketAccess:
     """Return how the engine may use a bucket. health: what its store records."""
     return BucketAccess(
-        read_only=options.read_only,
         keys_from=_keys_from(options, options.write_profile or options.profile),
         writes_by_other_keys=options.write_profile is not None
         or any(each.write_keys is not None for each in options.requests.endpoints[:1]),
@@ -284,46 +276,13 @@ def command_access(options: MountOptions, endpoint: Endpoint) -> dict[str, Any]:
     }
 
 
-def request_prices(mounts: Iterable[MountOptions]) -> Prices | None:
-    """Return what the requests to all buckets cost; None if that is unknown, or not the same."""
-    found = {_prices_of(endpoint_of(each)) for each in mounts}
-    return found.pop() if len(found) == 1 else None
-
-
 def _prices_of(endpoint: Endpoint) -> Prices | None:
+    """Return what the requests to the bucket cost; None if that is unknown."""
     if endpoint.is_r2:
         return R2_PRICES
     host = urlsplit(endpoint.url or "").hostname or ""
     is_aws = endpoint.kind is StoreKind.S3 and (endpoint.url is None or host.endswith(".amazonaws.com"))
     return AWS_PRICES if is_aws else None
-
-
-def immutable_names(mounts: Mapping[str, MountOptions]) -> tuple[str, ...]:
-    """Return the patterns of names that never change, as paths in the mount of several buckets."""
-    found: list[str] = []
-    for name, options in mounts.items():
-        for pattern in options.immutable:
-            found.append(f"{name}/{pattern}" if name else pattern)
-            if name and "/" not in pattern:
-                found.append(f"{name}/*/{pattern}")
-    return tuple(found)
-
-
-def split_source(source: str) -> tuple[str, str]:
-    """Return the bucket and the prefix of a source; the prefix is empty or ends in '/'."""
-    bucket, _, prefix = source.partition("://")[2].rstrip("/").partition("/")
-    return bucket, f"{prefix}/" if prefix else ""
-
-
-def key_here(name: str, prefix: str, key: str) -> str:
-    """Return a key of a bucket as a mount of several has it, or "". A key with '/' at its end, or "", is all below it.
-
-    name: of the bucket's folder; prefix: of its source.
-    """
-    if key.startswith(prefix):
-        return f"{name}/{key[len(prefix) :]}"
-    is_above = not key or key.endswith("/")
-    return f"{name}/" if is_above and prefix.startswith(key) else ""
 
 
 def _keys_from(options: MountOptions, profile: str | None) -> str:
@@ -338,13 +297,9 @@ def _keys_from(options: MountOptions, profile: str | None) -> str:
 
 
 def engine_options(
-    options: MountOptions,
-    mounts: Mapping[str, MountOptions],
-    ownership: Ownership,
-    predecessor: Predecessor | None,
-    healths: Mapping[str, BucketHealth],
+    options: MountOptions, ownership: Ownership, predecessor: Predecessor | None, health: BucketHealth
 ) -> EngineOptions:
-    """Return what the engine must know. mounts: the options of each bucket, by the name of its folder."""
+    """Return what the engine must know."""
     return EngineOptions(
         directory=options.cache_dir,
         prefix=options.prefix,
@@ -353,7 +308,7 @@ def engine_options(
         buffer_bytes=options.memory,
         settle_seconds=options.writeback.settle_seconds,
         fresh_seconds=options.attribute_seconds,
-        immutable=(*options.immutable, *(() if "" in mounts else immutable_names(mounts))),
+        immutable=options.immutable,
         posix_metadata=options.posix_metadata,
         temp_names=options.writeback.temp_names,
         order_last=options.writeback.order_last,
@@ -367,20 +322,20 @@ def engine_options(
         symlinks=options.symlinks,
         download_rate=options.requests.download_rate,
         patience_seconds=options.requests.read_timeout,
-        prices=request_prices(mounts.values()),
+        prices=_prices_of(endpoint_of(options)),
         predecessor=predecessor,
-        buckets={name: bucket_access(each, healths[name]) for name, each in mounts.items()},
+        access=bucket_access(options, health),
     )
 
 
-def initial_facts(options: MountOptions, mounts: Mapping[str, MountOptions]) -> dict[str, Any]:
+def initial_facts(options: MountOptions) -> dict[str, Any]:
     """Return the status fields that are known before the mount starts."""
     return {
         "version": __version__,
         "pid": os.getpid(),
         "source": options.source,
         "mountpoint": str(options.mountpoint),
-        "endpoint": endpoint_fact(options) if "" in mounts else "",
+        "endpoint": endpoint_fact(options),
         **shown_options(options),
         "kernel": {"applied": [], "refused": []},
     }

@@ -9,18 +9,15 @@ import configparser
 import logging
 import os
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
 from fusecache.config.option_groups import EndpointOptions
 from fusecache.config.options import MountOptions
-from fusecache.daemon.sd_notify import notify
 from fusecache.disk.state_directory import StateDirectory, recorded_conditions
 from fusecache.model.errors import (
     AccessDenied,
@@ -32,6 +29,7 @@ from fusecache.model.errors import (
     Unavailable,
     Untrusted,
 )
+from fusecache.mount.sd_notify import notify
 from fusecache.remote.endpoint_group import EndpointGroup, EndpointReader
 from fusecache.remote.endpoints import (
     AZURE_ACCOUNT_VARIABLES,
@@ -87,28 +85,27 @@ def connect(
     *,
     max_connections: int,
     was_used: bool,
-    is_one_of_several: bool = False,
-    upload_pace: UploadPace | None = None,
+    is_beside_others: bool = False,
     known: ConditionalWrites | None = None,
     proven: ConditionalWrites | None = None,
 ) -> StartConnection:
     """Create the stores, and check with one LIST and one write probe that the credentials suffice for the mount.
 
     was_used: an earlier mount with this cache directory has reached the bucket, so that this one can start without it.
-    is_one_of_several: the mount starts whatever this bucket answers. upload_pace: shared with other buckets.
+    is_beside_others: buckets of the same command are mounted, so this one starts whatever its bucket answers.
     known: what the bucket told to an earlier daemon of the same mount. Then no check is made, because programs wait;
     what the bucket refuses now shows at the first request.
     proven: what an earlier mount with this cache directory found the store to do with the conditions of writes.
     Raises MountError or RemoteError if the mount must not start, ConfigError.
     """
-    remote = open_stores(options, endpoint, max_connections=max_connections, upload_pace=upload_pace)
+    remote = open_stores(options, endpoint, max_connections=max_connections)
     if known is not None:
         remote.take_conditions(known)
         return StartConnection(remote)
     try:
-        connection = _first_answers(options, remote, is_optional=was_used or is_one_of_several)
+        connection = _first_answers(options, remote, is_optional=was_used or is_beside_others)
     except RemoteError as exc:
-        if is_one_of_several:
+        if is_beside_others:
             return StartConnection(remote, failure=exc)
         if not isinstance(exc, (Unavailable, *KEY_ERRORS)):
             raise
@@ -129,14 +126,10 @@ def connect(
     return connection
 
 
-def proven_conditions(cache_dir: Path, identities: Mapping[str, str]) -> dict[str, ConditionalWrites]:
-    """Return what earlier runs with a cache directory found the stores to do, by the names of the buckets."""
-    recorded = recorded_conditions(cache_dir)
-    return {
-        name: ConditionalWrites(recorded[identity])
-        for name, identity in identities.items()
-        if recorded.get(identity) in _PROVEN
-    }
+def proven_conditions(cache_dir: Path, identity: str) -> ConditionalWrites | None:
+    """Return what earlier runs with a cache directory found the store to do; None if it must be tested."""
+    recorded = recorded_conditions(cache_dir).get(identity)
+    return ConditionalWrites(recorded) if recorded in _PROVEN else None
 
 
 def record_conditions(directory: StateDirectory, identity: str, found: ConditionalWrites) -> None:
@@ -146,15 +139,9 @@ def record_conditions(directory: StateDirectory, identity: str, found: Condition
             directory.record_conditions(identity, found.value if found.value in _PROVEN else "")
 
 
-def open_stores(
-    options: MountOptions,
-    endpoint: Endpoint,
-    *,
-    max_connections: int,
-    upload_pace: UploadPace | None = None,
-) -> ReadWriteSplit:
+def open_stores(options: MountOptions, endpoint: Endpoint, *, max_connections: int) -> ReadWriteSplit:
     """Create the stores of a mount. Makes no request. Raises ConfigError."""
-    pace = upload_pace or UploadPace(options.requests.upload_rate)
+    pace = UploadPace(options.requests.upload_rate)
     transport = Transport(max_connections=max_connections, upload_pace=pace)
     if endpoint.kind is StoreKind.S3:
         endpoints = options.requests.endpoints or (options.own_endpoint(endpoint.url),)
@@ -169,57 +156,8 @@ def open_stores(
     return ReadWriteSplit(store, None if options.read_only else store, prefix=options.prefix)
 
 
-def connect_all(
-    mounts: Mapping[str, MountOptions],
-    *,
-    max_connections: int,
-    used: Container[str],
-    known: Mapping[str, ConditionalWrites],
-    proven: Mapping[str, ConditionalWrites] = MappingProxyType({}),
-) -> dict[str, StartConnection]:
-    """Connect a mount's buckets, by the names of their folders. One of several that fails does not stop the others.
-
-    used: the names of the buckets that an earlier mount with this cache directory has reached.
-    known, proven: of each bucket, as in `connect`.
-    Raises MountError or RemoteError if the only bucket fails, or if of several none answers, and none did before;
-    ConfigError.
-    """
-    if "" in mounts:
-        return {
-            "": connect(
-                mounts[""],
-                endpoint_of(mounts[""]),
-                max_connections=max_connections,
-                was_used="" in used,
-                known=known.get(""),
-                proven=proven.get(""),
-            )
-        }
-    upload_pace = UploadPace(next(iter(mounts.values())).requests.upload_rate)
-
-    def connect_one(name: str) -> StartConnection:
-        options = mounts[name]
-        return connect(
-            options,
-            endpoint_of(options),
-            max_connections=max_connections,
-            was_used=name in used,
-            is_one_of_several=True,
-            upload_pace=upload_pace,
-            known=known.get(name),
-            proven=proven.get(name),
-        )
-
-    with ThreadPoolExecutor(len(mounts)) as pool:
-        found = dict(zip(mounts, pool.map(connect_one, mounts), strict=True))
-    failures = {name: each.failure for name, each in found.items() if each.failure is not None}
-    if len(failures) == len(mounts) and not any(name in used for name in mounts):
-        raise MountError("; ".join(f"bucket {name}: {failure}" for name, failure in failures.items()))
-    return found
-
-
 def endpoint_of(options: MountOptions) -> Endpoint:
-    """Return the endpoint of a mount of one bucket. Raises ConfigError."""
+    """Return the endpoint of a mount. Raises ConfigError."""
     return choose_endpoint(
         os.environ,
         source=options.source,
@@ -228,10 +166,9 @@ def endpoint_of(options: MountOptions) -> Endpoint:
     )
 
 
-def identity_of(name: str, options: MountOptions, endpoint: Endpoint) -> str:
+def identity_of(options: MountOptions, endpoint: Endpoint) -> str:
     """Return a bucket in one line, as the cache directory of a mount, or a folder, records it."""
-    place = f"{endpoint.url or 'AWS'} {options.kind.value}://{options.bucket}/{options.prefix}"
-    return f"{name}={place}" if name else place
+    return f"{endpoint.url or 'AWS'} {options.kind.value}://{options.bucket}/{options.prefix}"
 
 
 def open_remote(

@@ -37,7 +37,6 @@ from typing import Any
 
 import trio
 
-from fusecache.daemon.bucket_link import key_here, split_source
 from fusecache.daemon.control_socket import ControlSocket, ReservingListener
 from fusecache.engine.admin.inspector import ScrubProgress
 from fusecache.engine.admin.warmup import WarmupState
@@ -270,14 +269,14 @@ class ControlServer:
         open_cached: Callable[[Mapping[str, Any], int], Awaitable[int | None]],
         *,
         owners: frozenset[int],
-        access: Mapping[str, Mapping[str, Any]],
+        access: Mapping[str, Any],
         endings: Endings,
     ) -> None:
         """facts: returns the current status fields that are not part of the file system's statistics.
 
         open_cached: answers the command "open" of a user, as `HandedFiles.open`.
 
-        owners: the ids of the users who may send every command. access: how each bucket is reached, for owners alone,
+        owners: the ids of the users who may send every command. access: how the bucket is reached, for owners alone,
         by the name of its folder.
         """
         self._fs = filesystem
@@ -386,7 +385,7 @@ class ControlServer:
                 case "upgrade":
                     await self._upgrade(stream, user, str(request.get("program") or ""))
                 case "in-use":
-                    await self._send(stream, {**_done("ok"), **await self._in_use(request, path)})
+                    await self._send(stream, {**_done("ok"), **await self._in_use(request)})
                 case "hint" | "open" | "record":
                     await self._reader_command(stream, user, request, received)
                 case _:
@@ -428,8 +427,8 @@ class ControlServer:
                 await self._uploads(stream, paths[0], request)
             case "uploads-in-use":
                 used = await self._fs.uploads.in_use()
-                keys = [self._key_there(key) for key in used.keys]
-                await self._send(stream, {**_done("ok"), "upload_ids": list(used.upload_ids), "keys": keys})
+                ids = {"upload_ids": list(used.upload_ids), "keys": list(used.keys)}
+                await self._send(stream, {**_done("ok"), **ids})
             case "recover":
                 await self._send(stream, {**_done("ok"), "recover": await self._fs.quarantine.listing()})
             case "bring-back" | "delete" if self._fs.options.read_only:
@@ -446,25 +445,10 @@ class ControlServer:
             case _:
                 await self._send(stream, _done("error", f"unknown command {command!r}"))
 
-    async def _in_use(self, request: dict[str, Any], path: str) -> dict[str, Any]:
-        """Return which keys of a bucket the mount needs, and how the bucket of a path is reached."""
-        keys = [str(each) for each in request["keys"]]
+    async def _in_use(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return which keys of the bucket the mount needs, and how the bucket is reached."""
         in_use = KeysInUse(self._fs.tree, self._fs.queue)
-        if "" in self._access:
-            return {"in_use": await in_use.find(keys), **self._access[""]}
-        found: dict[str, str] = {}
-        for name, access in self._access.items():
-            bucket, prefix = split_source(access["source"])
-            here = {key_here(name, prefix, key): key for key in keys if bucket == request.get("bucket")}
-            answer = await in_use.find([key for key in here if key])
-            found |= {here[key]: why for key, why in answer.items()}
-        name = path.partition("/")[0]
-        return {"in_use": found, **self._access.get(name, {}), "folder": name}
-
-    def _key_there(self, key: str) -> str:
-        """Return a key of the mount as its bucket has it."""
-        name, _, inner = key.partition("/")
-        return key if "" in self._access else split_source(self._access[name]["source"])[1] + inner
+        return {"in_use": await in_use.find([str(each) for each in request["keys"]]), **self._access}
 
     async def _hint(
         self, stream: trio.SocketStream, user: int, request: dict[str, Any], received: Request
@@ -534,17 +518,11 @@ class ControlServer:
                 ended = await self._fs.drain(seconds, until_empty=False)
             else:
                 ended = await self._fs.wait_durable(path, seconds)
-                held = self._held(path) if ended.result == "durable" else ""
+                held = self._facts()["writes_held"] if ended.result == "durable" else ""
                 ended = Durability("error", f"nothing can be uploaded: {held}") if held else ended
         result = "durable" if drains and ended.result == "conflict" else ended.result
         missing = {} if result == "durable" else {"missing": await self._fs.status.missing_at(path)}
         await self._send(stream, {**await self._pending(path), **_done(result, ended.message), **missing})
-
-    def _held(self, path: str) -> str:
-        """Return why nothing at or below a path can be uploaded; "" if it can."""
-        facts, folder = self._facts(), path.partition("/")[0]
-        buckets = [each for each in facts["buckets"] if folder in ("", each["bucket"])] or [facts]
-        return next((each["writes_held"] for each in buckets if each["writes_held"]), "")
 
     async def _warm(self, stream: trio.SocketStream, paths: list[str], *, waits: bool) -> None:
         """Start a warm-up. waits: report until its end; if the client disconnects before that, cancel the warm-up."""

@@ -21,8 +21,8 @@ from fusecache.remote.store import ConditionalWrites
 log = logging.getLogger(__name__)
 
 # The row of the configuration that a mount has.
-_BUCKET = "bucket "
 _CONFIG = "config"
+_CONDITIONS = "bucket/"
 # Options that a mount keeps until it ends.
 _SHOWN = (
     "source",
@@ -75,11 +75,13 @@ class DaemonStart:
     """What a daemon starts with. kept: a predecessor's mount, or memory for a new one; None without a keeper.
 
     not_applied: what the configuration file has that does not count for this mount; "" if it counts.
+    is_beside_others: as for `connect`.
     """
 
     options: MountOptions
     kept: KeptMount | None
     not_applied: str
+    is_beside_others: bool = False
 
 
 def begin(load: Callable[[str], MountOptions], config: Path | None) -> DaemonStart:
@@ -113,11 +115,8 @@ def begin(load: Callable[[str], MountOptions], config: Path | None) -> DaemonSta
 
 
 def _refuse_changes(before: dict[str, str], now: dict[str, str], config: Path | None) -> None:
-    # An option that one of the two programs does not know says nothing; a bucket that one file does not name does.
-    names = [
-        name for name in {**before, **now} if name in before.keys() & now.keys() or name.startswith(_BUCKET)
-    ]
-    changed = [name for name in names if before.get(name) != now.get(name)]
+    # An option that one of the two programs does not know says nothing.
+    changed = [name for name, value in now.items() if before.get(name, value) != value]
     if changed:
         raise ConfigError(f"{config} changes {', '.join(changed)}: to apply it, unmount and mount again")
 
@@ -142,10 +141,6 @@ def _shown(options: MountOptions) -> dict[str, str]:
         **{name: str(getattr(options, name)) for name in _SHOWN},
         "fuse_library": options.session.fuse_library,
         "keep_mounted": str(options.session.keep_mounted),
-        **{
-            f"{_BUCKET}{each.name}": f"{each.source} {each.endpoint_url} {each.read_only}"
-            for each in options.requests.buckets
-        },
     }
 
 
@@ -164,21 +159,20 @@ def _can_outlive(options: MountOptions) -> bool:
 
 
 class BucketAnswers:
-    """What each bucket's store does with the conditions of writes: a successor need not ask again.
+    """What the store does with the conditions of writes: a successor need not ask again.
 
-    known: what an earlier daemon of this mount found out, by the name of the bucket's folder. is_in_use: the mount has
-    had an earlier daemon.
+    known: what an earlier daemon of this mount found out; None: nothing. is_in_use: there was an earlier daemon.
     """
 
     def __init__(self, kept: KeptMount | None) -> None:
         self.is_in_use = kept is not None and kept.is_resumed
         self._table = None if kept is None else kept.table
-        self.known: dict[str, ConditionalWrites] = {}
-        for name, value in () if self._table is None else self._table.items("bucket/"):
+        self.known: ConditionalWrites | None = None
+        if self._table is not None and (found := self._table.get(_CONDITIONS)):
             with suppress(ValueError):  # a later version's
-                self.known[name] = ConditionalWrites(value)
+                self.known = ConditionalWrites(found)
 
-    def record(self, name: str, found: ConditionalWrites) -> None:
-        """A bucket has answered what a start asks."""
+    def record(self, found: ConditionalWrites) -> None:
+        """The bucket has answered what a start asks."""
         if self._table is not None:
-            self._table.put(f"bucket/{name}", found.value)
+            self._table.put(_CONDITIONS, found.value)

@@ -7,8 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -27,7 +27,7 @@ from fusecache.daemon.bucket_link import (
 from fusecache.daemon.checkup import check_disk, risk_texts, shortage_text
 from fusecache.daemon.connect import (
     StartConnection,
-    connect_all,
+    connect,
     endpoint_of,
     identity_of,
     proven_conditions,
@@ -38,7 +38,6 @@ from fusecache.daemon.control_socket import ControlSocket
 from fusecache.daemon.keeping import BucketAnswers, DaemonStart, prepare_successor
 from fusecache.daemon.log import begin_log
 from fusecache.daemon.metrics_port import metrics_served
-from fusecache.daemon.sd_notify import notify
 from fusecache.disk.native import forbid_core_dumps
 from fusecache.disk.staging import raise_limit
 from fusecache.disk.state_directory import StateDirectory, recorded_identity
@@ -60,9 +59,8 @@ from fusecache.model.format_text import at_mount, printable
 from fusecache.model.verdict import verdict_line
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.leftover_text import found_text
-from fusecache.remote.bucket_router import BucketRouter, RoutedBucket
-from fusecache.remote.statistics import RequestTimes
-from fusecache.remote.store import Store
+from fusecache.mount.sd_notify import notify
+from fusecache.remote.endpoints import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -76,15 +74,6 @@ PUBLISH_THREADS = 64
 SWITCH_INTERVAL_SECONDS = 0.0005
 # Files of the daemon are its user's alone. Modes of files in the mount come from each caller's umask, not from this.
 PRIVATE_UMASK = 0o077
-# What a status says of the only bucket, for a mount of several.
-NO_BUCKET_FACTS = {
-    "state": "ok",
-    "keys_from": "",
-    "keys_error": "",
-    "start_failure": "",
-    "conditional_writes": "",
-    "writes_held": "",
-}
 _SAME_SIGNAL_SECONDS = 1.0
 STATUS_SECONDS = 5.0  # interval of the status line for systemd
 
@@ -113,43 +102,39 @@ def _run(start: DaemonStart, ready: Callable[[str], None]) -> int:
     if kept is None or not kept.is_resumed:
         check_mountpoint(options.mountpoint, allow_other=options.allow_other)
     check_disk(options)
-    mounts = options.bucket_mounts()
-    endpoints = {name: endpoint_of(each) for name, each in mounts.items()}
+    endpoint = endpoint_of(options)
     threads = NETWORK_THREADS + UPLOAD_THREADS + PUBLISH_THREADS
-    identities = {name: identity_of(name, each, endpoints[name]) for name, each in mounts.items()}
+    identity = identity_of(options, endpoint)
     # The directory got its identity when a mount with it first reached the bucket: endpoint and names are right.
-    recorded = recorded_identity(options.cache_dir).split("\n")
-    used = [name for name, each in identities.items() if each in recorded]
-    connections = connect_all(
-        mounts,
+    was_used = recorded_identity(options.cache_dir) == identity
+    connection = connect(
+        options,
+        endpoint,
         max_connections=threads,
-        used=used,
+        was_used=was_used,
+        is_beside_others=start.is_beside_others,
         known=BucketAnswers(kept).known,
-        proven=proven_conditions(options.cache_dir, identities),
+        proven=proven_conditions(options.cache_dir, identity),
     )
     # Not of a bucket that never answered: its source may still be corrected.
-    reached = [identities[name] for name, each in connections.items() if name in used or not _is_away(each)]
+    is_reached = was_used or connection.failure is None or connection.write_refusal is not None
     with (
-        ExitStack() as stack,
-        StateDirectory(options.cache_dir, "\n".join(reached), mountpoint=options.mountpoint) as directory,
+        closing(connection.remote),
+        StateDirectory(
+            options.cache_dir, identity if is_reached else "", mountpoint=options.mountpoint
+        ) as directory,
         unwrap_single_error(),
     ):
-        for each in connections.values():
-            stack.enter_context(closing(each.remote))
-        risks = [text for name, each in mounts.items() for text in risk_texts(each, endpoints[name])]
-        access = {name: command_access(each, endpoints[name]) for name, each in mounts.items()}
-        reach = {name: partial(directory.add, identity) for name, identity in identities.items()}
-        daemon = _Daemon(start, mounts, connections, ready, list(dict.fromkeys(risks)), access, reach)
+        daemon = _Daemon(start, connection, endpoint, ready, partial(directory.add, identity))
 
         def record() -> None:
-            for name, each in connections.items():
-                record_conditions(directory, identities[name], each.remote.conditional_writes)
+            record_conditions(directory, identity, connection.remote.conditional_writes)
 
         record()
         try:
             return trio.run(daemon.run)
         finally:
-            record()  # a bucket may have answered since
+            record()  # the bucket may have answered since
     raise AssertionError("unreachable: the daemon returns or raises")
 
 
@@ -157,28 +142,22 @@ class _Daemon:
     def __init__(
         self,
         start: DaemonStart,
-        mounts: Mapping[str, MountOptions],
-        connections: Mapping[str, StartConnection],
+        connection: StartConnection,
+        endpoint: Endpoint,
         ready: Callable[[str], None],
-        risks: Sequence[str],
-        access: Mapping[str, Mapping[str, Any]],
-        reach: Mapping[str, Callable[[], None]],
+        reach: Callable[[], None],
     ) -> None:
-        """mounts, connections, access, reach: by the name of each bucket's folder; access is for ControlServer.
-
-        reach: records that a bucket answered.
-        risks: warnings about the mount, for the log and the user.
-        """
+        """reach: records that the bucket answered."""
         self._kept = start.kept
         self._keeper = os.getppid()
         self._kept_files = KeptFiles(start.kept)
         self._options = start.options
-        self._mounts = mounts
-        self._connections = connections
-        self._access = access
+        self._is_beside_others = start.is_beside_others
+        self._connection = connection
+        self._access = command_access(start.options, endpoint)
         self._reach = reach
-        self._risks = risks
-        self._links: list[BucketLink] = []
+        self._risks = risk_texts(start.options, endpoint)
+        self._link: BucketLink | None = None
         self._ready = ready
         self._stop = trio.Event()
         self._session: FuseSession | None = None
@@ -204,36 +183,32 @@ class _Daemon:
         )
         ownership = _ownership(options, self._kept_files.owner(options.mountpoint))
         filesystem = FileSystem(
-            self._store(),
+            self._connection.remote,
             offload,
-            engine_options(
-                options,
-                self._mounts,
-                ownership,
-                self._kept_files.predecessor,
-                {name: each.remote.health for name, each in self._connections.items()},
-            ),
+            engine_options(options, ownership, self._kept_files.predecessor, self._connection.remote.health),
             self._supervisor,
             self._kernel_caches,
         )
         self._kept_files.settle(filesystem.journal)
-        self._facts |= initial_facts(options, self._mounts)
+        self._facts |= initial_facts(options)
         answers = BucketAnswers(self._kept)
-        self._links = [
-            BucketLink(name, self._mounts[name], connection, filesystem, self._reach[name], answers)
-            for name, connection in self._connections.items()
-        ]
+        link = self._link = BucketLink(
+            options,
+            self._connection,
+            filesystem,
+            self._reach,
+            answers,
+            is_beside_others=self._is_beside_others,
+        )
         server, operations = self._endpoints(filesystem, ownership)
         async with filesystem.running():
             self._refuse_keys(filesystem)
-            for link in self._links:
-                await link.start()
+            await link.start()
             try:
                 with metrics_served(options.monitoring.metrics_port, server.status):
                     async with trio.open_nursery() as nursery:
                         await self._start(nursery, filesystem, server, operations)
-                        for link in self._links:
-                            link.run_in(nursery, self._supervisor)
+                        link.run_in(nursery, self._supervisor)
                         await self._stop.wait()
                         await self._shut_down(filesystem, offload)
                         nursery.cancel_scope.cancel()
@@ -244,42 +219,22 @@ class _Daemon:
 
     # ---- the phases of a run
 
-    def _store(self) -> Store:
-        connections = self._connections
-        if "" in connections:
-            return connections[""].remote
-        return BucketRouter(
-            {
-                name: RoutedBucket(connection.remote, self._mounts[name].prefix)
-                for name, connection in connections.items()
-            }
-        )
-
     def _refuse_keys(self, filesystem: FileSystem) -> None:
-        """Raise the refusal if every bucket refuses the keys, unless files wait for upload or a service asks."""
-        if self._options.requests.start_without == "keys" or len(filesystem.queue):
-            return
-        if all(each.are_keys_refused for each in self._connections.values()):
-            refusals = [
-                f"bucket {name}: {each.failure}" if name else str(each.failure)
-                for name, each in self._connections.items()
-            ]
-            raise MountError("; ".join(refusals))
+        """Raise the refusal if the bucket refuses the keys, unless files wait for upload or a service asks."""
+        is_wanted = self._options.requests.start_without == "keys" or self._is_beside_others
+        if self._connection.are_keys_refused and not is_wanted and not len(filesystem.queue):
+            raise MountError(str(self._connection.failure))
 
     def _status_facts(self) -> dict[str, Any]:
-        is_several = "" not in self._mounts
-        # Of several buckets, each row says what a status says of the only one.
-        own = NO_BUCKET_FACTS if is_several else self._links[0].facts()
+        assert self._link is not None
+        remote = self._connection.remote
         return {
             **self._facts,
-            **own,
+            **self._link.facts(),
             "failed_tasks": self._supervisor.statistics(),
             "outlives_daemon": self._outlives,
-            "endpoints": [row for each in self._connections.values() for row in each.remote.endpoints()],
-            "request_times": RequestTimes.of_all(
-                [each.remote.times for each in self._connections.values()]
-            ).as_dict(),
-            "buckets": [link.row() for link in self._links] if is_several else [],
+            "endpoints": remote.endpoints(),
+            "request_times": remote.times.as_dict(),
         }
 
     def _endpoints(self, filesystem: FileSystem, ownership: Ownership) -> tuple[ControlServer, Operations]:
@@ -374,9 +329,10 @@ class _Daemon:
         log.info("mounted source=%s at=%s pending_files=%d", self._options.source, mountpoint, pending.files)
         self._is_announced = notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=self._main_process())
         short = shortage_text(self._options, filesystem.cache.usable_bytes())
-        degraded = [at_mount(link.text(), mountpoint) for link in self._links]
+        assert self._link is not None
+        degraded = at_mount(self._link.text(), mountpoint)
         warnings = [
-            text for text in (*degraded, short, *self._risks, self._facts["config_not_applied"]) if text
+            text for text in (degraded, short, *self._risks, self._facts["config_not_applied"]) if text
         ]
         for text in warnings:
             log.warning("%s", text)
@@ -388,8 +344,8 @@ class _Daemon:
             suspects=recovered.suspects,
         )
         # Who has files here knows the prefix.
-        questions = [] if found else [link.question() for link in self._links]
-        self._ready("; ".join(filter(None, (found, *warnings, *questions))))
+        question = "" if found else self._link.question()
+        self._ready("; ".join(filter(None, (found, *warnings, question))))
 
     async def _tune(self, mountpoint: str) -> None:
         """Check that a new mount answers, and set what the kernel keeps for as long as the mount is there."""
@@ -522,10 +478,6 @@ class _Daemon:
             self._signal = trio.Event()
             await self._signal.wait()
         scope.cancel()
-
-
-def _is_away(connection: StartConnection) -> bool:
-    return connection.failure is not None and connection.write_refusal is None
 
 
 def _ownership(options: MountOptions, owner: tuple[int, int]) -> Ownership:

@@ -40,8 +40,8 @@ class StateDirectory:
     def __init__(self, directory: Path, identity: str | None, *, mountpoint: Path | None = None) -> None:
         """Create or open the directory. Raises StateError if it is in use or another bucket's; LocalDiskError.
 
-        identity: endpoint, bucket and prefix, in a line for each bucket; lines may be added later. None: only inspect
-        an existing directory, of any bucket.
+        identity: endpoint, bucket and prefix; "" if the bucket has not answered yet. None: only inspect an existing
+        directory, of any bucket.
         mountpoint: where it is going to be mounted; named in the error of other processes that find it in use.
         """
         self.directory = directory
@@ -129,9 +129,9 @@ class StateDirectory:
         )
 
     def add(self, identity: str) -> None:
-        """Record the line of one more bucket. Raises LocalDiskError, StateError."""
-        if identity not in self.identity.split("\n"):
-            self._check_identity(f"{self.identity}\n{identity}")
+        """Record whose the directory is: the bucket has answered. Raises LocalDiskError, StateError."""
+        if identity != self.identity:
+            self._check_identity(identity)
 
     def record_conditions(self, identity: str, found: str) -> None:
         """Record what a bucket's store does with the conditions of writes; "": forget it. Raises LocalDiskError."""
@@ -173,8 +173,8 @@ class StateDirectory:
                 f"mount with the version that created it, or choose another --cache-dir"
             )
         self.identity = str(row.get("identity", ""))
-        if identity is not None and set(self.identity.split("\n")) < set(identity.split("\n")):
-            self._record(path, {**row, "identity": identity})  # a bucket was added
+        if identity and not self.identity:
+            self._record(path, {**row, "identity": identity})
         elif identity is not None and self.identity != identity:
             raise StateError(
                 f"the cache directory {self.directory} belongs to {_one_line(self.identity)}, not to "

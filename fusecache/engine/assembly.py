@@ -6,7 +6,6 @@ Each function gives constructors what they work with. Who hears of what is in `e
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from fusecache.disk.native import dirty_limit_bytes
@@ -26,17 +25,15 @@ from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.paths import Paths, Symlinks
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.operations import ImmutableDirectories, NamespaceOps
-from fusecache.engine.options import BucketAccess, EngineOptions
+from fusecache.engine.options import EngineOptions
 from fusecache.engine.prefetch.hint_service import HintService
 from fusecache.engine.prefetch.sibling_readahead import SiblingReadahead
 from fusecache.engine.publish.bucket_writer import BucketWriter
 from fusecache.engine.publish.multipart_uploader import MultipartUploader
 from fusecache.engine.publish.preparer import Preparer
 from fusecache.engine.publish.publisher import Publisher
-from fusecache.engine.publish.publishers import Publishers
 from fusecache.engine.recovery.journal_replay import JournalReplay
 from fusecache.engine.recovery.quarantine import Quarantine
-from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.runtime.offload import Offload
@@ -49,7 +46,6 @@ from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.cache_index import read_boot_id
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
-from fusecache.policy.backoff import RequestLimit
 from fusecache.policy.name_patterns import SymlinkRule
 from fusecache.remote.store import Store, primary_of
 
@@ -85,7 +81,7 @@ class Names:
 
     tree: Tree
     queue: WritebackQueue
-    metadata_clients: ByBucket[MetadataClient]
+    client: MetadataClient
     lookup: Lookup
     paths: Paths
     symlinks: Symlinks
@@ -99,9 +95,9 @@ class WriteBack:
     write: WriteParts
     backpressure: Backpressure
     snapshots: OpenFileSnapshots
-    uploaders: ByBucket[MultipartUploader]
-    preparers: ByBucket[Preparer]
-    publisher: Publishers
+    uploader: MultipartUploader
+    preparer: Preparer
+    publisher: Publisher
     namespace_ops: NamespaceOps
     remote_fsync: RemoteFsync
     conflict_log: ConflictLog
@@ -137,8 +133,6 @@ def open_storage(
             write_reserve_bytes=2 * dirty_limit_bytes(),
             download_rate=options.download_rate,
             patience_seconds=options.patience_seconds,
-            buckets=tuple(options.buckets),
-            writable=tuple(name for name, each in options.buckets.items() if not each.read_only),
         )
         cache = BlockCache(store, offload, cache_options, supervisor, pinned or None)
         opened.callback(cache.abandon)
@@ -157,46 +151,39 @@ def open_storage(
 
 def build_names(storage: Storage, options: EngineOptions, events: EngineEvents, tasks: Tasks) -> Names:
     """Build the tree, the queue and the lookup."""
-    cache, prefixes = storage.cache, options.prefixes
+    cache, access = storage.cache, options.access
     tree = Tree(
         options.prefix,
         options.ownership,
         events,
-        {name: each.read_only for name, each in options.buckets.items()},
         0 if options.predecessor is None else options.predecessor.start,
         lambda key: storage.journal_rows.attributes(key, ""),
     )
-    queue = WritebackQueue(events, prefixes, options.order_last)
+    queue = WritebackQueue(events, options.prefix, options.order_last)
 
-    def make_client(name: str) -> MetadataClient:
-        access = options.buckets.get(name, BucketAccess())
-        return MetadataClient(
-            storage.store,
-            storage.offload,
-            cache.limit_of(name) if name in options.buckets else RequestLimit(1),
-            on_unresponsive=events.on_unresponsive,
-            on_granted=partial(events.on_granted, name),
-            prefix=prefixes.get(name, ""),
-            writes_by_other_keys=access.writes_by_other_keys,
-            health=access.health,
-        )
-
-    # The first client of several buckets is that of the folder of all buckets, which sends no request.
-    names = options.buckets if "" in options.buckets else ("", *options.buckets)
-    clients = events.metadata_clients = ByBucket(names, make_client)
+    client = events.client = MetadataClient(
+        storage.store,
+        storage.offload,
+        cache.request_limit,
+        on_unresponsive=events.on_unresponsive,
+        on_granted=events.on_granted,
+        prefix=options.prefix,
+        writes_by_other_keys=access.writes_by_other_keys,
+        health=access.health,
+    )
     lookup = events.lookup = Lookup(
         tree,
         storage.listings,
-        clients,
+        client,
         storage.journal_rows,
         tasks.names,
         fresh_seconds=options.fresh_seconds,
         posix_metadata=options.posix_metadata,
     )
     lookup.ttl.immutable = options.immutable
-    paths = Paths(tree, lookup, clients)
+    paths = Paths(tree, lookup, client)
     hints = HintService(tree, lookup, cache, storage.offload, paths.resolve, tasks.clients)
-    return Names(tree, queue, clients, lookup, paths, Symlinks(tree, SymlinkRule(options.symlinks)), hints)
+    return Names(tree, queue, client, lookup, paths, Symlinks(tree, SymlinkRule(options.symlinks)), hints)
 
 
 def build_write_back(
@@ -219,50 +206,37 @@ def build_write_back(
         storage.boot_id,
     )
     events.sibling_readahead = SiblingReadahead(tree, lookup, cache, names.hints)
-    offloads = ByBucket(options.buckets, lambda name: offload.with_own_threads() if name else offload)
-
-    def make_uploader(name: str) -> MultipartUploader:
-        return MultipartUploader(
-            store,
-            tree,
-            journal,
-            offloads.of(name),
-            cache,
-            cache.limit_of(name),
-            queue,
-            options.temp_names,
-            events,
-            tasks,
-        )
-
-    uploaders = events.uploaders = ByBucket(options.buckets, make_uploader)
-    preparers = events.preparers = ByBucket(
-        options.buckets, lambda name: Preparer(uploaders.of(name), cache, journal, offload, tasks)
+    uploader = events.uploader = MultipartUploader(
+        store,
+        tree,
+        journal,
+        offload,
+        cache,
+        cache.request_limit,
+        queue,
+        options.temp_names,
+        events,
+        tasks,
     )
-    bucket_writer = BucketWriter(primary_of(store), str(storage.empty_file))
-
-    def make_publisher(name: str) -> Publisher:
-        return Publisher(
-            tree,
-            lookup,
-            write,
-            queue,
-            queue.orders.of(name),
-            journal,
-            cache,
-            preparers.of(name),
-            bucket_writer,
-            offloads.of(name),
-            cache.limit_of(name),
-            tasks,
-            settle_seconds=options.settle_seconds,
-            temp_names=options.temp_names,
-            delete_delay=options.delete_delay,
-            last_wins=options.last_wins,
-            events=events,
-        )
-
-    publisher = events.publisher = Publishers(ByBucket(options.buckets, make_publisher))
+    preparer = events.preparer = Preparer(uploader, cache, journal, offload, tasks)
+    publisher = events.publisher = Publisher(
+        tree,
+        lookup,
+        write,
+        queue,
+        journal,
+        cache,
+        preparer,
+        BucketWriter(primary_of(store), str(storage.empty_file)),
+        offload,
+        cache.request_limit,
+        tasks,
+        settle_seconds=options.settle_seconds,
+        temp_names=options.temp_names,
+        delete_delay=options.delete_delay,
+        last_wins=options.last_wins,
+        events=events,
+    )
     remote_fsync = RemoteFsync(
         tree,
         write,
@@ -282,7 +256,7 @@ def build_write_back(
         write,
         queue,
         journal,
-        names.metadata_clients,
+        names.client,
         events,
         ImmutableDirectories(tree, options.immutable),
     )
@@ -291,8 +265,8 @@ def build_write_back(
         write,
         backpressure,
         snapshots,
-        uploaders,
-        preparers,
+        uploader,
+        preparer,
         publisher,
         namespace_ops,
         remote_fsync,
@@ -311,9 +285,9 @@ def build_services(
 ) -> Services:
     """Build what answers commands and queries."""
     tree, queue, resolve = names.tree, names.queue, names.paths.resolve
-    cache, clients = storage.cache, names.metadata_clients
+    cache, client = storage.cache, names.client
     publisher, write, conflict_log = write_back.publisher, write_back.write, write_back.conflict_log
-    pinned_objects = events.pinned = PinnedObjects(cache, clients, pinned, tasks)
+    pinned_objects = events.pinned = PinnedObjects(cache, client, pinned, tasks)
     status = QueueStatus(
         tree,
         queue,
@@ -323,8 +297,8 @@ def build_services(
         storage.store,
         names.paths.lookup_path,
         names.symlinks,
-        clients,
-        keys_from=ByBucket(options.buckets, lambda name: options.buckets[name].keys_from),
+        client,
+        keys_from=options.access.keys_from,
     )
     quarantine = events.quarantine = Quarantine(
         tree,
@@ -353,9 +327,9 @@ def build_services(
         stall_seconds=options.drain_seconds,
     )
     return Services(
-        WarmupRunner(tree, clients, cache, resolve, tasks),
-        Inspector(tree, clients, cache, names.symlinks, resolve, events),
-        UploadAdmin(tree, clients, storage.journal_rows),
+        WarmupRunner(tree, client, cache, resolve, tasks),
+        Inspector(tree, client, cache, names.symlinks, resolve, events),
+        UploadAdmin(tree, client, storage.journal_rows),
         pinned_objects,
         status,
         RequestCosts(storage.store, options.prices),

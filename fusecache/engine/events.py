@@ -7,9 +7,8 @@ from fusecache.engine.namespace.nodes import FileVersion, Node, QueuedChange
 from fusecache.engine.prefetch.sibling_readahead import SiblingReadahead
 from fusecache.engine.publish.multipart_uploader import MultipartUploader
 from fusecache.engine.publish.preparer import Preparer
-from fusecache.engine.publish.publishers import Publishers
+from fusecache.engine.publish.publisher import Publisher
 from fusecache.engine.recovery.quarantine import Quarantine
-from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.write.snapshots import OpenFileSnapshots
 from fusecache.engine.writeback.conflict_log import ConflictLog
@@ -26,14 +25,14 @@ class EngineEvents(Events):
 
     conflict_log: ConflictLog
     lookup: Lookup
-    metadata_clients: ByBucket[MetadataClient]
+    client: MetadataClient
     pinned: PinnedObjects
-    preparers: ByBucket[Preparer]
-    publisher: Publishers
+    preparer: Preparer
+    publisher: Publisher
     quarantine: Quarantine
     sibling_readahead: SiblingReadahead
     snapshots: OpenFileSnapshots
-    uploaders: ByBucket[MultipartUploader]
+    uploader: MultipartUploader
 
     def __init__(self, kernel: Events) -> None:
         """kernel: hears what the kernel must forget, and what a successor of this daemon must know of inodes."""
@@ -87,7 +86,7 @@ class EngineEvents(Events):
 
     def on_part_ready(self, version: FileVersion) -> None:
         """The part is uploaded."""
-        self.uploaders.of(version.record.key).on_growth(version)
+        self.uploader.on_growth(version)
 
     def on_sealed(self) -> None:
         """The publisher looks at the queue again."""
@@ -97,11 +96,11 @@ class EngineEvents(Events):
 
     def on_upload_obsolete(self, version: FileVersion) -> None:
         """The upload is aborted, and the content is prepared again when it is due."""
-        self.preparers.of(version.record.key).restart(version)
+        self.preparer.restart(version)
 
     def on_version_dropped(self, version: FileVersion) -> None:
         """The upload is aborted, the staging file deleted, its space released."""
-        self.preparers.of(version.record.key).dropped(version)
+        self.preparer.dropped(version)
 
     def on_quarantined(self, record: FileRecord) -> None:
         """`recover` lists the content."""
@@ -113,11 +112,11 @@ class EngineEvents(Events):
 
     def on_resolved(self, version: FileVersion) -> list[Change]:
         """Commit markers that were held for it are queued."""
-        return self.publisher.on_resolved(version)
+        return self.publisher.commit_markers.on_resolved(version)
 
     def on_returned(self, version: FileVersion) -> list[Change]:
         """It is queued, if it is a held commit marker that nothing blocks now."""
-        return self.publisher.on_returned(version)
+        return self.publisher.commit_markers.on_returned(version)
 
     # ---- the queue: the publisher's schedule
 
@@ -163,15 +162,15 @@ class EngineEvents(Events):
         """If the version is pinned, its blocks need not stay."""
         self.pinned.on_gone(key, etag)
 
-    def on_accepted(self, key: str) -> None:
+    def on_accepted(self) -> None:
         """The bucket's access keys are not refused, or no longer."""
-        self.metadata_clients.of(key).on_write_accepted()
+        self.client.on_write_accepted()
 
     def on_unresponsive(self) -> None:
         """Lookups that wait are answered from older rows."""
         self.lookup.on_unresponsive()
 
-    def on_granted(self, bucket: str) -> None:
+    def on_granted(self) -> None:
         """Uploads that failed for the refused keys are retried at once."""
-        self.publisher.of(bucket).end_pauses()
-        self.uploaders.of(bucket).end_pauses()
+        self.publisher.end_pauses()
+        self.uploader.end_pauses()

@@ -19,6 +19,7 @@ from fusecache.engine.durability.status import Pending
 from fusecache.engine.durability.sync import Durability
 from fusecache.engine.events import EngineEvents
 from fusecache.engine.namespace.events import Events
+from fusecache.engine.namespace.lookup import CachedNames
 from fusecache.engine.namespace.nodes import FileHandle, Node, Operation, QueuedChange
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.recovery.journal_replay import ReplayResult, nameless_files, rebuild_tree
@@ -26,7 +27,7 @@ from fusecache.engine.recovery.node_adoption import NodeAdoption
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor, unwrap_single_error
 from fusecache.model.errors import Refused, RemoteError, StateError
-from fusecache.model.format_text import code_of, count_text, size_text
+from fusecache.model.format_text import count_text, size_text
 from fusecache.model.latency import LatencyHistogram
 from fusecache.model.records import FileState
 from fusecache.remote.store import Store
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class FileSystem:
-    """The mounted buckets. Create it on the loop's thread; `running` is its lifetime."""
+    """The mounted bucket. Create it on the loop's thread; `running` is its lifetime."""
 
     def __init__(
         self,
@@ -91,8 +92,8 @@ class FileSystem:
                 nameless_files(self.options.predecessor, self.tree),
             ):
                 self.replayed = await self._storage.offload.rows(self._read_journal)
-                for key, nbytes in self.replayed.staged_bytes():
-                    self.cache.restore_staging(nbytes, key)
+                for nbytes in self.replayed.staged_bytes():
+                    self.cache.restore_staging(nbytes)
                 rebuild_tree(self.replayed, self.tree, self.queue, trio.current_time())
                 self._adopt()
             self._write_back.write.states.adopt_local_only(self.replayed.local)
@@ -112,7 +113,9 @@ class FileSystem:
                     async with trio.open_nursery() as clients:
                         await clients.start(self._tasks.clients.run, name="clients")
                         self._start_clients()
-                        await self.publisher.retire(self.replayed.stored.values())
+                        for version in self.replayed.stored.values():
+                            self.publisher.retire(version)
+                        await self.publisher.wait_retired()
                         yield
                         await self.publisher.wait_retired()
                         clients.cancel_scope.cancel()
@@ -149,10 +152,9 @@ class FileSystem:
     def _start_clients(self) -> None:
         write_back, services = self._write_back, self._services
         self.hints.start()
-        for preparer in write_back.preparers:
-            preparer.start()
+        write_back.preparer.start()
         for key, upload_id in self.replayed.uploads:
-            write_back.uploaders.of(key).abort(key, upload_id)
+            write_back.uploader.abort(key, upload_id)
         write_back.publisher.start()
         services.pinned.start()
         self._tasks.clients.keep(
@@ -177,37 +179,35 @@ class FileSystem:
             f"{self.options.directory}`, or mount with another --cache-dir"
         )
 
-    async def start_without_bucket(self, bucket: str, error: RemoteError) -> None:
+    async def start_without_bucket(self, error: RemoteError) -> None:
         """Serve names from the disk cache and the journal until `on_bucket_answered`. error: why the bucket is away."""
-        await self.know_cached_names(bucket)
-        self._names.metadata_clients.of(bucket).start_unanswered(error)
+        await self.know_cached_names()
+        self._names.client.start_unanswered(error)
 
-    async def know_cached_names(self, bucket: str) -> None:
+    async def know_cached_names(self) -> None:
         """Know the names of what the disk cache has, to serve them while the bucket is away."""
-        objects = await self.cache.cached_objects()
-        known = {key: row for key, row in objects.items() if key.startswith(self.options.prefixes[bucket])}
-        self.lookup.cached_names = self.lookup.cached_names.with_names(known, trio.current_time())
+        self.lookup.cached_names = CachedNames(await self.cache.cached_objects(), trio.current_time())
 
-    def pending_changes(self, bucket: str = "") -> int:
-        """Return how many changes of a bucket wait for upload."""
-        return len(self.queue.orders.of(bucket))
+    def pending_changes(self) -> int:
+        """Return how many changes wait for upload."""
+        return len(self.queue)
 
-    def on_bucket_answered(self, bucket: str = "") -> None:
-        """A bucket answers for the first time: from now on it alone says which names there are."""
-        self.lookup.cached_names = self.lookup.cached_names.without(self.options.prefixes[bucket])
+    def on_bucket_answered(self) -> None:
+        """The bucket answers for the first time: from now on it alone says which names there are."""
+        self.lookup.cached_names = CachedNames()
         for node in self.tree.nodes.values():
             if node.object is not None and not node.object.modified and not node.local_refs:
                 node.verified = float("-inf")  # also of an immutable name: its time is unknown
 
-    async def ask_bucket(self, bucket: str = "") -> None:
-        """Send one request, to find out whether a bucket answers and accepts the keys."""
-        await self._names.metadata_clients.of(bucket).try_credentials()
+    async def ask_bucket(self) -> None:
+        """Send one request, to find out whether the bucket answers and accepts the keys."""
+        await self._names.client.try_credentials()
 
-    async def try_again(self, bucket: str = "") -> None:
-        """Test whether a bucket accepts the keys, which may be new, and retry everything that waits at once."""
-        await self.ask_bucket(bucket)
-        self.publisher.of(bucket).end_pauses()
-        self._write_back.uploaders.of(bucket).end_pauses()
+    async def try_again(self) -> None:
+        """Test whether the bucket accepts the keys, which may be new, and retry everything that waits at once."""
+        await self.ask_bucket()
+        self.publisher.end_pauses()
+        self._write_back.uploader.end_pauses()
 
     # ---- queries
 
@@ -290,23 +290,12 @@ class FileSystem:
             "hints": self.hints.statistics(),
             **self._services.rates.statistics(),
             "closes_waiting": self._write_back.backpressure.facts(self.tree.path),
-            **self._answer_facts(""),
+            **self._answer_facts(),
         }
 
-    def bucket_facts(self, bucket: str) -> dict[str, Any]:
-        """Return how one bucket of several answers, and what waits for it, as plain values."""
-        failure = self.publisher.of(bucket).failure
-        return {
-            "pending_files": self.pending_changes(bucket),
-            "oldest_pending_seconds": round(max(0.0, self.publisher.of(bucket).failing_seconds), 1),
-            "waiting_for": str(failure or ""),
-            "waiting_code": "" if failure is None else code_of(failure),
-            **self._answer_facts(bucket),
-        }
-
-    def _answer_facts(self, bucket: str) -> dict[str, Any]:
-        health = self._names.metadata_clients.of(bucket).health
-        refused_seconds = health.refused_seconds(has_writes=self.pending_changes(bucket) > 0)
+    def _answer_facts(self) -> dict[str, Any]:
+        health = self._names.client.health
+        refused_seconds = health.refused_seconds(has_writes=self.pending_changes() > 0)
         return {
             "unanswered_seconds": round(health.silent_seconds, 1),
             "refused_seconds": round(refused_seconds, 1),

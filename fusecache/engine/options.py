@@ -1,7 +1,6 @@
 """The settings of the engine."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fusecache.engine.namespace.tree import Ownership
@@ -14,13 +13,12 @@ from fusecache.policy.name_patterns import SymlinkRule
 
 @dataclass(frozen=True, slots=True)
 class BucketAccess:
-    """How a bucket may be used.
+    """How the bucket is reached.
 
     keys_from: where the writer's credentials come from, as for `model/error_text.renewal_text`. writes_by_other_keys:
     the writer's credentials differ from the reader's. health: what the bucket's store records; None if it records none.
     """
 
-    read_only: bool = False
     keys_from: str = ""
     writes_by_other_keys: bool = False
     health: BucketHealth | None = None
@@ -30,8 +28,7 @@ class BucketAccess:
 class EngineOptions:
     """Settings of the engine. prefix: of every key, empty or ending in '/'; sizes in bytes.
 
-    symlinks: the value of a SymlinkRule. read_only: the whole mount. buckets: by name of the folder that every key of
-    the bucket begins with; "" for the only bucket of a mount, which has no such folder. prices: None if unknown.
+    symlinks: the value of a SymlinkRule. prices: None if unknown.
     download_rate: bytes a second of all reads; None: no limit. patience_seconds: of a reader, and of a lookup.
     """
 
@@ -60,9 +57,4 @@ class EngineOptions:
     patience_seconds: float = PATIENCE_SECONDS
     # The daemon that served the mount before this one, if the mount outlived it.
     predecessor: Predecessor | None = None
-    buckets: Mapping[str, BucketAccess] = field(default_factory=lambda: {"": BucketAccess()})
-
-    @property
-    def prefixes(self) -> dict[str, str]:
-        """What all keys of each bucket begin with."""
-        return {name: f"{name}/" if name else self.prefix for name in self.buckets}
+    access: BucketAccess = BucketAccess()

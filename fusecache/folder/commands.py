@@ -31,7 +31,7 @@ from fusecache.folder.publishing import (
 )
 from fusecache.folder.pull import WORKERS, Pull, PullReport, list_bucket
 from fusecache.folder.watching import FolderPasses, Show
-from fusecache.model.errors import ConfigError, FolderError, FusecacheError
+from fusecache.model.errors import FolderError, FusecacheError
 from fusecache.model.format_text import count_text, empty_text, size_text
 from fusecache.model.names import CONTROL_NAME
 from fusecache.mount.launch import READY, Parent, own_program, start_in_background
@@ -75,7 +75,7 @@ def pull(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 def _pull(arguments: argparse.Namespace, options: MountOptions, parent: Parent) -> PullReport:
     endpoint = endpoint_of(options)
     with (
-        LocalFolder(arguments.folder, identity_of("", options, endpoint), "pull", create=True) as folder,
+        LocalFolder(arguments.folder, identity_of(options, endpoint), "pull", create=True) as folder,
         closing(connect(options, endpoint, max_connections=WORKERS, was_used=False).remote) as remote,
     ):
         patience = Patience(arguments.give_up_after)
@@ -151,7 +151,7 @@ def _publish(
     check_folder(arguments.folder, create=create)
     options = folder_options(arguments, read_only=False)
     endpoint = endpoint_of(options)
-    identity = identity_of("", options, endpoint)
+    identity = identity_of(options, endpoint)
     logging.getLogger("fusecache").setLevel(logging.ERROR)
     logging.getLogger("fusecache.engine.publish.rejections").setLevel(
         logging.CRITICAL
@@ -159,10 +159,8 @@ def _publish(
     with LocalFolder(arguments.folder, identity, command, create=create) as folder:
         check_disk(options)
         connections = METADATA_THREADS + UPLOAD_THREADS + PUBLISH_THREADS
-        proven = proven_conditions(options.cache_dir, {"": identity})
-        connection = connect(
-            options, endpoint, max_connections=connections, was_used=False, proven=proven.get("")
-        )
+        proven = proven_conditions(options.cache_dir, identity)
+        connection = connect(options, endpoint, max_connections=connections, was_used=False, proven=proven)
         with closing(connection.remote) as remote, unwrap_single_error():
             if connection.write_refusal is not None:
                 raise FolderError(
@@ -215,11 +213,6 @@ def folder_options(arguments: argparse.Namespace, *, read_only: bool) -> MountOp
     flags: dict[str, Any] = {name: getattr(arguments, name, None) for name in FIELDS}
     flags |= {"mountpoint": str(own / "none"), "read_only": read_only}
     flags["cache_dir"] = flags["cache_dir"] or str(own / "engine")
-    options = load_options(
+    return load_options(
         flags, os.environ, config_path=None if config is None else Path(config), user_id=os.geteuid()
     )
-    if options.requests.buckets:
-        raise ConfigError(
-            "a folder belongs to one bucket: remove the [[bucket]] tables from the configuration"
-        )
-    return options

@@ -458,11 +458,11 @@ async def running_engine(
                 delete_delay=options.writeback.delete_delay,
                 drain_seconds=options.writeback.drain_timeout,
                 last_wins=options.writeback.conflict == "last-wins",
-                buckets={"": bucket_access(options, connection.remote.health)},
+                access=bucket_access(options, connection.remote.health),
             ),
             supervisor,
         )
-        link = BucketLink("", options, connection, filesystem, lambda: None)
+        link = BucketLink(options, connection, filesystem, lambda: None)
         async with filesystem.running():
             await link.start()
             async with trio.open_nursery() as nursery:

@@ -26,7 +26,6 @@ from fusecache.fuse.values import (
     RequestContext,
 )
 from fusecache.model.errors import (
-    AcrossDevices,
     AlreadyExists,
     InvalidName,
     NameTooLong,
@@ -143,9 +142,6 @@ class NameOperations(RequestHandlers):
         self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
         """Hard links do not exist in a bucket: EPERM, as link(2) specifies for such file systems."""
-        node, parent = (self._fs.tree.nodes.get(each) for each in (inode, new_parent_inode))
-        if node is not None and parent is not None and self._fs.tree.top(node) != self._fs.tree.top(parent):
-            raise AcrossDevices("a hard link to another bucket; use a copy")
         raise NotPermitted("hard links are not supported: a bucket has none; use a symlink or a copy")
 
     @guarded

@@ -162,7 +162,6 @@ class Operations(NameOperations):
             return self._control.attributes(inode)
         self._check_writable(inode)
         node = self._node(inode)
-        self._fs.tree.check_change(node.parent or node)
         if fh is None:
             # Else the change would apply to a version that another client has replaced.
             await self._revalidate(node)
@@ -254,7 +253,6 @@ class Operations(NameOperations):
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         if writable:
             self._check_writable(inode)
-            self._fs.tree.check_change(node.parent or node)
             await self._fs.file_io.check_space(node, lambda: self._fs.tree.path(node))
             await self._fs.file_io.wait_release(node)
         await self._revalidate(node)

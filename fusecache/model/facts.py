@@ -15,8 +15,7 @@ DAEMON_FACTS = {
     "pid": "process id of the daemon",
     "source": "the bucket and prefix",
     "mountpoint": "where it is mounted",
-    "endpoint": "URL of the bucket's endpoint, or `AWS`; of several endpoints the one that takes the writes; empty "
-    "for several buckets",
+    "endpoint": "URL of the bucket's endpoint, or `AWS`; of several endpoints the one that takes the writes",
     "keys_from": "where the keys come from; while writes alone are refused, those for writing",
     "config_not_applied": "why the configuration file does not count for this mount; empty if it counts",
     "keys_error": "why refused keys could not be reloaded; empty if nothing failed",
@@ -31,10 +30,6 @@ DAEMON_FACTS = {
     "`gives_names`: it answers LIST and HEAD; `latency_seconds`: mean time to the first byte; `unused_copies`: "
     "objects not read there, by cause",
     "request_times": "time of the requests to the bucket, by kind, with the same keys as `call_times`",
-    "buckets": "a row for each bucket of a mount of several, with its own `state`, `read_only`, `keys_from`, "
-    "`refused_seconds`, `unanswered_seconds`, `start_failure`, `conditional_writes`, "
-    "`writes_held`, "
-    "`pending_files`, `waiting_for`; `oldest_pending_seconds` counts changes that fail",
     "options": "every option in force; `fuse_library`: what serves the mount",
     "options_changed": "options that differ from their default",
     "outlives_daemon": "whether a keeper starts the daemon again if it dies, and the mount goes on",

@@ -3,7 +3,7 @@
 Each finding has its reason for the verdict, and its lines for `fusecache status`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fusecache.model.format_text import (
@@ -45,7 +45,7 @@ MAX_LINES = 5
 _UNREADABLE = frozenset({"local-disk", "damaged"})
 # What the findings of one path take of the mount's status.
 _OF_PATHS = (
-    "journal_error", "buckets", "waiting_for", "waiting_code", "refused_seconds", "unanswered_seconds",
+    "journal_error", "waiting_for", "waiting_code", "refused_seconds", "unanswered_seconds",
     "start_failure", "keys_from", "keys_error", "cache",
 )  # fmt: skip
 
@@ -100,17 +100,10 @@ def findings(status: Mapping[str, Any]) -> Iterator[Judgement]:
     """Yield what is wrong with a mount, or with a path of it."""
     if error := status.get("journal_error"):
         yield Judgement(error, ACTION, f"nothing can be written: {error}")
-    of = str(status.get("path", "")).partition("/")[0]
-    buckets = [each for each in status.get("buckets", ()) if of in ("", each["bucket"])]
-    for bucket in buckets or [status]:
-        name = f"bucket {bucket['bucket']}: " if buckets else ""
-        for found in (*_access(bucket), *_uploads(bucket), *_store(bucket)):
-            yield found._replace(reason=name + found.reason, line=found.line and name + found.line)
+    yield from (*_access(status), *_uploads(status), *_store(status))
     if text := status.get("config_not_applied"):
         yield Judgement(text, DEGRADED, text)
-    yield from _waiting(
-        status, [_refused_text(each) for each in buckets or [status] if each.get("refused_seconds")]
-    )
+    yield from _waiting(status, _refused_text(status) if status.get("refused_seconds") else "")
     yield from _space(status)
     yield from _changes(status)
     yield from _quarantine(status)
@@ -127,63 +120,63 @@ def findings(status: Mapping[str, Any]) -> Iterator[Judgement]:
         yield Judgement(line, is_to_do=False)
 
 
-# ---- one bucket
+# ---- the bucket
 
 
-def _access(bucket: Mapping[str, Any]) -> Iterator[Judgement]:
+def _access(status: Mapping[str, Any]) -> Iterator[Judgement]:
     """Yield whether the bucket answers, takes the keys, and may be written."""
-    failure, silent = bucket.get("start_failure"), bucket.get("unanswered_seconds", 0)
+    failure, silent = status.get("start_failure"), status.get("unanswered_seconds", 0)
     if failure:
         yield Judgement("", DEGRADED, f"started without the bucket: {failure}")
-    elif bucket.get("writes_held"):
-        yield Judgement("", ACTION, f"nothing is uploaded: {bucket['writes_held']}")
+    elif status.get("writes_held"):
+        yield Judgement("", ACTION, f"nothing is uploaded: {status['writes_held']}")
     level = "" if failure else DEGRADED
-    if bucket.get("state") == "auth-failed":
+    if status.get("state") == "auth-failed":
         yield Judgement(
-            _refused_text(bucket),
+            _refused_text(status),
             ACTION,
-            f"{_refused_since(bucket)}: {renewal_text(bucket.get('keys_from', ''))}",
+            f"{_refused_since(status)}: {renewal_text(status.get('keys_from', ''))}",
         )
-    elif bucket.get("refused_seconds"):
-        yield Judgement(_refused_text(bucket), level, _refused_since(bucket))
+    elif status.get("refused_seconds"):
+        yield Judgement(_refused_text(status), level, _refused_since(status))
     elif silent:
         reason = f"the bucket has not answered for {seconds_text(silent)}"
         line = f"{reason}: the mount shows cached names and sizes; no data is lost"
         yield Judgement(line, level, reason, is_to_do=False)
-    if error := bucket.get("keys_error"):
+    if error := status.get("keys_error"):
         yield Judgement("", DEGRADED, f"keys could not be read again: {error}")
 
 
-def _refused_since(bucket: Mapping[str, Any]) -> str:
-    return f"the bucket has refused the keys for {seconds_text(bucket.get('refused_seconds', 0))}"
+def _refused_since(status: Mapping[str, Any]) -> str:
+    return f"the bucket has refused the keys for {seconds_text(status.get('refused_seconds', 0))}"
 
 
-def _refused_text(bucket: Mapping[str, Any]) -> str:
-    names = "the mount shows cached names and sizes" if bucket.get("unanswered_seconds") else "files are read"
+def _refused_text(status: Mapping[str, Any]) -> str:
+    names = "the mount shows cached names and sizes" if status.get("unanswered_seconds") else "files are read"
     works = f"{names}, writes continue on this disk"
-    if bucket.get("start_failure"):
+    if status.get("start_failure"):
         works = "cached files are served by name, other names fail, new ones too"
-    error = f". The last reload failed: {bucket['keys_error']}" if bucket.get("keys_error") else ""
-    return f"{_refused_since(bucket)}: {works}, no data is lost; {renewal_text(bucket.get('keys_from', ''))}{error}"
+    error = f". The last reload failed: {status['keys_error']}" if status.get("keys_error") else ""
+    return f"{_refused_since(status)}: {works}, no data is lost; {renewal_text(status.get('keys_from', ''))}{error}"
 
 
-def _uploads(bucket: Mapping[str, Any]) -> Iterator[Judgement]:
+def _uploads(status: Mapping[str, Any]) -> Iterator[Judgement]:
     """Yield what keeps uploads back, unless the bucket does not answer at all."""
     known = ("start_failure", "writes_held", "refused_seconds", "unanswered_seconds")
-    cause = bucket.get("waiting_for")
-    if not cause or bucket.get("state") == "auth-failed":
+    cause = status.get("waiting_for")
+    if not cause or status.get("state") == "auth-failed":
         return
-    if bucket.get("waiting_code") in ("bucket-missing", "refused"):
+    if status.get("waiting_code") in ("bucket-missing", "refused"):
         yield Judgement("", ACTION, f"uploads stopped: {cause}")
-    elif bucket.get("oldest_pending_seconds", 0) > _WAITING_SECONDS and not any(map(bucket.get, known)):
+    elif status.get("oldest_pending_seconds", 0) > _WAITING_SECONDS and not any(map(status.get, known)):
         yield Judgement("", DEGRADED, f"uploads wait: {cause}")
 
 
-def _store(bucket: Mapping[str, Any]) -> Iterator[Judgement]:
-    if bucket.get("conditional_writes") in ("refused", "ignored"):
+def _store(status: Mapping[str, Any]) -> Iterator[Judgement]:
+    if status.get("conditional_writes") in ("refused", "ignored"):
         line = "the store does not honour If-Match: a write may replace another client's version unnoticed"
         yield Judgement(line, is_to_do=False)
-    if bucket.get("conditional_writes") == "not-of-parts":
+    if status.get("conditional_writes") == "not-of-parts":
         line = "takes no If-Match for a file over 64 MiB: two clients that replace it at once lose a version"
         yield Judgement(f"the store {line}", is_to_do=False)
 
@@ -201,11 +194,11 @@ def _endpoint(endpoint: Mapping[str, Any]) -> Iterator[str]:
 # ---- reads and writes
 
 
-def _waiting(status: Mapping[str, Any], known: Sequence[str]) -> Iterator[Judgement]:
-    """Yield the changes and the reads that wait. known: lines that say how to renew keys."""
+def _waiting(status: Mapping[str, Any], known: str) -> Iterator[Judgement]:
+    """Yield the changes and the reads that wait. known: the line that says how to renew keys."""
     waiting = status.get("waiting", ())
     for each in waiting[:MAX_LINES]:
-        is_new = not any(each["remedy"] in line for line in known)
+        is_new = each["remedy"] not in known
         line = f"{each['path']} waits: {_error_text(each) if is_new else each['cause']}"
         yield Judgement(line, is_to_do=each.get("code") in PERSONS)
     if (cause := status.get("waiting_for")) and not waiting and status.get("pending_files"):

@@ -97,6 +97,11 @@ def start_daemon(cache_dir: Path, words: Sequence[str]) -> str:
 
     words: the arguments of `mount`. The log goes into the cache directory. Raises MountError.
     """
+    return begin_daemon(cache_dir, words).wait()
+
+
+def begin_daemon(cache_dir: Path, words: Sequence[str]) -> "StartingDaemon":
+    """Start `fusecache mount` in the background, as `start_daemon` does, but do not wait. Raises MountError."""
 
     def command(ready_fd: int) -> list[str]:
         hidden = ["--foreground", "--ready-fd", str(ready_fd)]
@@ -111,26 +116,30 @@ def start_daemon(cache_dir: Path, words: Sequence[str]) -> str:
             f"cannot use the cache directory {cache_dir}: {exc.strerror}; choose another with --cache-dir"
         ) from exc
     try:
-        return start_in_background(command, log_path)
+        return StartingDaemon(command, log_path)
     except OSError as exc:
         raise MountError(f"cannot start the daemon: {exc}") from exc
 
 
 def start_in_background(command: Callable[[int], list[str]], log_path: Path) -> str:
-    """Start a daemon in its own session. Return when it reports that it is ready, with its message for the user.
+    """Start a daemon, and return its message for the user once it is ready, as `StartingDaemon` describes."""
+    return StartingDaemon(command, log_path).wait()
 
-    command: returns the command line, given the file descriptor for the child's report. Output goes to the log.
 
-    Raises MountError with the child's error, or with the end of its log if the child exited without a report.
-    """
-    log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    log_start = log_path.stat().st_size if log_path.exists() else 0
-    reader, writer = os.pipe()
-    with open(reader, "rb") as words:
+class StartingDaemon:
+    """A daemon that starts in its own session. Output goes to the log. `wait` must be called once."""
+
+    def __init__(self, command: Callable[[int], list[str]], log_path: Path) -> None:
+        """Start it. command: returns the command line, given the file descriptor for the child's report."""
+        log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._log_path = log_path
+        self._log_start = log_path.stat().st_size if log_path.exists() else 0
+        reader, writer = os.pipe()
+        self._words = open(reader, "rb")  # noqa: SIM115  # `wait` closes it
         try:
             os.set_inheritable(writer, True)  # noqa: FBT003  # takes no keyword
             command_line = command(writer)
-            pid = os.posix_spawn(
+            self._pid = os.posix_spawn(
                 command_line[0],
                 command_line,
                 os.environ,
@@ -141,32 +150,47 @@ def start_in_background(command: Callable[[int], list[str]], log_path: Path) -> 
                 ],
                 setsid=True,
             )
+        except BaseException:
+            self._words.close()
+            raise
         finally:
             os.close(writer)
-        try:
-            line = words.readline().decode(errors="replace").strip()
-        except KeyboardInterrupt:
-            os.kill(pid, signal.SIGTERM)
-            os.waitpid(pid, 0)
-            raise
-    if line.split(" ")[0] == READY:
-        return line.removeprefix(READY).strip()
-    # The child reported an error or closed the pipe: it is exiting, and only this process can reap it.
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if line.startswith("error:"):
-        raise MountError(line.removeprefix("error:").strip())
-    lines = _log_end(log_path, log_start)
-    found = "ends with:" if lines else "is empty"
-    error = MountError(
-        f"the daemon exited with status {status} before it was ready; its log {log_path} {found}"
-    )
-    for line in lines:
-        error.add_note(line)
-    raise error
+
+    def wait(self) -> str:
+        """Return when it reports that it is ready, with its message for the user. Ctrl-C ends it.
+
+        Raises MountError with the child's error, or with the end of its log if the child exited without a report.
+        """
+        with self._words:
+            try:
+                line = self._words.readline().decode(errors="replace").strip()
+            except KeyboardInterrupt:
+                self.end()
+                raise
+        if line.split(" ")[0] == READY:
+            return line.removeprefix(READY).strip()
+        # The child reported an error or closed the pipe: it is exiting, and only this process can reap it.
+        status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        if line.startswith("error:"):
+            raise MountError(line.removeprefix("error:").strip())
+        lines = _log_end(self._log_path, self._log_start)
+        found = "ends with:" if lines else "is empty"
+        error = MountError(
+            f"the daemon exited with status {status} before it was ready; its log {self._log_path} {found}"
+        )
+        for line in lines:
+            error.add_note(line)
+        raise error
+
+    def end(self) -> None:
+        """End it. Returns when it has ended."""
+        with suppress(ProcessLookupError, ChildProcessError):  # it has
+            os.kill(self._pid, signal.SIGTERM)
+            os.waitpid(self._pid, 0)
 
 
 class Parent:
-    """The child's end of the pipe to its parent in `start_in_background`. descriptor: None if there is no parent."""
+    """The child's end of the pipe to its parent in `StartingDaemon`. descriptor: None if there is no parent."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor

@@ -3,10 +3,10 @@
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any
 
 from fusecache.model.facts import REQUEST_VERBS
 from fusecache.model.latency import LatencyHistogram
@@ -90,16 +90,6 @@ class RequestTimes:
         finally:
             with self._lock:
                 self._histograms[kind].count(time.perf_counter() - began)
-
-    @classmethod
-    def of_all(cls, several: Iterable[Self]) -> Self:
-        """Return the times of several stores together."""
-        found = cls()
-        for each in several:
-            with each._lock:
-                for kind, histogram in each._histograms.items():
-                    found._histograms[kind].add(histogram)
-        return found
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return the fields of `Latency` of each kind seen so far."""

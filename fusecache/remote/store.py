@@ -264,20 +264,6 @@ class SupportsPrimary(Protocol):
         ...
 
 
-@runtime_checkable
-class SupportsBuckets(Protocol):
-    """A store over several buckets."""
-
-    def statistics_of(self, key: str) -> StoreStatistics:
-        """Return the request counts of a key's bucket. Raises ObjectMissing for a key in none."""
-        ...
-
-
-def statistics_of(store: Store, key: str) -> StoreStatistics:
-    """Return the request counts of a key's bucket."""
-    return store.statistics_of(key) if isinstance(store, SupportsBuckets) else store.statistics()
-
-
 def primary_of(store: Store) -> Store:
     """Return the store for requests that decide about a write: their LISTs and HEADs must be the newest."""
     return store.primary() if isinstance(store, SupportsPrimary) else store

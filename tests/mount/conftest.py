@@ -20,7 +20,7 @@ import pytest
 
 from tests.s3server import ServerProcess
 from tests.s3server.ports import reserve
-from tests.support.mounts import Mount, wait_until
+from tests.support.mounts import BucketMounts, Mount, wait_until
 from tests.support.s3_buckets import Bucket, Service
 
 # Uploads start soon after the close, so that tests are short; what `settle` promises is tested with longer ones.
@@ -116,6 +116,20 @@ class Mounts:
         made.start(*FLAGS, *flags)
         return made
 
+    def make_several(
+        self, bucket: Bucket, *flags: str, cache: Path | None = None, path: Path | None = None
+    ) -> BucketMounts:
+        """Mount the buckets that the flags name in a fresh folder, which the command makes."""
+        self._count += 1
+        made = BucketMounts(
+            path or self._directory / f"mnt{self._count}", cache or self._directory / f"cache{self._count}"
+        )
+        try:
+            made.start(bucket, *FLAGS, *flags)
+        finally:
+            self.living += made.of.values()
+        return made
+
     def remove(self, mounts: list[Mount], alarms: list[str]) -> list[str]:
         """End mounts; return what went wrong, and add to `alarms` what their logs say at the end."""
         wrong = []
@@ -207,6 +221,25 @@ def mount(
     if bucket.service.control is not None:
         bucket.service.control.clear_faults()
         bucket.service.control.resume()
+    wrong = mounts.remove([each for each in mine if each in mounts.living], expect_log.seen)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.fixture
+def mount_several(
+    mounts: Mounts, bucket: Bucket, expect_log: ExpectedLog, quiet_daemons: None
+) -> Iterator[Callable[..., BucketMounts]]:
+    """Make mounts of several buckets: `mount_several(*flags, cache=…, path=…)`; gone at its end."""
+    mine: list[Mount] = []
+
+    def make(
+        *flags: str, cache: Path | None = None, path: Path | None = None, of: Bucket = bucket
+    ) -> BucketMounts:
+        made = mounts.make_several(of, *flags, cache=cache, path=path)
+        mine.extend(made.of.values())
+        return made
+
+    yield make
     wrong = mounts.remove([each for each in mine if each in mounts.living], expect_log.seen)
     assert not wrong, "\n".join(wrong)
 

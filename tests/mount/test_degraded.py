@@ -136,7 +136,8 @@ def test_keys_refused_by_all_of_several_buckets_end_a_start(bucket, tmp_path):
     run(*words, env=right)
     run(FUSECACHE, "unmount", point)
     done = run(*words, check=False, env={**right, "AWS_SECRET_ACCESS_KEY": "wrong" * 8})
-    assert (done.returncode, mounted_at(point)) == (1, False)
+    assert done.returncode == 1
+    assert not any(mounted_at(point / name) for name in ("one", "two"))
     assert "bucket one: " in done.stderr
     assert "bucket two: " in done.stderr
 

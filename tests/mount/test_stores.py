@@ -198,7 +198,7 @@ def test_a_killed_daemons_files_are_uploaded_later(cloud, mount_cloud, server, e
 
 
 @pytest.mark.parametrize("server", ["azure"], indirect=True)
-def test_an_azure_bucket_beside_one_of_s3(server, mount, tmp_path, expect_log):
+def test_an_azure_bucket_beside_one_of_s3(server, mount_several, tmp_path, expect_log):
     """Each folder's changes reach its own bucket. While that of S3 is away, Azure's is read and written as ever."""
     prefix = f"{uuid.uuid4().hex}/"
     keys = tmp_path / "keys"
@@ -213,7 +213,7 @@ def test_an_azure_bucket_beside_one_of_s3(server, mount, tmp_path, expect_log):
             f'credentials_file = "{keys}"\n'
         )
         azure = Cloud(CloudService("", azure_variables(server)), "", prefix, store)
-        made = mount("--config", str(config), of=azure)
+        made = mount_several("--config", str(config), of=azure)
         for name in ("archive", "gradients"):
             (made.path / name / "large").write_bytes(pattern(70 * MIB))
             (made.path / name / "old").write_bytes(name.encode())
@@ -226,7 +226,7 @@ def test_an_azure_bucket_beside_one_of_s3(server, mount, tmp_path, expect_log):
         assert azure.contents() == {"large": pattern(70 * MIB), "new": b"archive"}
         assert sorted(s3.control.objects()) == ["run/large", "run/old"]
         assert s3.control.read("run/large") == pattern(70 * MIB)
-        assert [each["source"] for each in made.status()["buckets"]] == [
+        assert [each.status()["source"] for each in made.of.values()] == [
             f"az://{CONTAINER}/{prefix[:-1]}",
             f"s3://{s3.bucket}/run",
         ]
@@ -237,8 +237,8 @@ def test_an_azure_bucket_beside_one_of_s3(server, mount, tmp_path, expect_log):
         assert azure.contents()["late"] == b"archive"
         run(FUSECACHE, "evict", made.path / "archive")
         assert (made.path / "archive/large").read_bytes() == pattern(70 * MIB)
-        wait_until(lambda: made.status()["reasons"], "the reason")
-        assert all(each.startswith("bucket gradients: ") for each in made.status()["reasons"])
+        wait_until(lambda: made.of["gradients"].status()["reasons"], "the reason")
+        assert made.of["archive"].status()["reasons"] == []
         s3.control.resume()
         made.sync()
         assert s3.control.read("run/late") == b"gradients"

@@ -1,7 +1,7 @@
 """A block cache over a bucket in memory, for tests."""
 
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +85,7 @@ def new_bucket() -> Bucket:
 
 
 @asynccontextmanager
-async def running_cache(  # noqa: PLR0913  # what differs between caches
+async def running_cache(  # what differs between caches
     store: object,
     directory: Path,
     *,
@@ -95,7 +95,6 @@ async def running_cache(  # noqa: PLR0913  # what differs between caches
     boot_id: str = "boot-1",
     threads: bool = True,
     supervisor: Supervisor | None = None,
-    buckets: Sequence[str] = ("",),
 ) -> AsyncIterator[BlockCache]:
     """Run a cache until the block ends; then it is stopped in order."""
     supervisor = supervisor or Supervisor()
@@ -108,7 +107,6 @@ async def running_cache(  # noqa: PLR0913  # what differs between caches
         buffer_bytes=buffer_bytes,
         free_space_floor_bytes=floor_bytes,
         boot_id=boot_id,
-        buckets=buckets,
     )
     cache = BlockCache(store, offload, options, supervisor)  # type: ignore[arg-type]  # any store with get_into
     async with trio.open_nursery() as nursery:

@@ -1,7 +1,7 @@
 """An Offload for tests under a virtual clock, which cannot see threads: it runs each call inline, on the loop."""
 
 from collections.abc import Callable
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import trio
 
@@ -41,7 +41,3 @@ class InlineOffload(Offload):
     def call_soon(self, call: Callable[..., object], *args: object) -> None:
         """Run the call now."""
         call(*args)
-
-    def with_own_threads(self) -> Self:
-        """Return this: it has no threads."""
-        return self

@@ -274,6 +274,42 @@ class Mount:
         return wrong
 
 
+class BucketMounts:
+    """The mounts of several buckets, made by one command, in the folder `path`; `of` has each by its name."""
+
+    def __init__(self, path: Path, cache: Path) -> None:
+        self.path = path
+        self.cache = cache
+        self.of: dict[str, Mount] = {}
+
+    def start(self, bucket: Bucket, *words: str) -> str:
+        """Mount them; return what the command said. words: of the command line, after those of the suite."""
+        command = [FUSECACHE, "mount", *words, "--cache-dir", self.cache, self.path]
+        said = run(*command, env=bucket.service.environment()).stderr
+        for name in sorted(os.listdir(self.path)):
+            mount = self.of.setdefault(name, Mount(bucket, self.path / name, self.cache / name))
+            mount.pid = mount.status()["pid"]
+        return said
+
+    def sync(self, name: str = "") -> None:
+        """Return when the buckets, or the one of this name, have what was closed."""
+        for each in self.of if not name else [name]:
+            self.of[each].sync()
+
+    def log(self) -> str:
+        """Return the logs of all daemons."""
+        return "".join(each.log() for each in self.of.values())
+
+    def unmount(self, *flags: str) -> str:
+        """Upload what is left, unmount all, and see the daemons end; return what the command said."""
+        done = run(FUSECACHE, "unmount", self.path, *flags)
+        for each in self.of.values():
+            wait_until(lambda each=each: not each.is_alive(), f"the end of daemon {each.pid}")  # type: ignore[misc]
+            assert not mounted_at(each.path)
+            each.pid = 0
+        return done.stderr
+
+
 def read_newest(path: Path) -> bytes | None:
     """Return a file's bytes; None if it is not there, or was replaced in the bucket since it was last looked at."""
     try:

@@ -5,6 +5,7 @@ import os
 import select
 import shlex
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from fusecache.cli.say import print_line
 from fusecache.cli.views.status import status_of
 from fusecache.model.errors import FusecacheError
 from fusecache.model.verdict import ACTION, DEGRADED, OK, verdict_line
-from fusecache.mount.launch import mount_of_this_node
+from fusecache.mount.bucket_folders import mounts_meant
 from fusecache.mount.mount_table import root_of
 
 # With the start of the interpreter, less than the 5 s that a probe may take.
@@ -22,34 +23,53 @@ _LINE_BYTES = 1 << 16
 
 
 def health(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    """Print the verdict on a mount; return its exit status: 0 OK, 1 DEGRADED, 2 ACTION or no answer."""
-    line = _answer(arguments.mount)
-    print_line(line)
-    return _EXIT.get(line.partition(":")[0].partition(",")[0], _EXIT[ACTION])
+    """Print the verdict on a mount, or on each in a folder; return the worst exit status.
+
+    0 OK, 1 DEGRADED, 2 ACTION or no answer.
+    """
+    try:
+        places = mounts_meant(arguments.mount, Path.cwd())
+    except (FusecacheError, OSError) as exc:
+        print_line(f"{ACTION}: {exc}")
+        return _EXIT[ACTION]
+    end = time.monotonic() + _ANSWER_SECONDS
+    worst = 0
+    for place, child, reader in [(place, *_begin(place)) for place in places]:
+        line = _answer(place, child, reader, end)
+        print_line(line if len(places) == 1 else f"{place}: {line}")
+        worst = max(worst, _EXIT.get(line.partition(":")[0].partition(",")[0], _EXIT[ACTION]))
+    return worst
 
 
-def _answer(place: str | None) -> str:
-    """Return the line of a child process: a call into a mount that hangs can neither be cancelled nor waited for."""
+def _begin(place: Path) -> tuple[int, int]:
+    """Start a child process that asks: a call into a mount that hangs can neither be cancelled nor waited for.
+
+    Return it, and the end of a pipe that its line comes from.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
         _run_child(place, writer)
     os.close(writer)
+    return child, reader
+
+
+def _answer(place: Path, child: int, reader: int, end: float) -> str:
+    """Return the line of a child process. end: when it is too late."""
     with open(reader, "rb", buffering=0) as answer:
-        if select.select([answer], [], [], _ANSWER_SECONDS)[0]:
+        if select.select([answer], [], [], max(0.0, end - time.monotonic()))[0]:
             line = answer.read(_LINE_BYTES).decode(errors="replace")
             os.waitpid(child, 0)
             return line or f"{ACTION}: the status of the mount could not be read"
     os.kill(child, signal.SIGKILL)
     return (
-        f"{ACTION}: {place or 'the mount'}: no answer from the daemon within {_ANSWER_SECONDS:g} s: it hangs or is "
-        f"stopped; see `fusecache status {shlex.quote(place or '')}".rstrip()
-        + "`"
+        f"{ACTION}: {place}: no answer from the daemon within {_ANSWER_SECONDS:g} s: it hangs or is stopped; see "
+        f"`fusecache status {shlex.quote(str(place))}`"
     )
 
 
-def _run_child(place: str | None, writer: int) -> None:
+def _run_child(place: Path, writer: int) -> None:
     """Write the line to a pipe, and exit. Holds nothing else of the caller's open: it may hang for long."""
     status = 1
     try:
@@ -57,9 +77,8 @@ def _run_child(place: str | None, writer: int) -> None:
         for descriptor in (0, 1, 2):
             os.dup2(nothing, descriptor)
         try:
-            path = place or mount_of_this_node(Path.cwd())
             # The mount, not the path: a name in it may take a request to the bucket.
-            line = verdict_line(status_of(root_of(path) or path))
+            line = verdict_line(status_of(root_of(place) or place))
         except (FusecacheError, OSError, KeyError) as exc:
             line = f"{ACTION}: {exc}"
         # Less than a pipe holds, so this never waits.

@@ -5,7 +5,7 @@ The text has one line or more per group. Counts of zero are left out; `--json` s
 For a mount: the verdict; what would be lost with this node; what happened in the last minute; what a person should do;
 how the mount is set up; counts since the start.
 
-The lines of `fusecache status` about the buckets of a mount, and the endpoints of a data set.
+The lines of `fusecache status` about the endpoints of a data set.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fusecache.cli.say import say_error
 from fusecache.model.errors import MountError
 from fusecache.model.facts import REQUEST_VERBS
 from fusecache.model.format_text import (
@@ -38,21 +39,9 @@ from fusecache.model.verdict import (
     refused_changes,
     verdict_line,
 )
+from fusecache.mount.bucket_folders import mounts_meant
 from fusecache.mount.control_client import Mount, ask
-from fusecache.mount.launch import mount_of_this_node, resolve_in_mount
-
-
-def bucket_lines(buckets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each bucket of a mount of several."""
-    for each in buckets:
-        is_away = each["unanswered_seconds"] or each["start_failure"]
-        state = "keys refused" if each["refused_seconds"] else "no answer" if is_away else "ok"
-        words = [f"{each['bucket']}: {state}", each["source"]]
-        if each["read_only"]:
-            words.append("read-only")
-        if each["pending_files"]:
-            words.append(f"{count_text(each['pending_files'], 'change')} not in the bucket yet")
-        yield ", ".join(words)
+from fusecache.mount.launch import resolve_in_mount
 
 
 def endpoint_lines(endpoints: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -111,7 +100,6 @@ def _mount_rows(status: Mapping[str, Any]) -> Iterator[Row]:
     yield from _grouped("problems", [each.line for each in found if not each.is_to_do])
     yield from _mount(status)
     yield from _grouped("cache", _cache_lines(cache))
-    yield from _grouped("buckets", bucket_lines(status.get("buckets", ())))
     yield from _grouped("endpoints", endpoint_lines(status.get("endpoints", ())))
     yield from _warm_ups(status.get("warming", ()))
     yield from _hints(status.get("hints", {}))
@@ -391,11 +379,27 @@ def warm_text(job: Mapping[str, Any]) -> str:
 
 
 def status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    """Print the status of a path, or of the only mount; return the exit status."""
-    found = status_of(arguments.path or mount_of_this_node(Path.cwd()))
-    text = at_mount(status_view(found), found["mountpoint"])
-    sys.stdout.write(json.dumps(found, indent=2) + "\n" if arguments.json else text)
-    return 0
+    """Print the status of a path, of the only mount, or of each mount in a folder; return the exit status."""
+    places = mounts_meant(arguments.path, Path.cwd())
+    if len(places) == 1:
+        found = status_of(places[0])
+        text = at_mount(status_view(found), found["mountpoint"])
+        sys.stdout.write(json.dumps(found, indent=2) + "\n" if arguments.json else text)
+        return 0
+    rows, failures = [], 0
+    for place in places:
+        try:
+            found = status_of(place)
+        except MountError as exc:
+            failures += 1
+            say_error(exc)
+            continue
+        rows.append(found)
+        if not arguments.json:
+            sys.stdout.write(f"{printable(str(place))}: {at_mount(status_view(found), found['mountpoint'])}")
+    if arguments.json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    return int(failures > 0)
 
 
 def status_of(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import tty
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 from fusecache.cli.say import print_line
@@ -24,6 +25,7 @@ from fusecache.cli.views.status import only_here_lines, rate_lines, status_of
 from fusecache.model.errors import ConfigError, FusecacheError, MountError
 from fusecache.model.format_text import count_text, printable, seconds_text, size_text, usable_bytes
 from fusecache.model.verdict import verdict_line
+from fusecache.mount.bucket_folders import mounts_in
 from fusecache.mount.control_client import not_in_a_mount
 from fusecache.mount.mount_table import our_entries, root_of
 
@@ -203,12 +205,13 @@ class MountWatches:
 
 def top(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Show the mounts until `q`, or print them `-n` times; return the exit status."""
+    paths = [str(each) for path in arguments.paths for each in mounts_in(Path(path)) or [path]]
     if arguments.times is not None:
-        watches = MountWatches(arguments.paths, arguments.interval)
+        watches = MountWatches(paths, arguments.interval)
         return _print(watches, arguments.times, arguments.interval)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("top shows a live view, and this is no terminal: for a log, add -n 1")
-    watches = MountWatches(arguments.paths, arguments.interval)
+    watches = MountWatches(paths, arguments.interval)
     with _terminal() as keyboard:
         while True:
             columns, rows = os.get_terminal_size(sys.stdout.fileno())

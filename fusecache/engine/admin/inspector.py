@@ -14,8 +14,7 @@ from fusecache.engine.namespace.lister import PAGE_NAMES, file_row, with_metadat
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.paths import Symlinks
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.runtime.by_bucket import ByBucket
-from fusecache.engine.runtime.metadata_client import MetadataClient, clients_below
+from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.index.listings import ListedEntry
 from fusecache.model.errors import NotPermitted
 from fusecache.model.names import is_at_or_below
@@ -63,7 +62,7 @@ class Inspector:
     """Carries out `evict` and `check`. `resolve` finds the node of a path, or raises NotFound."""
 
     _tree: Tree
-    _clients: ByBucket[MetadataClient]
+    _client: MetadataClient
     _cache: BlockCache
     _symlinks: Symlinks
     _resolve: Callable[[str], Awaitable[Node]]
@@ -129,15 +128,14 @@ class Inspector:
                     progress.damaged = sorted(damaged)[:NAMED]
             if not progress.blocks:
                 await self._resolve(path)
-            for client, prefix in clients_below(self._clients, key):
-                await self._look_at_keys(client, prefix, progress)
+            await self._look_at_keys(key, progress)
         finally:
             self._checking = False
 
-    async def _look_at_keys(self, client: MetadataClient, key: str, progress: ScrubProgress) -> None:
+    async def _look_at_keys(self, key: str, progress: ScrubProgress) -> None:
         unusable = UnusableKeys()
         empty: list[ListedEntry] = []
-        async for listed in _objects(client, key):
+        async for listed in _objects(self._client, key):
             progress.keys += 1
             relative_key = self._tree.relative(listed.key)
             for relative, why in unusable.see(relative_key, listed.size):
@@ -148,16 +146,14 @@ class Inspector:
             if not listed.size and not listed.key.endswith("/") and not self._symlinks.follows_all:
                 empty.append(file_row(relative_key, listed))
             if len(empty) >= PAGE_NAMES:
-                await self._look_at_links(client, empty, progress)
+                await self._look_at_links(empty, progress)
                 empty = []
-        await self._look_at_links(client, empty, progress)
+        await self._look_at_links(empty, progress)
 
-    async def _look_at_links(
-        self, client: MetadataClient, empty: list[ListedEntry], progress: ScrubProgress
-    ) -> None:
+    async def _look_at_links(self, empty: list[ListedEntry], progress: ScrubProgress) -> None:
         """Report the symlinks among empty objects that are not followed. Rows are named by their path."""
         prefix = self._tree.key_of_path("")
-        for row in await with_metadata(client, prefix, empty, {}, of_all=False):
+        for row in await with_metadata(self._client, prefix, empty, {}, of_all=False):
             target = symlink_target(row.metadata)
             if target and not self._symlinks.follows(prefix + row.name, target):
                 progress.unfollowed_links += 1

@@ -10,7 +10,6 @@ from itertools import groupby
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
-from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.model.errors import FusecacheError
@@ -49,11 +48,11 @@ class PinnedObjects:
     """Forgets pinned versions that the bucket no longer shows."""
 
     def __init__(
-        self, cache: BlockCache, clients: ByBucket[MetadataClient], pinned: PinnedKeys, tasks: TaskNursery
+        self, cache: BlockCache, client: MetadataClient, pinned: PinnedKeys, tasks: TaskNursery
     ) -> None:
         self._tasks = tasks
         self._cache = cache
-        self._clients = clients
+        self._client = client
         self._pinned = pinned
         self._send, self._gone = trio.open_memory_channel[ObjectId](_QUEUE_VERSIONS)
 
@@ -103,7 +102,7 @@ class PinnedObjects:
     async def _shown(self, folder: str, keys: list[str]) -> dict[str, str]:
         """Return the ETags of those of `keys` (sorted) that the bucket shows; it may include others of their folder."""
         shown: dict[str, str] = {}
-        client = self._clients.of(folder)
+        client = self._client
         left = deque(keys)
         after = left[0][:-1]
         while left:

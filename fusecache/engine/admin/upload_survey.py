@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.runtime.by_bucket import ByBucket
-from fusecache.engine.runtime.metadata_client import MetadataClient, clients_below
+from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.index.journal import Journal
 from fusecache.model.objects import UnfinishedUpload
 from fusecache.model.records import OperationKind
@@ -92,29 +91,28 @@ def survey_bucket(store: Store, prefix: str, survey: UploadSurvey, *, aborts: bo
 class UploadAdmin:
     """Surveys the uploads below the mount's paths."""
 
-    def __init__(self, tree: Tree, clients: ByBucket[MetadataClient], journal_rows: Journal) -> None:
+    def __init__(self, tree: Tree, client: MetadataClient, journal_rows: Journal) -> None:
         self._tree = tree
-        self._clients = clients
+        self._client = client
         self._journal_rows = journal_rows
 
     async def survey(self, path: str, older_than_seconds: float, *, aborts: bool) -> UploadSurvey:
         """List the uploads whose keys begin with a path's; abort those not in use and old enough."""
         survey = UploadSurvey(older_than_seconds, [await self.in_use()])
-        for client, prefix in clients_below(self._clients, self._tree.key_of_path(path)):
-            token: str | None = None
-            while True:
-                page = await client.call(client.store.list_uploads, prefix, token=token)
-                for upload in page.uploads:
-                    if survey.add(upload, aborts=aborts):
-                        await client.call(client.store.abort_multipart, upload.key, upload.upload_id)
-                token = page.next_token
-                if token is None:
-                    break
-        return survey
+        client, prefix = self._client, self._tree.key_of_path(path)
+        token: str | None = None
+        while True:
+            page = await client.call(client.store.list_uploads, prefix, token=token)
+            for upload in page.uploads:
+                if survey.add(upload, aborts=aborts):
+                    await client.call(client.store.abort_multipart, upload.key, upload.upload_id)
+            token = page.next_token
+            if token is None:
+                return survey
 
     async def in_use(self) -> UploadsInUse:
         """Return the uploads that this mount needs, or aborts by itself."""
-        return await self._clients.of("").rows(self._read_journal)
+        return await self._client.rows(self._read_journal)
 
     def _read_journal(self) -> UploadsInUse:
         rows = self._journal_rows

@@ -21,8 +21,7 @@ import trio
 from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.runtime.by_bucket import ByBucket
-from fusecache.engine.runtime.metadata_client import MetadataClient, clients_below
+from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.runtime.supervisor import TaskNursery, unwrap_single_error
 from fusecache.model.errors import FusecacheError, InternalError, NoSpace, NotPermitted
 from fusecache.model.format_text import size_text
@@ -104,7 +103,7 @@ class WarmupRunner:
     """Runs warm-ups. `resolve` finds the node of a path, or raises NotFound."""
 
     _tree: Tree
-    _clients: ByBucket[MetadataClient]
+    _client: MetadataClient
     _cache: BlockCache
     _resolve: Callable[[str], Awaitable[Node]]
     _tasks: TaskNursery
@@ -188,11 +187,10 @@ class WarmupRunner:
                 if target is not None:
                     yield target
                 continue
-            for client, prefix in clients_below(self._clients, target):
-                async with aclosing(client.list_all(prefix)) as listed:
-                    async for info in listed:
-                        if self._is_wanted(info):
-                            yield info
+            async with aclosing(self._client.list_all(target)) as listed:
+                async for info in listed:
+                    if self._is_wanted(info):
+                        yield info
 
     def _is_wanted(self, info: ObjectInfo) -> bool:
         """Return whether a listed object is a file of the mount without local content."""

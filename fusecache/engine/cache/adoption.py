@@ -15,7 +15,6 @@ from pathlib import Path
 from fusecache.disk.cache_files import CacheFiles
 from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.chunks import CachedObject
-from fusecache.engine.runtime.by_bucket import bucket_of
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import BlockRow, CacheIndex, ObjectChange
 from fusecache.model.errors import LocalDiskError
@@ -139,14 +138,14 @@ class Adoption:
             raise
         for file in moves:
             if file.number in done:
-                self._ledger.adopt(file.entry.size, bucket_of(file.entry.object_id.key))
+                self._ledger.adopt(file.entry.size)
                 self._ledger.commit_cache(file.padding)
             else:
                 self._ledger.cancel_cache(file.padding)
         linked = {file.staged.path for file in moves if file.number in done}
         for _, staged in files:
             if staged.path not in linked:
-                self._ledger.release_staging(staged.size, bucket_of(staged.object_id.key))
+                self._ledger.release_staging(staged.size)
         return [file for file in moves if file.number in done]
 
     async def _number_for(self, entry: CachedObject, staged: StagedObject) -> int | None:

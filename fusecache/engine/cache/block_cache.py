@@ -24,17 +24,16 @@ from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import SMALL_GRANULES, Buffer, CachedObject, Chunk, FetchSource
 from fusecache.engine.cache.disk_tier import DiskTier
 from fusecache.engine.cache.evictor import DiskSpace, Evictor, Pins, ReadHints, WarmedFiles
-from fusecache.engine.cache.fetchers import Fetchers
+from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.cache.maintenance import CacheMaintenance
 from fusecache.engine.cache.range_cache import RangeCache
 from fusecache.engine.cache.readahead import Readahead, ReadStream
 from fusecache.engine.cache.statistics import CacheStatistics, Counters, ReadSource
-from fusecache.engine.runtime.by_bucket import bucket_of
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor, TaskNursery
 from fusecache.index.cache_index import CacheIndex, ObjectRow, read_boot_id
 from fusecache.model.objects import GIB, GRANULE_BYTES, MIB, Extent, ObjectId
-from fusecache.policy.backoff import PATIENCE_SECONDS
+from fusecache.policy.backoff import PATIENCE_SECONDS, Pace, RequestLimit
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES, mask_between, mask_of_bytes, split_by_chunk
 from fusecache.policy.cache.readahead import Phase, demand_stop, grow, request_bytes, side_stream
@@ -58,7 +57,6 @@ class CacheOptions:
     connections: most GETs in flight. 16 to 32 saturate a node's link to a distant bucket at 80 MB/s each. Random reads
     of many threads use more: 64 threads read 1.4 times as much with 64 connections as with 32.
     free_space_floor_bytes: left free on the file system, even if the limit allows more.
-    buckets: the names of the folders with which keys begin; "" for the only bucket. writable: the writable ones.
     write_reserve_bytes: part of the staging space, kept free for accepted writes that are still in the kernel.
     """
 
@@ -71,8 +69,6 @@ class CacheOptions:
     free_space_floor_bytes: int = FREE_SPACE_FLOOR_BYTES
     write_reserve_bytes: int = 0
     boot_id: str = field(default_factory=read_boot_id)
-    buckets: Sequence[str] = ("",)
-    writable: Sequence[str] = ("",)
 
     def __post_init__(self) -> None:
         if self.limit_bytes <= 0 or self.connections < 1 or self.free_space_floor_bytes < 0:
@@ -117,7 +113,7 @@ class BlockCache:
         self._counters = Counters()
         self._pool = AlignedBuffers(options.buffer_bytes)
         self._index = CacheIndex(directory / "index", boot_id=options.boot_id, described=[files_directory])
-        ledger = SpaceLedger(options.limit_bytes, options.write_reserve_bytes, options.writable)
+        ledger = SpaceLedger(options.limit_bytes, options.write_reserve_bytes)
         try:
             self._files = CacheFiles(files_directory)
             ledger.restore_cache(self._index.used_bytes())
@@ -141,20 +137,15 @@ class BlockCache:
             offload, self._files, self._index, self._table, self._disk_space, self._counters
         )
         self._adoption = Adoption(offload, self._files, self._index, self._table, ledger)
-        self._buffer_pool = BufferPool(self._pool, self._table.drop_if_idle, options.buckets)
-        self._fetcher = Fetchers(
-            store,
-            offload,
-            self._buffer_pool,
-            self._disk_tier,
-            self._counters,
-            tasks,
-            connections=options.connections,
-            download_rate=options.download_rate,
-            patience_seconds=options.patience_seconds,
-            buckets=options.buckets,
+        self._buffer_pool = BufferPool(self._pool, self._table.drop_if_idle)
+        # How many requests in flight the bucket accepts, learned from reads; other clients may share it.
+        self.request_limit = RequestLimit(
+            options.connections, Pace(options.download_rate), options.patience_seconds
         )
-        self.limit_of, self.is_fetching = self._fetcher.limit_of, self._fetcher.is_fetching
+        self._fetcher = Fetcher(
+            store, offload, self._buffer_pool, self._disk_tier, self._counters, tasks, self.request_limit
+        )
+        self.is_fetching = self._fetcher.is_fetching
         self.maintenance = CacheMaintenance(
             offload,
             self._files,
@@ -281,31 +272,29 @@ class BlockCache:
 
     # ---- disk space, for the write path
 
-    # key: of the file, or anything else that begins with its bucket's folder.
-
-    async def reserve_staging(self, nbytes: int, key: str = "") -> None:
+    async def reserve_staging(self, nbytes: int) -> None:
         """Reserve space for staging files, evicting clean blocks if needed. Raises NoSpace."""
-        await self._disk_space.reserve_staging(nbytes, bucket_of(key))
+        await self._disk_space.reserve_staging(nbytes)
 
-    def reserve_staging_nowait(self, nbytes: int, key: str = "") -> bool:
+    def reserve_staging_nowait(self, nbytes: int) -> bool:
         """Reserve space for staging files if there is enough now; evicts nothing."""
-        return self._disk_space.reserve_staging_nowait(nbytes, bucket_of(key))
+        return self._disk_space.reserve_staging_nowait(nbytes)
 
-    def writable_bytes(self, key: str = "") -> int:
+    def writable_bytes(self) -> int:
         """Return how many bytes new writes may take, without the reserve for writes that are still in the kernel."""
-        return self._disk_space.writable_bytes(bucket_of(key))
+        return self._disk_space.writable_bytes()
 
     def usable_bytes(self) -> int:
         """Return how many bytes of the limit the disk has space for: all of them, or fewer."""
         return self._disk_space.usable_bytes()
 
-    def high_water_bytes(self, key: str = "") -> int:
-        """Return how many bytes staging files may hold before closes in a key's bucket should wait for uploads."""
-        return self._disk_space.ledger.high_water_bytes(bucket_of(key))
+    def high_water_bytes(self) -> int:
+        """Return how many bytes staging files may hold before closes should wait for uploads."""
+        return self._disk_space.ledger.high_water_bytes
 
-    def is_staging_high(self, key: str) -> bool:
-        """Return whether a close in a key's bucket should wait for uploads."""
-        return self._disk_space.ledger.is_staging_high(bucket_of(key))
+    def is_staging_high(self) -> bool:
+        """Return whether a close should wait for uploads."""
+        return self._disk_space.ledger.is_staging_high
 
     async def staging_released(self) -> None:
         """Wait until staging files release space, and closes need no longer wait."""
@@ -316,19 +305,19 @@ class BlockCache:
         self._staging_fell.set()
         self._staging_fell = trio.Event()
 
-    def restore_staging(self, nbytes: int, key: str) -> None:
+    def restore_staging(self, nbytes: int) -> None:
         """Account for staging files found at start, which exist whether or not they fit."""
-        self._disk_space.ledger.restore_staging(nbytes, bucket_of(key))
+        self._disk_space.ledger.restore_staging(nbytes)
 
-    async def free_staging(self, nbytes: int, key: str) -> None:
+    async def free_staging(self, nbytes: int) -> None:
         """A staging file was deleted: its space is free, in the account and on the disk."""
         await self._disk_space.measure_free_space()
-        self.release_staging(nbytes, key)
+        self.release_staging(nbytes)
 
-    def release_staging(self, nbytes: int, key: str = "") -> None:
+    def release_staging(self, nbytes: int) -> None:
         """Release reserved staging space."""
-        self._disk_space.ledger.release_staging(nbytes, bucket_of(key))
-        if not self.is_staging_high(key):
+        self._disk_space.ledger.release_staging(nbytes)
+        if not self.is_staging_high():
             self.announce_staging()
 
     async def adopt(self, files: Sequence[StagedObject]) -> None:
@@ -340,7 +329,7 @@ class BlockCache:
                 for file in files
             ]
         )
-        if not all(self.is_staging_high(file.object_id.key) for file in files):
+        if not self.is_staging_high():
             self.announce_staging()
 
     async def rename(self, old: ObjectId, new: ObjectId) -> None:

@@ -3,14 +3,12 @@
 Used on the trio loop only. Nothing here awaits, so a reply that views a buffer stays valid until the next checkpoint.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable
 
 from fusecache.disk.direct_reads import AlignedBuffers
 from fusecache.engine.cache.chunks import Buffer, Chunk
-from fusecache.engine.runtime.by_bucket import bucket_of
 from fusecache.policy.cache.fetch_order import Cause
-from fusecache.policy.fair_shares import FairShares
 
 # A hint or read-ahead takes an unread buffer only if it was not used for 2 s: its reader seems to have left.
 ABANDONED_SECONDS = 2.0
@@ -19,10 +17,7 @@ ABANDONED_SECONDS = 2.0
 class BufferPool:
     """Gives out buffers: free ones first, then clean ones, the consumed before the unread."""
 
-    def __init__(
-        self, pool: AlignedBuffers, on_recycled: Callable[[Chunk], None], buckets: Sequence[str] = ("",)
-    ) -> None:
-        """buckets: the names of the buckets that share the buffers."""
+    def __init__(self, pool: AlignedBuffers, on_recycled: Callable[[Chunk], None]) -> None:
         self._free = {
             False: [Buffer(buffer, small=False) for buffer in pool.large],
             True: [Buffer(buffer, small=True) for buffer in pool.small],
@@ -35,19 +30,14 @@ class BufferPool:
         self.small_count = len(pool.small)
         # Hints and read-ahead leave these free buffers to demand.
         self._reserve = max(1, self.large_count // 16)
-        # With several buckets: how many buffers threads use, of each size.
-        self._is_shared = len(buckets) > 1
-        self._busy = {small: FairShares(buckets, len(free)) for small, free in self._free.items()}
 
     @property
     def in_use(self) -> int:
         """How many buffers are not free."""
         return self.large_count + self.small_count - len(self._free[True]) - len(self._free[False])
 
-    def acquire(self, *, small: bool, cause: Cause, now: float, bucket: str = "") -> Buffer | None:
-        """Return an empty buffer, None if there is none that this cause, or bucket, may take."""
-        if self._is_shared and self._busy[small].left(bucket) <= 0:
-            return None
+    def acquire(self, *, small: bool, cause: Cause, now: float) -> Buffer | None:
+        """Return an empty buffer, None if there is none that this cause may take."""
         free = self._free[small]
         if free and (cause is Cause.DEMAND or len(free) > self._reserve):
             return free.pop()
@@ -64,28 +54,10 @@ class BufferPool:
                     return None
                 self.release(buffer)
                 return self._free[small].pop()
-        return self._take_back(bucket, small=small) if self._is_shared and cause is Cause.DEMAND else None
-
-    def _take_back(self, bucket: str, *, small: bool) -> Buffer | None:
-        """Take a buffer for a bucket that holds less than its part from one that holds more than its own.
-
-        All that no thread uses have readers then. In a bucket that is away these wait for the rest of a chunk, which
-        may never come; others fetch the bytes again.
-        """
-        idle = [*self._consumed[small].values(), *self._clean[small].values()]
-        held = Counter(map(_bucket_of, idle))
-        unused = self._busy[small].unused
-        if held[bucket] < unused(bucket):
-            for buffer in idle:
-                if held[owner := _bucket_of(buffer)] > unused(owner):
-                    self.release(buffer)
-                    return self._free[small].pop()
         return None
 
     def acquire_use(self, buffer: Buffer) -> None:
         """A thread is about to use the buffer."""
-        if not buffer.busy:
-            self._count_busy(buffer, 1)
         buffer.busy += 1
         self._unshelve(buffer)
 
@@ -94,7 +66,6 @@ class BufferPool:
         buffer.busy -= 1
         if buffer.busy:
             return
-        self._count_busy(buffer, -1)
         if not buffer.valid:
             # No bytes came. Otherwise readers that wait for retries could hold all buffers, and none could be filled.
             self.release(buffer)
@@ -135,12 +106,3 @@ class BufferPool:
     def _unshelve(self, buffer: Buffer) -> None:
         self._clean[buffer.small].pop(id(buffer), None)
         self._consumed[buffer.small].pop(id(buffer), None)
-
-    def _count_busy(self, buffer: Buffer, change: int) -> None:
-        if self._is_shared:
-            self._busy[buffer.small].take(_bucket_of(buffer), change)
-
-
-def _bucket_of(buffer: Buffer) -> str:
-    assert buffer.chunk is not None
-    return bucket_of(buffer.chunk.owner.object_id.key)

@@ -456,19 +456,19 @@ class DiskSpace:
         self.ledger.cancel_cache(nbytes)
         return True
 
-    async def reserve_staging(self, nbytes: int, bucket: str) -> None:
+    async def reserve_staging(self, nbytes: int) -> None:
         """Reserve space for staging files, evicting clean blocks if needed. Raises NoSpace."""
-        if self.reserve_staging_nowait(nbytes, bucket):
+        if self.reserve_staging_nowait(nbytes):
             return
         ledger = self.ledger
-        if nbytes > (left := ledger.staging_left(bucket)):
+        if nbytes > (left := ledger.staging_left()):
             raise NoSpace(
                 f"files waiting to upload would take {ledger.staging_bytes + nbytes} bytes of at most "
                 f"{ledger.staging_bytes + left}: wait for uploads, or raise --cache-size"
             )
         reserve, give_back = (
-            partial(self.reserve_staging_nowait, nbytes, bucket),
-            partial(ledger.release_staging, nbytes, bucket),
+            partial(self.reserve_staging_nowait, nbytes),
+            partial(ledger.release_staging, nbytes),
         )
         if not await self._evict_and_reserve(nbytes, reserve, give_back):
             raise NoSpace(
@@ -476,13 +476,13 @@ class DiskSpace:
                 "wait for uploads, free disk space, or raise --cache-size"
             )
 
-    def writable_bytes(self, bucket: str) -> int:
+    def writable_bytes(self) -> int:
         """Return how many bytes new writes may take if all clean blocks are evicted for them."""
-        return self.ledger.writable_bytes(bucket, self.clean_limit_bytes())
+        return self.ledger.writable_bytes(self.clean_limit_bytes())
 
-    def reserve_staging_nowait(self, nbytes: int, bucket: str) -> bool:
+    def reserve_staging_nowait(self, nbytes: int) -> bool:
         """Reserve space for staging files if there is enough now; evicts nothing."""
-        if self._floor_shortage(nbytes) > 0 or not self.ledger.reserve_staging(nbytes, bucket):
+        if self._floor_shortage(nbytes) > 0 or not self.ledger.reserve_staging(nbytes):
             return False
         # No event tells when they are written: count them as written until the next measurement.
         self._free_bytes -= nbytes

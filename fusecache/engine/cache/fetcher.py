@@ -309,30 +309,23 @@ _LOOK_AGAIN_SECONDS = 1.0
 class Fetcher:
     """Owns the queues, the limits and the tasks of all fetches and loads."""
 
-    def __init__(  # noqa: PLR0913  # it reads the bucket and the disk
+    def __init__(
         self,
         store: ReadStore,
         offload: Offload,
         buffer_pool: BufferPool,
-        write_queue: DiskWriteQueue,
         disk: DiskTier,
         counters: Counters,
         tasks: TaskNursery,
-        *,
         limit: RequestLimit,
-        bucket: str,
-        on_freed: Callable[[], None],
     ) -> None:
-        """bucket: the name of its folder. on_freed: called when a buffer is free that others may need."""
         self.tasks = tasks
         self._store = store
         self._offload = offload
         self._buffer_pool = buffer_pool
         self._counters = counters
         self.limit = limit
-        self._write_queue = write_queue
-        self._bucket = bucket
-        self._on_freed = on_freed
+        self._write_queue = DiskWriteQueue(buffer_pool.large_count)
         self._is_polling = False
         self._running = {FetchSource.NETWORK: 0, FetchSource.DISK: 0}
         self._gets = FetchTasks(store, offload, counters, self.limit, self._running, self)
@@ -617,14 +610,12 @@ class Fetcher:
         chunk.readers += 1  # recycling must not take this chunk's own buffers
         try:
             if _is_small(fetch):
-                buffer = self._buffer_pool.acquire(
-                    small=True, cause=fetch.cause, now=now, bucket=self._bucket
-                )
+                buffer = self._buffer_pool.acquire(small=True, cause=fetch.cause, now=now)
                 if buffer is not None:
                     self._buffer_pool.give(buffer, chunk, fetch.first)
                     self._move_to_buffered(chunk, fetch)
                     return buffer
-            buffer = self._buffer_pool.acquire(small=False, cause=fetch.cause, now=now, bucket=self._bucket)
+            buffer = self._buffer_pool.acquire(small=False, cause=fetch.cause, now=now)
             if buffer is None:
                 return None
             self._buffer_pool.give(buffer, chunk, 0)
@@ -680,7 +671,6 @@ class Fetcher:
         finally:
             self._buffer_pool.release_use(buffer, trio.current_time())
         self.pump()
-        self._on_freed()
 
     def _drop_one_unwritten(self, fetch: Fetch) -> None:
         """A fetch found no buffer: drop one buffer from the disk write queue.
@@ -717,7 +707,6 @@ class Fetcher:
                     waiter.event.set()
         chunk.wake_readers()
         self.pump()
-        self._on_freed()
 
     async def _load(self, fetch: Fetch) -> None:
         """Load granules from the cache file. Damaged ones stay missing and are fetched from the bucket."""

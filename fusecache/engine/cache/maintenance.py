@@ -20,7 +20,7 @@ from fusecache.engine.cache.block_table import STAMP_STEP, BlockTable
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import Buffer, CachedObject, Chunk, FetchSource
 from fusecache.engine.cache.evictor import DiskSpace, WarmedFiles
-from fusecache.engine.cache.fetchers import Fetchers
+from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import CachedBlock, CacheIndex, ScanCursor
 from fusecache.model.errors import LocalDiskError, NoSpace
@@ -90,7 +90,7 @@ class CacheMaintenance:
     _index: CacheIndex
     _table: BlockTable
     _disk_space: DiskSpace
-    _fetcher: Fetchers
+    _fetcher: Fetcher
     _buffer_pool: BufferPool
     _warmed: WarmedFiles
 

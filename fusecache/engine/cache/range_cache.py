@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import trio
 
 from fusecache.engine.cache.chunks import RangeTicket
-from fusecache.engine.cache.fetchers import Fetchers
+from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.policy.cache.granules import PAGE_BYTES
 
@@ -51,7 +51,7 @@ class CachedRange:
 class RangeCache:
     """The exact ranges of a cache, by object and position."""
 
-    def __init__(self, fetcher: Fetchers) -> None:
+    def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
         # The ranges of an object, in the order of their starts.
         self._by_object: dict[ObjectId, list[CachedRange]] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import CachedObject, Chunk, FetchListener
-from fusecache.engine.cache.fetchers import Fetchers
+from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.model.objects import Extent, ObjectId
 from fusecache.policy.cache.fetch_order import Cause
@@ -59,7 +59,7 @@ class Readahead:
     """Owns the streams with active read-ahead."""
 
     def __init__(
-        self, table: BlockTable, buffer_pool: BufferPool, fetcher: Fetchers, tasks: TaskNursery
+        self, table: BlockTable, buffer_pool: BufferPool, fetcher: Fetcher, tasks: TaskNursery
     ) -> None:
         self._tasks = tasks
         self._table = table

@@ -13,7 +13,7 @@ import trio
 from fusecache.engine.durability.sync import Barrier, latest_version
 from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, QueuedChange
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.publish.publishers import Publishers
+from fusecache.engine.publish.publisher import Publisher
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.procfs import KILL_LOOK_SECONDS, KillDetector, environment, thread_group
 from fusecache.engine.write.parts import WriteParts
@@ -58,7 +58,7 @@ class RemoteFsync:
     _tree: Tree
     _write: WriteParts
     _queue: WritebackQueue
-    _publisher: Publishers
+    _publisher: Publisher
     _journal: JournalWriter
     _store: Store
     is_remote: bool = field(kw_only=True)

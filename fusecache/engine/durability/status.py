@@ -19,8 +19,7 @@ import trio
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, QueuedChange, is_rename
 from fusecache.engine.namespace.paths import Symlinks
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.publish.publishers import Publishers
-from fusecache.engine.runtime.by_bucket import ByBucket
+from fusecache.engine.publish.publisher import Publisher
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.conflict_log import ConflictLog
@@ -190,18 +189,18 @@ class QueueStatus:
         tree: Tree,
         queue: WritebackQueue,
         write: WriteParts,
-        publisher: Publishers,
+        publisher: Publisher,
         conflict_log: ConflictLog,
         store: Store,
         resolve: Callable[[str], Awaitable[Node]],
         symlinks: Symlinks,
-        clients: ByBucket[MetadataClient],
+        client: MetadataClient,
         *,
-        keys_from: ByBucket[str],
+        keys_from: str,
     ) -> None:
-        """keys_from: where each bucket's write credentials are read from, as `error_text.renewal_text` takes it."""
+        """keys_from: where the write credentials are read from, as `error_text.renewal_text` takes it."""
         self._tree = tree
-        self._clients = clients
+        self._client = client
         self._keys_from = keys_from
         self._queue = queue
         self._file_io = write.file_io
@@ -387,7 +386,7 @@ class QueueStatus:
             return "conflict"
         errors = [item.error for item in (*failed, *pending.failing) if item.error is not None]
         code = next((code_of(error) for error in errors if code_of(error) in PERSONS), "")
-        blocking = self._publisher.of(key).blocking_error if pending.files > pending.deferred else None
+        blocking = self._publisher.blocking_error if pending.files > pending.deferred else None
         if not code and not failed and blocking is not None and code_of(blocking) in PERSONS:
             code = code_of(blocking)  # it blocks every change, also one that was not tried yet
         if code or failed:
@@ -420,11 +419,11 @@ class QueueStatus:
         }
 
     def _error_details(self, item: QueuedChange) -> dict[str, str]:
-        error, key = item.error, item.changed_keys()[0]
+        error = item.error
         if isinstance(error, Unavailable):
             # An upload can take minutes until it learns that the keys are refused after an outage.
-            error = self._clients.of(key).refusal_of_writes or error
-        text = "" if error is None else remedy(error, self._keys_from.of(key))
+            error = self._client.refusal_of_writes or error
+        text = "" if error is None else remedy(error, self._keys_from)
         number = item.record.generation if isinstance(item, FileVersion) else item.sequence
         text = text.replace("--restore ID", f"--restore {number}")
         code = "" if error is None else code_of(error)

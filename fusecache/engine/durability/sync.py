@@ -18,7 +18,7 @@ import trio
 from fusecache.engine.durability.status import Pending, QueueStatus
 from fusecache.engine.namespace.nodes import FileVersion, QueuedChange
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.publish.publishers import Publishers
+from fusecache.engine.publish.publisher import Publisher
 from fusecache.engine.runtime.supervisor import Supervisor, unwrap_single_error
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.format_text import changes_text, count_text, seconds_text
@@ -73,7 +73,7 @@ class Durability:
 class Sync:
     """Carries out `sync`: waits for what is at or below a path, and reports what it does not cover."""
 
-    def __init__(self, tree: Tree, queue: WritebackQueue, publisher: Publishers, status: QueueStatus) -> None:
+    def __init__(self, tree: Tree, queue: WritebackQueue, publisher: Publisher, status: QueueStatus) -> None:
         self._tree = tree
         self._queue = queue
         self._publisher = publisher
@@ -173,7 +173,7 @@ class Drain:
     """
 
     _queue: WritebackQueue
-    _publisher: Publishers
+    _publisher: Publisher
     _sync: Sync
     _pending: Callable[[], Pending]
     _directory: Path

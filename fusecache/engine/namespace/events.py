@@ -119,14 +119,14 @@ class Events:
     def on_gone(self, key: str, etag: str | None) -> None:
         """The bucket no longer shows this version."""
 
-    def on_accepted(self, key: str) -> None:
-        """The key's bucket accepted a publishing request."""
+    def on_accepted(self) -> None:
+        """The bucket accepted a publishing request."""
 
     def on_unresponsive(self) -> None:
         """A LIST or HEAD got no answer in time, or the keys are refused for everything."""
 
-    def on_granted(self, bucket: str) -> None:
-        """Refused keys of a bucket are accepted again: everything else that backs off may retry now.
+    def on_granted(self) -> None:
+        """Refused keys are accepted again: everything else that backs off may retry now.
 
         Not called after an outage: a bucket that comes back is busy enough.
         """

@@ -40,7 +40,6 @@ from fusecache.engine.namespace.nodes import (
     PageTimes,
 )
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import MetadataClient, SharedRequest
 from fusecache.engine.runtime.supervisor import TaskNursery, unwrap_single_error
 from fusecache.index.listings import ListedEntry, Listings
@@ -294,7 +293,7 @@ class Lister:
 
     _tree: Tree
     _listings: Listings
-    _clients: ByBucket[MetadataClient]
+    _client: MetadataClient
     _tasks: TaskNursery
     ahead_seconds: float = field(kw_only=True)
     has_metadata: bool = field(kw_only=True)
@@ -317,7 +316,7 @@ class Lister:
         while True:
             while self._garbage:
                 directory, epoch = self._garbage[0]
-                if not await self._clients.of("").rows(self._listings.drop, directory, epoch):
+                if not await self._client.rows(self._listings.drop, directory, epoch):
                     self._garbage.popleft()
             self._has_garbage = trio.Event()
             await self._has_garbage.wait()
@@ -344,7 +343,7 @@ class Lister:
 
     def must_serve_stale(self, directory: Node) -> bool:
         """Whether to serve the old listing: there is one, and the bucket does not answer. Training then continues."""
-        return directory.is_listed and self._clients.of(self._tree.top(directory)).is_unresponsive
+        return directory.is_listed and self._client.is_unresponsive
 
     def rows_after(self, directory: Node, sort_name: str, limit: int) -> list[ListedEntry]:
         """Return rows after a sort name from any listing, however old. Sends no request."""
@@ -472,7 +471,7 @@ class Lister:
         with self._tree.keep(directory):
             try:
                 prefix = self._tree.key(directory)
-                client = self._clients.of(prefix)
+                client = self._client
                 page = await client.call(fetch_page, client.store, prefix, None, refresh.asked, refresh.start)
                 await self._replace_page(directory, prefix, refresh, page)
             except FusecacheError as exc:
@@ -637,7 +636,7 @@ class Lister:
         self, prefix: str, run: ListingRun, send: "trio.MemorySendChannel[ListPageRows]"
     ) -> None:
         token: str | None = None
-        client = self._clients.of(prefix)
+        client = self._client
         async with send:
             while True:
                 asked = trio.current_time()
@@ -657,7 +656,7 @@ class Lister:
         if rows:
             inode_range = self._new_inode_range(directory, rows[0].sort_name, rows[-1].sort_name)
             run.inode_ranges.add(inode_range)
-            numbers = await self._clients.of("").rows(
+            numbers = await self._client.rows(
                 self._listings.put_page,
                 number, run.epoch, rows, directory.listing.epoch, inode_range * INODE_RANGE,
             )  # fmt: skip
@@ -695,7 +694,7 @@ class Lister:
                     if lacks_metadata(row, of_all=self.has_metadata)
                 }
         return await with_metadata(
-            self._clients.of(prefix), prefix, rows, known, of_all=self.has_metadata, on_answer=asked.announce
+            self._client, prefix, rows, known, of_all=self.has_metadata, on_answer=asked.announce
         )
 
     def _put(self, directory: Node, run: ListingRun, row: ListedEntry) -> None:
@@ -727,7 +726,7 @@ class ListingRefresher:
 
     _tree: Tree
     _lister: Lister
-    _clients: ByBucket[MetadataClient]
+    _client: MetadataClient
     _ttl: AttributeTtl
     _tasks: TaskNursery
     waited_seconds: float = field(init=False, default=0.0)
@@ -814,11 +813,7 @@ class ListingRefresher:
         use = directory.listing.uses.get(start)
         if use is None or trio.current_time() - use.moment > IN_USE_SECONDS:
             return False
-        return (
-            directory.is_listed
-            and self._tree.is_linked(directory)
-            and not self._clients.of(self._tree.top(directory)).is_unresponsive
-        )
+        return directory.is_listed and self._tree.is_linked(directory) and not self._client.is_unresponsive
 
     async def _relist(self, directory: Node, start: str) -> bool:
         """Refresh a page, or join the request in progress; return whether it succeeded."""

@@ -28,7 +28,6 @@ from fusecache.engine.namespace.nodes import LISTED_NUMBERS, Kind, Node, PageTim
 from fusecache.engine.namespace.readdir import DirectoryReader
 from fusecache.engine.namespace.reconciler import Reconciler
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import MetadataClient, SharedRequest
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.index.cache_index import ObjectRow
@@ -42,7 +41,7 @@ from fusecache.policy.listing_refresh import is_listing_cheaper
 class CachedNames:
     """The newest cached version of each key, as rows. seen: loop time that they count as seen at."""
 
-    def __init__(self, objects: Mapping[str, ObjectRow], seen: float) -> None:
+    def __init__(self, objects: Mapping[str, ObjectRow] = {}, seen: float = float("-inf")) -> None:
         self.seen = seen
         self._objects = objects
         self._directories: set[str] = set()
@@ -56,15 +55,6 @@ class CachedNames:
 
     def __contains__(self, key: str) -> bool:
         return key in self._objects or key in self._directories
-
-    def without(self, prefix: str) -> "CachedNames":
-        """Return the same without the keys that begin with a prefix."""
-        left = {key: row for key, row in self._objects.items() if not key.startswith(prefix)}
-        return CachedNames(left, self.seen if left else float("-inf"))
-
-    def with_names(self, objects: Mapping[str, ObjectRow], seen: float) -> "CachedNames":
-        """Return the same with more objects."""
-        return CachedNames({**self._objects, **objects}, seen)
 
     def rows(self, key: str, name: str) -> list[ListedEntry]:
         """Return the rows of a key: a file, a directory, both or none. The cache does not know when a file changed."""
@@ -102,7 +92,7 @@ class Lookup:
         self,
         tree: Tree,
         listings: Listings,
-        clients: ByBucket[MetadataClient],
+        client: MetadataClient,
         journal: Journal,
         tasks: TaskNursery,
         *,
@@ -114,20 +104,20 @@ class Lookup:
         self.posix_metadata = posix_metadata
         self._tree = tree
         self._listings = listings
-        self._clients = clients
+        self._client = client
         self.ttl = freshness = AttributeTtl(tree, fresh_seconds)
         self._lister = lister = Lister(
             tree,
             listings,
-            clients,
+            client,
             tasks,
             ahead_seconds=max(10.0, fresh_seconds),
             has_metadata=posix_metadata,
         )
-        self._refresher = refresher = ListingRefresher(tree, lister, clients, freshness, tasks)
+        self._refresher = refresher = ListingRefresher(tree, lister, client, freshness, tasks)
         self._reconciler = reconciler = Reconciler(tree, lister, listings, journal)
-        self.reader = DirectoryReader(tree, lister, listings, clients, reconciler, refresher, freshness)
-        self.cached_names = CachedNames({}, float("-inf"))
+        self.reader = DirectoryReader(tree, lister, listings, client, reconciler, refresher, freshness)
+        self.cached_names = CachedNames()
         self._probes: dict[tuple[int, str], NameProbe] = {}
 
     @property
@@ -237,7 +227,7 @@ class Lookup:
     ) -> None:
         """Wait until the request ends, `is_enough`, or stale data must be served. Raises the request's failure."""
         while not asked.done and not is_enough():
-            await self._client(parent).wait_for(asked)
+            await self._client.wait_for(asked)
             if self._must_serve_stale(parent, name):
                 return
         if asked.failure is not None:
@@ -276,10 +266,7 @@ class Lookup:
         child = parent.children.get(name)
         is_known = child is not None and child.verified > float("-inf")
         is_known |= len(self.cached_names) > 0 and self._tree.child_key(parent, name) in self.cached_names
-        return self._lister.must_serve_stale(parent) or (is_known and self._client(parent).is_unresponsive)
-
-    def _client(self, directory: Node) -> MetadataClient:
-        return self._clients.of(self._tree.top(directory))
+        return self._lister.must_serve_stale(parent) or (is_known and self._client.is_unresponsive)
 
     @property
     def hidden_keys(self) -> int:
@@ -309,7 +296,7 @@ class Lookup:
         while not probe.done:
             if not must_answer and self._must_serve_stale(parent, name):
                 return self._last_rows(parent, name)
-            await self._client(parent).wait_for(probe)
+            await self._client.wait_for(probe)
             if probe.done and probe.is_superseded and probe.failure is None and again:
                 probe, again = self._start_probe(parent, name), again - 1
         if probe.failure is not None:
@@ -333,7 +320,7 @@ class Lookup:
         with in_use(parent):
             try:
                 known = self._known_version(parent, key, name)
-                await _probe_name(self._client(parent), key, name, probe, known, of_all=self.posix_metadata)
+                await _probe_name(self._client, key, name, probe, known, of_all=self.posix_metadata)
                 if probe.failure is None and not probe.is_superseded:
                     with _expire_on_disk_error(parent):
                         self._correct(parent, name, probe)
@@ -433,7 +420,7 @@ class Lookup:
 
     async def look_into(self, directory: Node) -> None:
         """Find out what a directory holds, and whether it has a marker, unless the bucket does not answer."""
-        client = self._client(directory)
+        client = self._client
         if directory.is_listed or directory.has_marker or client.is_unresponsive:
             return
         run = self._lister.start(directory)

@@ -11,7 +11,6 @@ empty without an error, and an append would replace the link in the bucket.
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import SILENT_SECONDS, MetadataClient
 from fusecache.model.errors import (
     AccessDenied,
@@ -74,10 +73,10 @@ _UNRESPONSIVE_WAIT_SECONDS = 2.0
 class Paths:
     """Resolves paths below the mountpoint, one lookup for each name."""
 
-    def __init__(self, tree: Tree, lookup: Lookup, clients: ByBucket[MetadataClient]) -> None:
+    def __init__(self, tree: Tree, lookup: Lookup, client: MetadataClient) -> None:
         self._tree = tree
         self._lookup = lookup
-        self._clients = clients
+        self._client = client
 
     async def lookup_path(self, path: str) -> Node:
         """Return the node at a path for a query, which does not wait for an unresponsive bucket.
@@ -85,7 +84,7 @@ class Paths:
         Raises NotFound. If only the bucket could tell, raises Unavailable after SILENT_SECONDS, or the error with which
         it rejects the keys.
         """
-        timeout = _UNRESPONSIVE_WAIT_SECONDS if self._clients.of(path).is_unresponsive else SILENT_SECONDS
+        timeout = _UNRESPONSIVE_WAIT_SECONDS if self._client.is_unresponsive else SILENT_SECONDS
         try:
             return await self.resolve(path, timeout_seconds=timeout)
         except (Unavailable, AccessDenied, CredentialsMissing) as exc:
@@ -107,7 +106,7 @@ class Paths:
                 held.append(node)
                 if unusable_name(part) is not None:
                     raise NotFound(f"{path!r}: no such file or directory")
-                with self._clients.of(path).deadline(timeout_seconds):
+                with self._client.deadline(timeout_seconds):
                     node = await self._lookup.lookup(node, part)
         except NotFound as exc:
             raise NotFound(f"{path}: no such file or directory") from exc

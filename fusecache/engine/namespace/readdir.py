@@ -16,7 +16,6 @@ from fusecache.engine.namespace.lister import AttributeTtl, Lister, ListingRefre
 from fusecache.engine.namespace.nodes import DirectoryEntry, DirectoryHandle, Kind, Node, Shown
 from fusecache.engine.namespace.reconciler import Reconciler
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.index.listings import ListedEntry, Listings
 from fusecache.model.errors import ListingLost, NotEmpty, NotFound
@@ -86,7 +85,7 @@ class DirectoryReader:
     _tree: Tree
     _lister: Lister
     _listings: Listings
-    _clients: ByBucket[MetadataClient]
+    _client: MetadataClient
     _reconciler: Reconciler
     _refresher: ListingRefresher
     _ttl: AttributeTtl
@@ -96,7 +95,7 @@ class DirectoryReader:
         directory = handle.node
         if handle.epoch == 0 and not handle.after:
             self._prefetch_listings(handle)
-        client = self._clients.of(self._tree.top(directory))
+        client = self._client
         with self._refresher.waiting():
             while not handle.is_at_end:
                 run = self._listing_of(handle)
@@ -281,7 +280,7 @@ class DirectoryReader:
                 listing.reader = 0
             return
         listing.last_read = directory.name
-        client = self._clients.of(self._tree.top(parent))
+        client = self._client
         by_epoch = self._lister.page_times_by_epoch(parent)
         ahead = 0
         for row in self._lister.rows_after(parent, directory.name + "/", _ROWS_AHEAD):

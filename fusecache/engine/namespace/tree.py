@@ -10,7 +10,7 @@ Invariants:
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,7 @@ import trio
 
 from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, in_use
-from fusecache.model.errors import FusecacheError, NotFound, NotPermitted, ReadOnly
+from fusecache.model.errors import FusecacheError, NotFound
 from fusecache.model.names import check_key
 from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.model.records import PosixAttributes
@@ -67,17 +67,14 @@ class Tree:
         prefix: str,
         ownership: Ownership,
         events: Events,
-        buckets: Mapping[str, bool] = {"": False},
         starts: int = 0,
         kept_attributes: Callable[[str], PosixAttributes | None] = lambda _: None,
     ) -> None:
-        """buckets: whether each is read-only, by the name of its folder; "" for the only bucket, without a folder.
+        """starts: how many daemons have served the mount before. Their inode numbers are not used again.
 
-        starts: how many daemons have served the mount before. Their inode numbers are not used again.
         kept_attributes: mode and owner that this node keeps of the directory with a key; None for the defaults.
         """
         self._prefix = prefix
-        self._buckets = {name: is_read_only for name, is_read_only in buckets.items() if name}
         self.ownership = ownership
         self.kept_attributes = kept_attributes
         self.numbers_used = starts * _NUMBERS_OF_START
@@ -156,29 +153,6 @@ class Tree:
                 return None
             node = child
         return node
-
-    def top(self, node: Node) -> str:
-        """Return the name of the bucket's folder that a node is or lies in; "" for the root, or with one bucket."""
-        name = ""
-        while self._buckets and node.parent is not None:
-            name, node = node.name, node.parent
-        return name
-
-    def is_top(self, directory: Node) -> bool:
-        """Return whether a directory is the root of the mount or of one of its buckets."""
-        return directory is self.root or (bool(self._buckets) and directory.parent is self.root)
-
-    def check_change(self, directory: Node) -> None:
-        """Raise ReadOnly or NotPermitted if nothing may change in a directory of a mount of several buckets."""
-        if self._buckets and directory is self.root:
-            raise NotPermitted(
-                "the top folder of this mount has one folder for each bucket: make, rename and remove files in these; "
-                "a bucket is added by a [[bucket]] table"
-            )
-        if self._buckets.get(name := self.top(directory)):
-            raise ReadOnly(
-                f"{name}: this bucket is mounted read-only; remove read_only from its [[bucket]] table"
-            )
 
     def is_linked(self, node: Node) -> bool:
         """Return whether the node is reachable from the root."""

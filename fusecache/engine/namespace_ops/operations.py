@@ -39,7 +39,6 @@ from fusecache.engine.namespace_ops.rename_directory import (
     DirectoryRename,
     check_replaceable,
 )
-from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.write.parts import WriteParts
@@ -48,7 +47,6 @@ from fusecache.engine.writeback.rotation import CheckpointRotation
 from fusecache.index.journal import Change, DropOperation
 from fusecache.index.listings import ListedEntry
 from fusecache.model.errors import (
-    AcrossDevices,
     AlreadyExists,
     IsADirectory,
     NotADirectory,
@@ -98,7 +96,7 @@ class NamespaceOps:
         write: WriteParts,
         queue: WritebackQueue,
         journal: JournalWriter,
-        clients: ByBucket[MetadataClient],
+        client: MetadataClient,
         events: Events,
         immutable: ImmutableDirectories,
     ) -> None:
@@ -117,14 +115,13 @@ class NamespaceOps:
         self._markers = markers = DirectoryMarkers(tree, lookup, queue, operations)
         self._rename = Rename(tree, write, queue, journal, operations, rotation, events)
         self._directory_rename = DirectoryRename(
-            tree, lookup, write.local_only, queue, journal, clients, markers, self._rename
+            tree, lookup, write.local_only, queue, journal, client, markers, self._rename
         )
 
     # ---- making
 
     async def create(self, parent: Node, name: str, mode: int, maker: User = ROOT_USER) -> Node:
         """Make an empty file; it is durable only once it was closed. Raises AlreadyExists, NoSpace, ReadOnly."""
-        self._tree.check_change(parent)
         await self._file_io.check_space(
             parent, lambda: self._tree.relative(self._tree.child_key(parent, name))
         )
@@ -138,7 +135,6 @@ class NamespaceOps:
 
     async def mkdir(self, parent: Node, name: str, mode: int, maker: User = ROOT_USER) -> Node:
         """Make a directory. The bucket gets a directory marker, so that other nodes see it while it is empty."""
-        self._tree.check_change(parent)
         self._journal.check_writable()
         await self._check_free(parent, name)
         key = self._tree.child_key(parent, name, directory=True)
@@ -156,7 +152,6 @@ class NamespaceOps:
 
     async def symlink(self, parent: Node, name: str, target: str) -> Node:
         """Make a symlink: in the bucket a zero-byte object with the target in its metadata."""
-        self._tree.check_change(parent)
         self._journal.check_writable()
         await self._check_free(parent, name)
         key = self._tree.child_key(parent, name)
@@ -172,7 +167,6 @@ class NamespaceOps:
 
     async def unlink(self, parent: Node, name: str) -> None:
         """Remove a file or symlink; open handles keep working. Raises NotFound, IsADirectory."""
-        self._tree.check_change(parent)
         self._journal.check_writable()
         await self._lookup.look_into(parent)
         node = await self._lookup.lookup(parent, name)
@@ -190,7 +184,6 @@ class NamespaceOps:
 
         Raises NotFound, NotADirectory, NotEmpty.
         """
-        self._tree.check_change(parent)
         self._journal.check_writable()
         await self._lookup.look_into(parent)
         node = await self._lookup.lookup(parent, name)
@@ -219,10 +212,6 @@ class NamespaceOps:
         replace: whether an existing target is replaced. Raises NotFound, AlreadyExists, NotEmpty, IsADirectory,
         NotADirectory, AcrossDevices, ReadOnly, and ObjectChanged if the kernel knows an older file of that name.
         """
-        for parent in (old_parent, new_parent):
-            self._tree.check_change(parent)
-        if self._tree.top(old_parent) != self._tree.top(new_parent):
-            raise AcrossDevices(f"{old_name}: a rename to another bucket; copy the file, as `mv` does then")
         self._journal.check_writable()
         node, target = await self._look_up_both(old_parent, old_name, new_parent, new_name)
         if target is node:

@@ -158,7 +158,7 @@ class Rename:
 
     def newest_fixed_delete(self, sequences: list[tuple[int, str]]) -> int:
         """Return the sequence of the newest delete for which these sequences must not be vacated; 0: there is none."""
-        return self._rotation.newest_fixed_delete(sequences[0][1]) if sequences else 0
+        return self._rotation.newest_fixed_delete() if sequences else 0
 
     def on_position_vacated(self, sequences: list[tuple[int, str]], changes: list[Change]) -> None:
         """Have deletes that waited for these sequences wait for what came since, as renames have vacated them."""

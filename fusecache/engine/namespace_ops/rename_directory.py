@@ -23,7 +23,6 @@ from fusecache.engine.namespace.nodes import Kind, Node, Operation, attributes_o
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.operation_queue import OperationQueue
 from fusecache.engine.namespace_ops.rename import Rename
-from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.runtime.procfs import ends_with_caller
@@ -84,7 +83,7 @@ class DirectoryMarkers:
 
     def keep(self, directory: Node, changes: list[Change]) -> None:
         """Give a directory without a directory marker one when its last name goes, so that it goes on to exist."""
-        if self._tree.is_top(directory) or directory.has_marker or not self._tree.is_linked(directory):
+        if directory is self._tree.root or directory.has_marker or not self._tree.is_linked(directory):
             return
         if self._lookup.is_empty_as_known(directory):
             self.make(directory, self._tree.key(directory), changes)
@@ -107,13 +106,13 @@ class DirectoryRename:
     _local_only: LocalOnly
     _queue: WritebackQueue
     _journal: JournalWriter
-    _clients: ByBucket[MetadataClient]
+    _client: MetadataClient
     _markers: DirectoryMarkers
     _rename: Rename
 
     def __post_init__(self) -> None:
         # An endpoint that answers for the primary may lack some of the files.
-        self._store = primary_of(self._clients.of("").store)
+        self._store = primary_of(self._client.store)
 
     async def rename_directory(
         self, node: Node, target: Node | None, new_parent: Node, new_name: str, *, replace: bool
@@ -231,7 +230,7 @@ class DirectoryRename:
     async def _list_below(self, prefix: str, began: float) -> list[ObjectInfo]:
         """Return the objects that the bucket shows below a directory, with metadata where that needs a HEAD."""
         # LIST returns the shortest key first: here that of an object with the directory's own name.
-        own = (await self._clients.of(prefix).call(self._store.list_page, prefix[:-1], limit=1)).objects
+        own = (await self._client.call(self._store.list_page, prefix[:-1], limit=1)).objects
         if own and own[0].key == prefix[:-1] and not self._tree.is_hidden(own[0].key, began):
             raise _stays_behind(
                 self._tree.relative(own[0].key), "it is also a directory, which shows instead"
@@ -239,7 +238,7 @@ class DirectoryRename:
         found: list[ObjectInfo] = []
         token: str | None = None
         while True:
-            page = await self._clients.of(prefix).call(self._store.list_page, prefix, token=token)
+            page = await self._client.call(self._store.list_page, prefix, token=token)
             shown = {info.key: info for info in page.objects if not self._tree.is_hidden(info.key, began)}
             with unwrap_single_error():
                 async with trio.open_nursery() as nursery:
@@ -256,12 +255,12 @@ class DirectoryRename:
         """Ask for what only a HEAD tells of an object: an empty one may be a symlink."""
         listed = shown[key]
         try:
-            found = await self._clients.of(key).call(self._store.head, key)
+            found = await self._client.call(self._store.head, key)
         except ObjectMissing:
             del shown[key]  # removed since
             return
         except (AccessDenied, Refused):
-            if not listed.size or self._clients.of(key).refused_seconds:
+            if not listed.size or self._client.refused_seconds:
                 raise
             return
         # A HEAD has the time in whole seconds only: by that, the object could sort before what it was written after.

@@ -263,7 +263,7 @@ class Preparer:
             # Its space stays reserved until the next mount removes it.
             log.warning("obsolete staging file not removed, the next mount retries error=%s", exc)
             return
-        self._cache.release_staging(version.reserved, version.record.key)
+        self._cache.release_staging(version.reserved)
         version.reserved = 0
         self._journal.submit_lazily(DropFile(version.record.generation))
 

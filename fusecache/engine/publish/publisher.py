@@ -1,7 +1,7 @@
 """The publisher of one bucket sends its queued changes: many requests in flight, each when order and time allow.
 
 It decides neither the order (`policy/writeback/publish_order.py`) nor the times (`schedule.py`). `results.py` and
-`rejections.py` apply the bucket's answers. The rest of the engine talks to `Publishers`, of all buckets.
+`rejections.py` apply the bucket's answers.
 
 Invariants:
 1. The journal says PUBLISHING before the request is sent, and STORED after the answer. Only then are local bytes freed.
@@ -60,7 +60,6 @@ from fusecache.model.errors import (
 )
 from fusecache.model.records import FileState, OperationKind
 from fusecache.policy.backoff import RequestLimit, backoff_seconds
-from fusecache.policy.writeback.publish_order import PublishOrder
 from fusecache.remote.store import Sent
 
 log = logging.getLogger(__name__)
@@ -92,7 +91,6 @@ class Publisher:
         lookup: Lookup,
         write: WriteParts,
         queue: WritebackQueue,
-        order: PublishOrder,
         journal: JournalWriter,
         cache: BlockCache,
         preparer: Preparer,
@@ -107,16 +105,14 @@ class Publisher:
         last_wins: bool = False,
         events: Events,
     ) -> None:
-        """order: of the bucket's changes.
-
-        limit: shared with the reads, so that a bucket that throttles gets fewer requests of all kinds.
+        """limit: shared with the reads, so that a bucket that throttles gets fewer requests of all kinds.
 
         last_wins: replace a version that another client wrote concurrently.
         """
         self._tasks = tasks
         self._states = write.states
         self._queue = queue
-        self._order = order
+        self._order = order = queue.order
         self._journal = journal
         self._preparer = preparer
         self._bucket_writer = bucket_writer
@@ -148,13 +144,15 @@ class Publisher:
         """Changes that the bucket rejected, or whose bytes could not be read, unless removed or replaced since."""
         return self._rejections.rejected
 
-    @rejected.setter
-    def rejected(self, items: list[QueuedChange]) -> None:
-        self._rejections.rejected = items
+    def on_start(self, rejected: list[QueuedChange], highest: int | None) -> None:
+        """Take over the changes that were rejected before this start.
 
-    def on_start(self, highest: int) -> None:
-        """The earlier daemon's changes have sequences up to `highest`; its held commit markers may be due now."""
-        self._rejections.on_start(highest)
+        highest: the last sequence of the earlier daemon, whose held commit markers may be due now; None: this mount
+        publishes nothing.
+        """
+        self._rejections.rejected = rejected
+        if highest is not None:
+            self._rejections.on_start(highest)
 
     @property
     def commit_markers(self) -> CommitMarkers:
@@ -546,7 +544,7 @@ class Publisher:
         now = trio.current_time()
         self._schedule.on_written(item, now)
         self._limit.on_success(now)
-        self._events.on_accepted(item.changed_keys()[-1])
+        self._events.on_accepted()
         self._failing.clear(item)
         self._on_response(now)
         return answer

@@ -114,7 +114,7 @@ class Retirement:
             if size and not checksums:  # it was synced, and prepared, by the daemon before
                 checksums = await self._offload.disk(version.file.checksums)
             is_cacheable = bool(size and checksums)
-            self._cache.release_staging(version.reserved - (size if is_cacheable else 0), version.record.key)
+            self._cache.release_staging(version.reserved - (size if is_cacheable else 0))
             version.reserved = 0
             if is_cacheable:
                 staged.append(StagedObject(published.object_id, size, version.file.path, checksums))

@@ -252,9 +252,9 @@ class ReplayResult:
     # (key, UploadId) of the multipart uploads to abort.
     uploads: list[tuple[str, str]] = field(default_factory=list)
 
-    def staged_bytes(self) -> Iterator[tuple[str, int]]:
-        """Yield the key and the bytes on disk of each file in staging or in quarantine."""
-        yield from ((record.key, held) for record, held in self.quarantined)
+    def staged_bytes(self) -> Iterator[int]:
+        """Yield the bytes on disk of each file in staging or in quarantine."""
+        yield from (held for _, held in self.quarantined)
         for version in (
             *self.versions,
             *self.rejected,
@@ -262,7 +262,7 @@ class ReplayResult:
             *self.open.values(),
             *self.stored.values(),
         ):
-            yield version.record.key, version.size
+            yield version.size
 
 
 @dataclass(eq=False, repr=False)

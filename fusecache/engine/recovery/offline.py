@@ -38,9 +38,7 @@ class OfflineCache:
             self._state.__exit__(None, None, None)
             raise
         self._staging = StagingDirectory(directory)
-        endpoint, _, source = self._state.identity.partition(" ")
-        # Of several buckets, keys are paths: `<folder>=<endpoint> <source>`.
-        self._prefix = "" if "=" in endpoint else source.partition("://")[2].partition("/")[2]
+        self._prefix = self._state.identity.partition(" ")[2].partition("://")[2].partition("/")[2]
 
     def __enter__(self) -> Self:
         return self
@@ -50,6 +48,15 @@ class OfflineCache:
     ) -> None:
         self._journal.close()
         self._state.__exit__(kind, value, traceback)
+
+    @property
+    def identity(self) -> str:
+        """Endpoint, bucket and prefix that the directory is of."""
+        return self._state.identity
+
+    def pending_changes(self) -> int:
+        """Return how many changes of names wait for the bucket."""
+        return sum(not each.error for each in self._journal.operations())
 
     def listing(self) -> dict[str, Any]:
         """Return what `Quarantine.listing` does, and the files that wait for their upload."""

@@ -28,7 +28,7 @@ from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import CloseState, FileVersion, Kind, Node, Operation, in_use
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.operations import NamespaceOps
-from fusecache.engine.publish.publishers import Publishers
+from fusecache.engine.publish.publisher import Publisher
 from fusecache.engine.recovery.journal_replay import ReplayResult
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
@@ -66,7 +66,7 @@ class Quarantine:
     _events: Events
     _queue: WritebackQueue
     _journal: JournalWriter
-    _publisher: Publishers
+    _publisher: Publisher
     _conflict_log: ConflictLog
     _staging: StagingDirectory
     _cache: BlockCache
@@ -245,7 +245,7 @@ class Quarantine:
             raise NotPermitted(
                 f"{item.sequence}: only the change of {path} itself can be repeated; try again without --to"
             )
-        await self._publisher.of(item.record.key).repeat(item)
+        await self._publisher.repeat(item)
         return path
 
     async def _rename_copy(self, record: ConflictRecord, to: str) -> str:
@@ -320,7 +320,7 @@ class Quarantine:
         if rejected is not None:
             return await self._delete_rejected(rejected)
         if operation is not None:
-            await self._publisher.of(operation.record.key).drop_rejected(operation)
+            await self._publisher.drop_rejected(operation)
             return 0
         if conflict is not None:
             return await self._delete_copy(conflict)
@@ -333,7 +333,7 @@ class Quarantine:
         # Three steps (row, file, row), so that the next start finishes what a crash interrupts.
         await self._journal.commit(PutFile(replace(record, state=FileState.DROPPED)))
         await self._offload.disk(self._staging.delete_quarantined, number)
-        await self._cache.free_staging(held, record.key)
+        await self._cache.free_staging(held)
         await self._journal.commit(DropFile(number))
         log.info("deleted number=%d key=%s bytes=%d reason=%s", number, record.key, held, record.reason.value)
         return held

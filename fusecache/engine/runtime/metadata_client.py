@@ -12,7 +12,6 @@ from typing import ParamSpec, TypeVar
 
 import trio
 
-from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.procfs import ends_with_caller
 from fusecache.model.errors import (
@@ -306,9 +305,3 @@ class MetadataClient:
     async def rows(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that reads or writes many listing rows, in the LMDB threads."""
         return await self._offload.rows(partial(call, *args, **kwargs))
-
-
-def clients_below(clients: ByBucket[MetadataClient], prefix: str) -> list[tuple[MetadataClient, str]]:
-    """Return the client for a prefix, with the prefix; for the root of several buckets each client, with its own."""
-    each_bucket = [] if prefix else [(client, f"{name}/") for name, client in clients.items() if name]
-    return each_bucket or [(clients.of(prefix), prefix)]

@@ -8,7 +8,6 @@ Invariants:
 3. Every remote call ends by its own timeout.
 """
 
-import copy
 import logging
 import math
 import os
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -99,8 +98,8 @@ class Offload:
     def __init__(
         self, supervisor: Supervisor, *, network_threads: int, upload_threads: int, publish_threads: int = 4
     ) -> None:
-        self._counts = network_threads, upload_threads, publish_threads
-        self._network, self._upload, self._publish = map(_Threads, self._counts)
+        self._network, self._upload = _Threads(network_threads), _Threads(upload_threads)
+        self._publish = _Threads(publish_threads)
         # 8 direct I/O calls in flight saturate a local disk (1.6 GB/s); more only wait in the kernel.
         self._disk = _Threads(16)
         # LMDB has one writer at a time; the other threads read.
@@ -114,12 +113,6 @@ class Offload:
     async def network(self, call: Callable[..., T], *args: object) -> T:
         """Run a request that reads bytes from the bucket."""
         return await self._run(self._network, self._reads, call, *args)
-
-    def with_own_threads(self) -> Self:
-        """Return the same, with as many threads for requests to a bucket again: for another bucket."""
-        other = copy.copy(self)
-        other._network, other._upload, other._publish = map(_Threads, self._counts)
-        return other
 
     async def _run(self, threads: _Threads, calls: _Abandonable, call: Callable[..., T], *args: object) -> T:
         """Run a call that may be abandoned at the end of the process, and not before."""

@@ -168,7 +168,7 @@ class VersionDisposal:
                 self._tree.path(node), record.size, path, record.error,
             )  # fmt: skip
             self._events.on_quarantined(record)
-            self._cache.release_staging(version.reserved - version.size, version.record.key)
+            self._cache.release_staging(version.reserved - version.size)
             version.reserved = version.size
             self._tree.set_version(node, None)
             version.node = None

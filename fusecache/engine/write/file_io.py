@@ -235,6 +235,6 @@ class FileIO:
             self._states.set_attributes(version, attributes, sets_time=sets_time)
         elif node.object is not None:
             self._journal.submit(PutAttributes(node.object.key, node.object.etag, attributes))
-        elif node.kind is Kind.DIRECTORY and not self._tree.is_top(node) and self._tree.is_linked(node):
+        elif node.kind is Kind.DIRECTORY and node is not self._tree.root and self._tree.is_linked(node):
             default = self._tree.default_attributes(Kind.DIRECTORY, 0.0)
             self._journal.submit(directory_row(self._tree.key(node), attributes, default))

@@ -118,7 +118,7 @@ class OpenFileSnapshots:
         node = version.node
         if node is None or node.version is not version or not self._is_due(node, version, now):
             return
-        if version.size > self._cache.writable_bytes(version.record.key):
+        if version.size > self._cache.writable_bytes():
             return  # the next write has to copy it, and that must not end with ENOSPC
         snapshot = None
         try:

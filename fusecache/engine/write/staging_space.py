@@ -31,7 +31,7 @@ from fusecache.model.errors import NoSpace, TooLarge
 from fusecache.model.objects import MIB
 from fusecache.policy.backoff import STANDSTILL_SECONDS, ProgressTimeout
 from fusecache.policy.writeback.multipart import OBJECT_BYTES_MAX
-from fusecache.remote.store import Store, statistics_of
+from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _NAMED_MAX = 50
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Waiter:
-    """One close that waits. key: of its file. since: loop time."""
+    """One close that waits. since: loop time."""
 
     handle: FileHandle
     key: str
@@ -51,7 +51,7 @@ class _Waiter:
 
 
 class Backpressure:
-    """Delays closes while staging is above its high-water mark and uploads of their bucket make progress."""
+    """Delays closes while staging is above its high-water mark and uploads make progress."""
 
     def __init__(self, cache: BlockCache, queue: WritebackQueue, store: Store) -> None:
         self._cache = cache
@@ -79,14 +79,14 @@ class Backpressure:
                 }
                 for waiter in self._waiting[:_NAMED_MAX]
             ],
-            "high_water_bytes": self._cache.high_water_bytes(self._waiting[0].key if self._waiting else ""),
+            "high_water_bytes": self._cache.high_water_bytes(),
         }
 
     async def wait_for_space(self, handle: FileHandle) -> None:
         """Return when staging is below its high-water mark, or waiting is of no use.
 
         It is of no use in these cases:
-        - No file of its bucket is queued for upload, or no upload there made progress for `STANDSTILL_SECONDS`.
+        - No file is queued for upload, or no upload made progress for `STANDSTILL_SECONDS`.
         - The mount ends, or the writer is being killed.
         - `_WAITERS_MAX` other closes wait already.
         """
@@ -100,7 +100,7 @@ class Backpressure:
         try:
             while self._is_high(key):
                 now = trio.current_time()
-                timeout.on_progress(statistics_of(self._store, key).bytes_written, now)
+                timeout.on_progress(self._store.statistics().bytes_written, now)
                 if timeout.is_over(now):
                     log.warning(
                         "close goes on with staging nearly full no_upload_seconds=%.0f", STANDSTILL_SECONDS
@@ -114,9 +114,9 @@ class Backpressure:
             self._waiting.remove(waiter)
 
     def _is_high(self, key: str) -> bool:
-        # With no file queued for the bucket, waiting frees no space.
-        is_of_use = bool(self._queue.contents.of(key)) and not self._is_ending
-        return is_of_use and self._cache.is_staging_high(key)
+        # With no file queued, waiting frees no space.
+        is_of_use = bool(self._queue.contents) and not self._is_ending
+        return is_of_use and self._cache.is_staging_high()
 
 
 # By then a program that got ENOSPC has long ended, or tried again.
@@ -208,12 +208,12 @@ class StagingSpace:
         key = self._key(node)
         with self.recording_enospc(path_of, 0):
             await self.check_admitted(_HEADROOM_BYTES, node, path_of)
-            if not self._cache.reserve_staging_nowait(_HEADROOM_BYTES, key):
+            if not self._cache.reserve_staging_nowait(_HEADROOM_BYTES):
                 try:
                     await self._reserve(_HEADROOM_BYTES, key)
                 except NoSpace as exc:
                     raise NoSpace(_FULL) from exc
-        self._cache.release_staging(_HEADROOM_BYTES, key)
+        self._cache.release_staging(_HEADROOM_BYTES)
 
     @contextmanager
     def recording_enospc(self, path_of: Callable[[], str], size: int) -> Iterator[None]:
@@ -230,14 +230,14 @@ class StagingSpace:
 
         path_of: returns the path of the file, which may not exist yet.
         """
-        while nbytes > self._cache.writable_bytes(self._key(node)):
+        while nbytes > self._cache.writable_bytes():
             if not await self._events.on_space_short(self._tree.key_of_path(path_of())):
                 raise NoSpace(_FULL)
 
     async def _reserve(self, nbytes: int, key: str) -> None:
         while True:
             try:
-                return await self._cache.reserve_staging(nbytes, key)
+                return await self._cache.reserve_staging(nbytes)
             except NoSpace:
                 if not await self._events.on_space_short(key):
                     raise
@@ -256,7 +256,7 @@ class StagingSpace:
         need = size - version.reserved
         smallest, largest = _RESERVE_STEPS
         step = max(need, min(max(version.size, smallest), largest))
-        if self._cache.reserve_staging_nowait(step, key):
+        if self._cache.reserve_staging_nowait(step):
             version.reserved += step
             return
         async with version.growth:  # two writers must not both reserve the same growth
@@ -267,7 +267,7 @@ class StagingSpace:
             if version.is_mutable:
                 version.reserved += need
             else:
-                self._cache.release_staging(need, key)  # closed, published or removed while this waited
+                self._cache.release_staging(need)  # closed, published or removed while this waited
 
     def _key(self, node: Node) -> str:
         if node.version is not None:
@@ -277,10 +277,10 @@ class StagingSpace:
     def trim(self, version: FileVersion) -> None:
         """Release the space that is reserved beyond the version's size, as nothing is written for now."""
         if version.reserved > version.size:
-            self._cache.release_staging(version.reserved - version.size, version.record.key)
+            self._cache.release_staging(version.reserved - version.size)
             version.reserved = version.size
 
     def release(self, version: FileVersion) -> None:
         """Release all space of a version, whose file is about to be deleted."""
-        self._cache.release_staging(version.reserved, version.record.key)
+        self._cache.release_staging(version.reserved)
         version.reserved = 0

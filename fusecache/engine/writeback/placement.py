@@ -140,7 +140,7 @@ class QueuePlacement:
         key = removal.record.key
         if not self._queue.is_commit_marker(key):
             return False
-        between = self._queue.rotations.of(key).written_between(removal.sequence, before, key)
+        between = self._queue.rotation.written_between(removal.sequence, before, key)
         written = [self._queue.get(sequence) for sequence in between if sequence not in but]
         return any(item is not None and not self._queue.is_deferred(item) for item in written)
 

@@ -15,14 +15,13 @@ Invariants:
 
 import math
 from bisect import insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import trio
 
 from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_rename
-from fusecache.engine.runtime.by_bucket import ByBucket
 from fusecache.model.names import parent_path
 from fusecache.model.objects import ObjectId, ObjectInfo
 from fusecache.model.records import OperationKind
@@ -45,12 +44,12 @@ class WritebackQueue:
     def __init__(
         self,
         events: Events,
-        prefixes: Mapping[str, str] = {"": ""},
+        prefix: str = "",
         order_last: tuple[str, ...] = (),
     ) -> None:
-        """prefixes: of all keys of each bucket. order_last: name patterns of commit markers."""
-        self.orders = ByBucket(prefixes, lambda name: PublishOrder(prefixes[name]))
-        self.rotations = ByBucket(prefixes, lambda name: Rotation())
+        """prefix: of all keys. order_last: name patterns of commit markers."""
+        self.order = PublishOrder(prefix)
+        self.rotation = Rotation()
         self._events = events
         self._order_last = order_last
         self._changed = trio.Event()
@@ -66,10 +65,10 @@ class WritebackQueue:
         self._deferred_deletes: dict[str, Operation] = {}
         # The same, by the key under which something must be published first.
         self._deferred_by_target: dict[str, dict[Operation, None]] = {}
-        # They hold negated sequences: the `lowest` is that of the bucket's newest item.
-        self._newest = ByBucket(prefixes, lambda name: SequenceBarrier())
+        # It holds negated sequences: the `lowest` is that of the newest item.
+        self._newest = SequenceBarrier()
         # The items that are file versions.
-        self.contents = ByBucket(prefixes, lambda name: set[FileVersion]())
+        self.contents: set[FileVersion] = set()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -98,11 +97,11 @@ class WritebackQueue:
     def add(self, item: QueuedChange) -> None:
         """Queue an item under its sequence and keys."""
         change = self._change_of(item)
-        self.orders.of(change.keys[0]).add(change, deferred=self.is_deferred(item))
+        self.order.add(change, deferred=self.is_deferred(item))
         self._items[item.sequence] = item
         if isinstance(item, FileVersion):
-            self.contents.of(item.record.key).add(item)
-        self._newest.of(change.keys[0]).add(-item.sequence)
+            self.contents.add(item)
+        self._newest.add(-item.sequence)
         for key in item.changed_keys():
             same_key = self._by_key.setdefault(key, [])
             insort(same_key, item, key=_sequence)
@@ -110,11 +109,10 @@ class WritebackQueue:
                 self._rewritten.setdefault(parent_path(key), {})[key] = None
         if isinstance(item, Operation) and change.moved_to:
             self._deletes_by_target.setdefault(change.moved_to, []).append(item)
-        rotation = self.rotations.of(change.keys[0])
         if change.role is Role.REMOVAL and not change.moved_to:
-            rotation.add_removal(item.sequence)
+            self.rotation.add_removal(item.sequence)
         elif change.role in {Role.NEW, Role.ORDERED} and not change.keys[-1].endswith("/"):
-            rotation.add_write(item.sequence, change.keys[-1])
+            self.rotation.add_write(item.sequence, change.keys[-1])
         self._events.on_queued(item)
         self._notify()
 
@@ -125,9 +123,9 @@ class WritebackQueue:
         """
         del self._items[item.sequence]
         if isinstance(item, FileVersion):
-            self.contents.of(item.record.key).discard(item)
-        self._newest.of(item.changed_keys()[0]).discard(-item.sequence)
-        self.orders.of(item.changed_keys()[0]).remove(item.sequence)
+            self.contents.discard(item)
+        self._newest.discard(-item.sequence)
+        self.order.remove(item.sequence)
         for key in item.changed_keys():
             same_key = self._by_key[key]
             was_first = same_key[0] is item
@@ -143,7 +141,7 @@ class WritebackQueue:
                 self.rebase(key, base_of(item, key))
                 self._events.on_rebased(same_key[0])
         self._forget_target(item)
-        self.rotations.of(item.changed_keys()[-1]).remove(item.sequence, item.changed_keys()[-1])
+        self.rotation.remove(item.sequence, item.changed_keys()[-1])
         self._events.on_unqueued(item)
         self._notify()
 
@@ -195,8 +193,8 @@ class WritebackQueue:
         return settled
 
     def ends_with(self, item: QueuedChange) -> bool:
-        """Return whether the item is the last of the queue, among those of its bucket."""
-        return item in self and self._newest.of(item.changed_keys()[0]).lowest == -item.sequence
+        """Return whether the item is the last of the queue."""
+        return item in self and self._newest.lowest == -item.sequence
 
     def exists_after(self, key: str, base_etag: str | None) -> bool:
         """Return whether the bucket will show `key` once all is published. base_etag: what it shows there now."""

@@ -45,19 +45,15 @@ class CheckpointRotation:
         is_whole = item.state is FileState.SEALED if isinstance(item, FileVersion) else is_symlink(item)
         if not is_whole or self._queue.is_deferred(item):
             return False
-        key = item.changed_keys()[-1]
-        rotation = self._queue.rotations.of(key)
+        rotation = self._queue.rotation
         if not rotation.deletes_blocked_by(item.sequence):
             return False
         oldest_waits = rotation.blocks_a_delete(item.sequence)
-        return oldest_waits or self.blocks_a_fixed_delete(item, self.newest_fixed_delete(key))
+        return oldest_waits or self.blocks_a_fixed_delete(item, self.newest_fixed_delete())
 
-    def newest_fixed_delete(self, key: str) -> int:
-        """Return the sequence of the newest delete that must not move back; 0 if all may. It looks at each delete.
-
-        key: of any object of the bucket in question.
-        """
-        for number in self._queue.rotations.of(key).removals_newest_first():
+    def newest_fixed_delete(self) -> int:
+        """Return the sequence of the newest delete that must not move back; 0 if all may. It looks at each delete."""
+        for number in self._queue.rotation.removals_newest_first():
             removal = self._queue.get(number)
             if isinstance(removal, Operation) and not self._may_move_back(removal):
                 return number
@@ -70,7 +66,7 @@ class CheckpointRotation:
         """
         if item.sequence > newest_fixed or self._queue.is_deferred(item):
             return False  # no such delete waits for it
-        return bool(self._queue.rotations.of(item.changed_keys()[-1]).deletes_blocked_by(item.sequence))
+        return bool(self._queue.rotation.deletes_blocked_by(item.sequence))
 
     def on_gone(self, sequence: int, key: str) -> list[Change]:
         """After an item was dropped, drop queued commit markers that may name it, and move deletes that waited for it.
@@ -90,7 +86,7 @@ class CheckpointRotation:
     def on_removed(self, sequence: int, key: str) -> list[Change]:
         """After an item of `key` left its sequence, move deletes that waited for it behind what was written since."""
         changes: list[Change] = []
-        rotation = self._queue.rotations.of(key)
+        rotation = self._queue.rotation
         marker_deletes: dict[Operation, None] = {}
         for number in rotation.deletes_blocked_by(sequence):
             removal = self._queue.get(number)
@@ -146,8 +142,7 @@ class CheckpointRotation:
             return False  # or the name of a directory above, which is removed with it
         # A commit marker must be deleted before the files that it names are written again.
         return not (
-            self._queue.is_commit_marker(key)
-            and self._queue.rotations.of(key).is_written_since(removal.sequence, key)
+            self._queue.is_commit_marker(key) and self._queue.rotation.is_written_since(removal.sequence, key)
         )
 
     def _marker_deletes_behind(self, removal: Operation) -> Iterator[Operation]:

@@ -5,14 +5,10 @@ Bytes are reserved before they are written. Pure: it neither evicts nor waits, i
 Invariants:
 1. No granted reservation makes the total exceed the limit.
 2. Staging files take at most their share, so that one checkpoint does not evict the whole dataset.
-3. Of several buckets, each finds its guaranteed part of the staging space free (`FairShares`).
 Only two causes put the total above the limit: `restore_*` (a limit lowered between two starts) and overhead.
 """
 
-from collections.abc import Sequence
-
 from fusecache.model.objects import STAGING_SHARE_PERCENT
-from fusecache.policy.fair_shares import FairShares
 
 # The kernel holds accepted writes in its page cache. The reserve for them is at most 1/8 of staging, however much
 # memory the node has.
@@ -29,10 +25,7 @@ class SpaceLedger:
     has not received yet.
     """
 
-    def __init__(
-        self, limit_bytes: int, write_reserve_bytes: int = 0, buckets: Sequence[str] = ("",)
-    ) -> None:
-        """buckets: the names of all writable buckets."""
+    def __init__(self, limit_bytes: int, write_reserve_bytes: int = 0) -> None:
         if limit_bytes <= 0 or write_reserve_bytes < 0:
             raise ValueError(
                 f"the limit must be positive, not {limit_bytes}; the reserve {write_reserve_bytes}"
@@ -42,9 +35,7 @@ class SpaceLedger:
         self.cache_bytes = 0
         self.reserved_bytes = 0
         self.overhead_bytes = 0
-        self._shares = FairShares(buckets, self.staging_limit_bytes)
-        # A bucket that has only its guaranteed part left needs its reserve there, and at least half for new files.
-        self._own_reserve_bytes = min(self.write_reserve_bytes, self._shares.guaranteed // 2)
+        self.staging_bytes = 0  # what staging files hold
 
     @property
     def staging_limit_bytes(self) -> int:
@@ -52,21 +43,14 @@ class SpaceLedger:
         return self.limit_bytes * STAGING_SHARE_PERCENT // 100
 
     @property
-    def staging_bytes(self) -> int:
-        """What staging files hold."""
-        return self._shares.total
+    def high_water_bytes(self) -> int:
+        """How many bytes staging files may hold before closes wait for uploads."""
+        return (self.staging_limit_bytes - self.write_reserve_bytes) * HIGH_WATER_PERCENT // 100
 
-    def high_water_bytes(self, bucket: str = "") -> int:
-        """Return how many bytes staging files may hold before a bucket's closes wait for uploads."""
-        usable = self.staging_limit_bytes - self._shares.kept_from(bucket)
-        return (usable - self.write_reserve_bytes) * HIGH_WATER_PERCENT // 100
-
-    def is_staging_high(self, bucket: str = "") -> bool:
-        """Return whether a bucket's closes wait: not before it has taken as large a part of what it is guaranteed."""
-        shares = self._shares
-        own = (shares.guaranteed - self._own_reserve_bytes) * HIGH_WATER_PERCENT // 100
-        held = shares.guaranteed - shares.unused(bucket)
-        return self.staging_bytes > self.high_water_bytes(bucket) and held >= own
+    @property
+    def is_staging_high(self) -> bool:
+        """Whether closes wait for uploads."""
+        return self.staging_bytes > self.high_water_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -99,40 +83,35 @@ class SpaceLedger:
         assert 0 <= nbytes <= self.cache_bytes, (nbytes, self.cache_bytes)
         self.cache_bytes -= nbytes
 
-    def staging_left(self, bucket: str = "") -> int:
-        """Return how many bytes more a bucket's staging files may take, not counting what must be evicted for them."""
-        return self._shares.left(bucket)
+    def staging_left(self) -> int:
+        """Return how many bytes more staging files may take, not counting what must be evicted for them."""
+        return self.staging_limit_bytes - self.staging_bytes
 
-    def writable_bytes(self, bucket: str, free_bytes: int) -> int:
+    def writable_bytes(self, free_bytes: int) -> int:
         """Return how many bytes new writes may take, without the reserve. free_bytes: what the disk could hold."""
-        shares = self._shares
-        free = min(self.staging_limit_bytes - self.staging_bytes, free_bytes)
-        own = min(shares.unused(bucket), free_bytes)
-        return max(
-            0, free - shares.kept_from(bucket) - self.write_reserve_bytes, own - self._own_reserve_bytes
-        )
+        return max(0, min(self.staging_left(), free_bytes) - self.write_reserve_bytes)
 
-    def reserve_staging(self, nbytes: int, bucket: str = "") -> bool:
+    def reserve_staging(self, nbytes: int) -> bool:
         """Reserve space for a staging file; False if it does not fit now."""
-        if nbytes > self.staging_left(bucket) or self.shortage_bytes(nbytes):
+        if nbytes > self.staging_left() or self.shortage_bytes(nbytes):
             return False
-        self.restore_staging(nbytes, bucket)
+        self.restore_staging(nbytes)
         return True
 
-    def release_staging(self, nbytes: int, bucket: str = "") -> None:
+    def release_staging(self, nbytes: int) -> None:
         """A staging file shrank or was removed."""
         assert 0 <= nbytes <= self.staging_bytes, (nbytes, self.staging_bytes)
-        self.restore_staging(-nbytes, bucket)
+        self.restore_staging(-nbytes)
 
-    def adopt(self, nbytes: int, bucket: str = "") -> None:
+    def adopt(self, nbytes: int) -> None:
         """A staging file of `nbytes` became a cache file."""
-        self.release_staging(nbytes, bucket)
+        self.release_staging(nbytes)
         self.cache_bytes += nbytes
 
     def restore_cache(self, nbytes: int) -> None:
         """Account for blocks found at start, even above the limit."""
         self.cache_bytes += nbytes
 
-    def restore_staging(self, nbytes: int, bucket: str = "") -> None:
+    def restore_staging(self, nbytes: int) -> None:
         """Account for staging files found at start, even above the limit."""
-        self._shares.take(bucket, nbytes)
+        self.staging_bytes += nbytes

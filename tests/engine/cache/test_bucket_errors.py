@@ -99,7 +99,7 @@ async def test_throttling_slows_the_whole_client_down(tmp_path: Path, autojump_c
         for object_id in objects:
             nursery.start_soon(cache.read, cache.open(object_id, KIB), 0, KIB)
     assert len(store.calls("get_into")) == 45
-    assert cache.limit_of("").limit < CacheOptions(tmp_path, 1).connections
+    assert cache.request_limit.limit < CacheOptions(tmp_path, 1).connections
 
 
 def throttled(retry_after_seconds: float) -> Throttled:
@@ -130,13 +130,13 @@ async def test_names_and_reads_slow_down_together(tmp_path: Path, autojump_clock
     object_id = bucket.put("a", some_bytes(KIB))
     store = FaultyStore(bucket.memory, Fault(throttled(20.0), "head"), Fault(throttled(30.0), "get_into"))
     async with running_cache(store, tmp_path, threads=False) as cache:
-        requests = MetadataClient(store, InlineOffload(), cache.limit_of(""))
-        most = cache.limit_of("").limit
+        requests = MetadataClient(store, InlineOffload(), cache.request_limit)
+        most = cache.request_limit.limit
         await requests.call(store.head, "a")
         assert trio.current_time() >= 20
-        assert cache.limit_of("").limit <= most // 2 + 1
+        assert cache.request_limit.limit <= most // 2 + 1
         await cache.read(cache.open(object_id, KIB), 0, KIB)
-        assert cache.limit_of("").limit <= most // 4 + 2
+        assert cache.request_limit.limit <= most // 4 + 2
         now = trio.current_time()
         assert now >= 50
         await requests.call(store.head, "a")

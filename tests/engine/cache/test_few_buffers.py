@@ -115,10 +115,10 @@ async def one_slow_slot(directory: Path) -> AsyncIterator[Callable[[int], Awaita
     data = some_bytes(4 * CHUNK_BYTES)
     object_id = bucket.put("a", data)
     async with running_cache(bucket.watched, directory, threads=False) as cache:
-        fetcher = cache._fetcher.of("")
+        fetcher = cache._fetcher
         fetcher._offload = fetcher._gets._offload = SlowGets()
         for _ in range(10):
-            cache.limit_of("").on_throttled(trio.current_time())
+            cache.request_limit.on_throttled(trio.current_time())
             await trio.sleep(2)
         fetcher.limit.on_success = lambda now: None  # type: ignore[method-assign]  # no second slot
         assert fetcher.limit.limit == 1

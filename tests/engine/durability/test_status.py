@@ -188,9 +188,7 @@ async def test_a_publication_ends_the_refusal_of_the_keys_at_once_unless_they_ar
 ) -> None:
     bucket.memory.put_bytes("run/file", b"1")
     store = FaultyStore(bucket)
-    async with running_node(
-        store, cache, buckets={"": BucketAccess(writes_by_other_keys=keys == "others")}
-    ) as user:
+    async with running_node(store, cache, access=BucketAccess(writes_by_other_keys=keys == "others")) as user:
         await refuse(user, store)
         store.heal(Fault(DENIED, "list_page", times=None))
         assert await user.drained() == "durable"
@@ -202,7 +200,7 @@ async def test_what_was_not_tried_yet_waits_for_the_keys_like_all_that_was(
 ) -> None:
     bucket.memory.put_bytes("run/file", b"1")
     store = FaultyStore(bucket)
-    async with running_node(store, cache, buckets={"": BucketAccess(keys_from="environment")}) as user:
+    async with running_node(store, cache, access=BucketAccess(keys_from="environment")) as user:
         await refuse(user, store)
         await user.write("run/new", b"2")
         for path in ("run/new", "run/1", "run"):
@@ -220,15 +218,13 @@ async def test_an_upload_from_before_the_refusal_shows_the_refusal_as_its_cause(
     bucket: Bucket, cache: Path, autojump_clock: MockClock, keys: str
 ) -> None:
     store = FaultyStore(bucket, Fault(Unavailable("down"), "put", times=None))
-    async with running_node(
-        store, cache, buckets={"": BucketAccess(writes_by_other_keys=keys == "others")}
-    ) as user:
+    async with running_node(store, cache, access=BucketAccess(writes_by_other_keys=keys == "others")) as user:
         await user.write("file", b"1")
         await trio.sleep(20)
         (row,) = user.fs.statistics()["waiting"]
         assert (row["cause"], row["code"]) == ("down", "unavailable")
         store.script(Fault(DENIED, "list_page", times=None))
-        await user.fs.ask_bucket("")
+        await user.fs.ask_bucket()
         (row,) = user.fs.statistics()["waiting"]
         assert row["code"] == ("auth-failed" if keys == "the same" else "unavailable")
         assert row["cause"] == (str(DENIED) if keys == "the same" else "down")

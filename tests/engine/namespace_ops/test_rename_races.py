@@ -43,7 +43,7 @@ MEANWHILE = {
 
 def slow_to_list(user: User, prefix: str, seconds: float) -> None:
     """Have the answer of a listing of a prefix come late: it is of before."""
-    requests = user.fs.lookup._clients.of("")
+    requests = user.fs.lookup._client
     ask = requests.call
 
     async def slow(call: Callable[..., object], *args: object, **named: object) -> object:

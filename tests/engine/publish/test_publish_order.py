@@ -341,13 +341,13 @@ async def test_a_bucket_that_asks_to_slow_down_gets_fewer_requests_of_all_kinds(
 ) -> None:
     store = FaultyStore(bucket, Fault(Throttled("429"), "put", times=40))
     async with running_node(store, cache) as user:
-        before = user.fs.cache.limit_of("").limit
+        before = user.fs.cache.request_limit.limit
         for number in range(50):
             await user.write(f"{number}", b"1")
         lowest = before
         with trio.fail_after(600):
             while len(bucket.shows()) < 50:
-                lowest = min(lowest, user.fs.cache.limit_of("").limit)
+                lowest = min(lowest, user.fs.cache.request_limit.limit)
                 await trio.sleep(0.1)
         assert lowest <= before // 2
 

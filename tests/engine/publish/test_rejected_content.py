@@ -35,7 +35,7 @@ class Refusing:
 
 def slow_requests(user: User, seconds: float) -> None:
     """Have publishing requests be under way for so long."""
-    publisher: Any = user.fs.publisher.of("")
+    publisher: Any = user.fs.publisher
     send = publisher._offload.publish
 
     async def publish(call: Callable[..., Any], *args: object) -> Any:

@@ -61,11 +61,11 @@ async def check_works(user: User, bucket: Bucket) -> None:
     await trio.sleep(60)
     cache = user.fs.cache
     assert cache.statistics().reserved_bytes == 0
-    assert set(cache._fetcher.of("")._running.values()) == {0}
+    assert set(cache._fetcher._running.values()) == {0}
     chunks = [chunk for entry in cache._table.objects.values() for chunk in entry.chunks.values()]
     assert not any(chunk.fetches or chunk.disk_operations or chunk.readers for chunk in chunks)
     assert not any(buffer.busy for chunk in chunks for buffer in chunk.buffers)
-    assert not list(user.fs.publisher.of("")._in_flight._changes)
+    assert not list(user.fs.publisher._in_flight._changes)
 
 
 # ---- what makes each service work

@@ -157,7 +157,7 @@ async def test_a_large_file_removed_as_its_preparation_begins_leaves_no_upload(
     async with running_node(bucket, cache, settle_seconds=10.0) as user:
         await user.write("first", b"1")
         assert await user.drained() == "durable"
-        preparer = user.fs.publisher.of("")._preparer
+        preparer = user.fs.publisher._preparer
         begin, preparer.begin = preparer.begin, lambda *_: None  # type: ignore[method-assign]
         await user.write("model", bytes(3 * PART))
         node = await user.fs.resolve("model")
