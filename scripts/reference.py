@@ -13,7 +13,6 @@ from typing import Any
 import trio
 
 from fusecache.cli.main import make_parser
-from fusecache.config.bucket_options import TABLE_KEYS as BUCKET_KEYS
 from fusecache.config.endpoint_options import TABLE_KEYS
 from fusecache.config.options import FIELDS, VARIABLE_PREFIX, add_flags
 from fusecache.model.facts import FACTS, METRICS
@@ -88,12 +87,13 @@ def page() -> str:
                 "one table for each other endpoint of the same data set:",
                 "[read from several endpoints](how-to/several-endpoints.md).",
             ),
-            *_table_keys(
-                "bucket",
-                BUCKET_KEYS,
-                "one table for each bucket, instead of `source`:",
-                "[mount several buckets at once](how-to/several-buckets.md).",
-            ),
+            "## Keys of a [[bucket]] table",
+            "",
+            "In the TOML file, one table for each bucket, instead of `source`:",
+            "[mount several buckets at once](how-to/several-buckets.md). `name` is the bucket's folder in the mount;",
+            "`source` or `credentials_from` says which bucket it is. All options of a mount may stand there, but",
+            "`mountpoint`.",
+            "",
             *_json_keys(),
         ]
     )

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.config.node_memory import BUCKET_MEMORY_BYTES
-from fusecache.config.options import MountOptions, load_options
-from fusecache.disk.direct_reads import AlignedBuffers
+from fusecache.config.options import MountOptions, load_mounts, top_of
 from fusecache.model.errors import ConfigError
+from fusecache.model.objects import GIB, MIB
 from fusecache.remote.endpoints import Credentials
 
 D = {
@@ -35,12 +34,12 @@ endpoint_url = "{}"
 
 def load(
     text: str, folder: Path, *, buckets: tuple[str, ...] = (), flags: object = None, **environment: str
-) -> MountOptions:
-    """Return the options of a file."""
+) -> dict[str, MountOptions]:
+    """Return the options of the mounts of a file."""
     path = folder / "fusecache.toml"
     path.write_text(text)
     given = {"mountpoint": "/m", **({} if flags is None else {"credentials_from": flags})}
-    return load_options(
+    return load_mounts(
         given,
         environment,
         config_path=path,
@@ -51,52 +50,88 @@ def load(
     )
 
 
-def test_each_bucket_has_the_options_of_a_mount_of_its_own(tmp_path: Path) -> None:
+def test_each_bucket_is_a_mount_in_the_folder_of_its_name(tmp_path: Path) -> None:
     text = f'profile = "p"\nendpoint_url = "https://all"\n{TWO}read_only = true\nprofile = "q"\nimmutable = ["x/"]'
-    options = load(text, tmp_path)
-    assert (options.source, options.prefix) == ("buckets:a,b", "")
-    one, two = options.bucket_mounts().values()
+    mounts = load(text, tmp_path)
+    assert list(mounts) == ["a", "b"]
+    one, two = mounts.values()
     assert (one.source, one.prefix, one.profile, one.endpoint_url) == ("s3://one", "", "p", "https://all")
-    assert (one.read_only, one.immutable) == (False, ())
+    assert (one.read_only, one.immutable, one.mountpoint) == (False, (), Path("/m/a"))
     assert (two.source, two.prefix, two.profile, two.read_only) == ("s3://two/p", "p/", "q", True)
-    assert two.immutable == ("x/",)
+    assert (two.immutable, two.mountpoint) == (("x/",), Path("/m/b"))
+    assert top_of(mounts) == Path("/m")
 
 
-def test_each_bucket_needs_memory_of_its_own(tmp_path: Path) -> None:
-    tables = "".join(f'[[bucket]]\nname = "b{number}"\nsource = "s3://b{number}"\n' for number in range(4))
-    with pytest.raises(
-        ConfigError, match=r"memory = 32.0 MiB: allowed is 36 MiB or more.* a large one for each bucket"
-    ):
-        load(f'memory = "32MiB"\n{tables}', tmp_path)
-    for count in (4, 9, 16, 30, 100):
-        assert len(AlignedBuffers(count * BUCKET_MEMORY_BYTES).large) >= count
+def test_a_table_may_have_any_option_of_a_mount(tmp_path: Path) -> None:
+    text = f'umask = "077"\nfsync = "remote"\n{TWO}umask = "027"\nmetrics_port = 9469\ndelete_delay = "1h"'
+    one, two = load(text, tmp_path).values()
+    assert (one.umask, one.writeback.fsync, one.monitoring.metrics_port) == (0o077, "remote", None)
+    assert (two.umask, two.writeback.fsync, two.monitoring.metrics_port) == (0o027, "remote", 9469)
+    assert (one.writeback.delete_delay, two.writeback.delete_delay) == (0, 3600)
 
 
-def test_a_mount_of_one_bucket_is_its_own_bucket(tmp_path: Path) -> None:
-    options = load('source = "s3://one/p"', tmp_path)
-    assert options.bucket_mounts() == {"": options}
+@pytest.mark.parametrize(
+    ("mount", "table", "sizes"),
+    [
+        ("", "", (0.4 * 2**40, 0.4 * 2**40)),
+        ('cache_size = "50%"', "", (0.25 * 2**40, 0.25 * 2**40)),
+        ('cache_size = "10GiB"', "", (5 * GIB, 5 * GIB)),
+        ('cache_size = "10GiB"', 'cache_size = "8GiB"', (2 * GIB, 8 * GIB)),
+        ('cache_size = "50%"', 'cache_size = "20%"', (0.3 * 2**40, 0.2 * 2**40)),
+        ('cache_size = "10GiB"', 'cache_dir = "/nvme"', (10 * GIB, 0.8 * 2**40)),
+        ('cache_size = "10GiB"', 'cache_dir = "/nvme"\ncache_size = "1GiB"', (10 * GIB, GIB)),
+    ],
+)
+def test_the_cache_is_divided_among_the_tables(
+    tmp_path: Path, mount: str, table: str, sizes: tuple[float, float]
+) -> None:
+    mounts = load(f"{mount}\n{TWO}{table}", tmp_path)
+    assert [each.cache_size for each in mounts.values()] == pytest.approx(sizes, abs=1)
+    assert mounts["b"].cache_dir == (Path("/nvme") if "nvme" in table else mounts["a"].cache_dir.parent / "b")
+
+
+def test_memory_and_rates_are_divided_too(tmp_path: Path) -> None:
+    one, two = load(f'memory = "300MiB"\nupload_rate = "9MB/s"\n{TWO}memory = "100MiB"', tmp_path).values()
+    assert (one.memory, two.memory) == (200 * MIB, 100 * MIB)
+    assert one.requests.upload_rate == two.requests.upload_rate == 4_500_000
+    tables = "".join(f'[[bucket]]\nname = "b{number}"\nsource = "s3://b{number}"\n' for number in range(40))
+    assert {each.memory for each in load(tables, tmp_path).values()} == {32 * MIB}
+
+
+def test_names_of_the_mount_begin_with_the_folder_of_a_bucket(tmp_path: Path) -> None:
+    text = f'pin = ["a/x/", "*.bin", "b/*/y", "*/z", "a/"]\n{TWO}pin = ["own"]'
+    one, two = load(text, tmp_path).values()
+    assert one.pin == ("x/", "*.bin", "z", "*")
+    assert two.pin == ("*.bin", "*/y", "z", "own")
+
+
+def test_a_mount_of_one_bucket_has_no_folder(tmp_path: Path) -> None:
+    mounts = load('source = "s3://one/p"', tmp_path)
+    assert [(name, each.source, each.mountpoint) for name, each in mounts.items()] == [
+        ("", "s3://one/p", Path("/m"))
+    ]
+    assert top_of(mounts) == Path("/m")
 
 
 def test_a_read_only_mount_has_read_only_buckets(tmp_path: Path) -> None:
-    assert all(each.read_only for each in load(f"read_only = true\n{TWO}", tmp_path).bucket_mounts().values())
+    assert all(each.read_only for each in load(f"read_only = true\n{TWO}", tmp_path).values())
 
 
 def test_keys_of_a_table_replace_all_of_the_mounts(tmp_path: Path) -> None:
     text = f'profile = "p"\nwrite_profile = "w"\nregion = "r"\n{TWO}profile = "q"\nendpoint_url = "https://x"'
-    one, two = load(text, tmp_path).bucket_mounts().values()
+    one, two = load(text, tmp_path).values()
     assert (one.profile, one.write_profile, one.region) == ("p", "w", "r")
     assert (two.profile, two.write_profile, two.region) == ("q", None, None)
 
 
 def test_a_family_gives_bucket_endpoint_and_keys(tmp_path: Path) -> None:
-    options = load('[[bucket]]\nname = "a"\ncredentials_from = "D"', tmp_path, **D)
-    mount = options.bucket_mounts()["a"]
+    mount = load('[[bucket]]\nname = "a"\ncredentials_from = "D"', tmp_path, **D)["a"]
     (endpoint,) = mount.requests.endpoints
     assert (mount.source, mount.endpoint_url) == ("s3://data", "https://one")
     assert (endpoint.read_keys, endpoint.write_keys) == (Credentials("r", "rs"), Credentials("w", "ws"))
     assert endpoint.credentials_from == "D"
     text = '[[bucket]]\nname = "a"\ncredentials_from = "D"\nsource = "s3://other/p"'
-    mount = load(text, tmp_path, **D).bucket_mounts()["a"]
+    mount = load(text, tmp_path, **D)["a"]
     assert (mount.source, mount.requests.endpoints[0].bucket) == ("s3://other/p", "other")
 
 
@@ -104,14 +139,14 @@ def test_a_family_may_list_several_endpoints(tmp_path: Path) -> None:
     keys = {"read": {"access_key_id": "r", "secret_access_key": "s"}}
     listed = [{"endpoint_url": f"https://{each}", "name": each, "credentials": keys} for each in ("x", "y")]
     text = '[[bucket]]\nname = "a"\ncredentials_from = "D"\nread_only = true'
-    mount = load(text, tmp_path, D_BUCKET_LIST=json.dumps(listed)).bucket_mounts()["a"]
+    mount = load(text, tmp_path, D_BUCKET_LIST=json.dumps(listed))["a"]
     assert [each.place for each in mount.requests.endpoints] == ["https://x s3://x/", "https://y s3://y/"]
     assert (mount.source, mount.endpoint_url) == ("s3://x", "https://x")
 
 
 def test_flags_add_buckets_and_families(tmp_path: Path) -> None:
-    options = load("", tmp_path, buckets=("a=s3://one", "b=s3://other/p"), flags=("b=D", "c=D"), **D)
-    assert {name: each.source for name, each in options.bucket_mounts().items()} == {
+    mounts = load("", tmp_path, buckets=("a=s3://one", "b=s3://other/p"), flags=("b=D", "c=D"), **D)
+    assert {name: each.source for name, each in mounts.items()} == {
         "a": "s3://one",
         "b": "s3://other/p",
         "c": "s3://data",
@@ -121,17 +156,17 @@ def test_flags_add_buckets_and_families(tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", ["", "s3://data/p"])
 def test_one_family_is_a_mount_of_its_bucket(tmp_path: Path, source: str) -> None:
     text = f'credentials_from = "D"\n{f"source = {source!r}" if source else ""}'
-    options = load(text, tmp_path, **D)
+    options = load(text, tmp_path, **D)[""]
     (endpoint,) = options.requests.endpoints
     assert (options.source, options.endpoint_url) == (source or "s3://data", "https://one")
     assert endpoint.write_keys == Credentials("w", "ws")
-    assert options.bucket_mounts() == {"": options}
 
 
 def test_the_cache_directory_follows_the_mountpoint(tmp_path: Path) -> None:
     one, more = load(TWO, tmp_path), load(f'{TWO}[[bucket]]\nname = "c"\nsource = "s3://three"', tmp_path)
-    assert one.cache_dir == more.cache_dir
-    assert one.cache_dir.name.startswith("buckets-")
+    assert one["a"].cache_dir == more["a"].cache_dir
+    assert one["a"].cache_dir.name == "a"
+    assert one["a"].cache_dir.parent.name.startswith("buckets-")
 
 
 @pytest.mark.parametrize(
@@ -155,6 +190,17 @@ def test_the_cache_directory_follows_the_mountpoint(tmp_path: Path) -> None:
         ('bucket = "a"', r"allowed are tables \[\[bucket\]\]"),
         ("[bucket]\nname = 'a'", r"allowed are tables \[\[bucket\]\]"),
         (f'credentials_from = "D"\n{TWO}', r"credentials_from D: write NAME=D"),
+        (
+            f"metrics_port = 9469\n{TWO}",
+            r"metrics_port = 9469: each bucket has a daemon, .* \[\[bucket\]\] tables",
+        ),
+        (f"{TWO}mountpoint = '/x'", r"2: unknown key 'mountpoint'"),
+        (
+            f'memory = "63MiB"\n{TWO}',
+            r"bucket a: memory = 31.5 MiB: allowed is 32 MiB or more for each bucket",
+        ),
+        (f'cache_size = "1GiB"\n{TWO}cache_size = "1GiB"', r"bucket a: cache_size: the tables take all"),
+        (f'upload_rate = "1MB/s"\n{TWO}', r"bucket a: upload_rate: its share is less than 1MB/s"),
     ],
 )
 def test_bad_tables_are_named(tmp_path: Path, text: str, cause: str) -> None:
@@ -185,9 +231,9 @@ def test_a_missing_variable_is_named_by_bucket(tmp_path: Path, missing: str) -> 
 def test_a_read_only_bucket_needs_no_write_keys(tmp_path: Path) -> None:
     environment = {name: value for name, value in D.items() if "WRITE" not in name}
     text = '[[bucket]]\nname = "a"\ncredentials_from = "D"\nread_only = true'
-    assert load(text, tmp_path, **environment).bucket_mounts()["a"].read_only
+    assert load(text, tmp_path, **environment)["a"].read_only
 
 
 def test_equal_names_at_two_endpoints_are_two_buckets(tmp_path: Path) -> None:
     text = TWO.replace("s3://two/p", "s3://one") + 'endpoint_url = "https://elsewhere"'
-    assert len(load(text, tmp_path).bucket_mounts()) == 2
+    assert len(load(text, tmp_path)) == 2

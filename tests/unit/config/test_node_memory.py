@@ -54,8 +54,7 @@ def test_the_default_is_an_eighth_within_bounds(
     monkeypatch: pytest.MonkeyPatch, node: int, default: int
 ) -> None:
     monkeypatch.setattr("fusecache.config.node_memory.memory_bytes", lambda: node)
-    assert default_memory(0) == default
-    assert default_memory(40) == max(default, 360 * MIB)
+    assert default_memory() == default
 
 
 @pytest.mark.whole_machine

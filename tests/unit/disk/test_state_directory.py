@@ -25,14 +25,13 @@ def test_a_second_daemon_is_refused_and_told_whose_it_is(tmp_path: Path) -> None
         pass
 
 
-def test_a_bucket_may_be_added_and_not_changed(tmp_path: Path) -> None:
-    with StateDirectory(tmp_path, "a=s3://one/"):
-        pass
-    with StateDirectory(tmp_path, "a=s3://one/\nb=s3://two/") as directory:
-        directory.add("c=s3://three/")
-    assert recorded_identity(tmp_path).split("\n") == ["a=s3://one/", "b=s3://two/", "c=s3://three/"]
-    for other in ("a=s3://one/\nb=s3://two/", "a=s3://one/\nb=s3://new/\nc=s3://three/", "s3://one/"):
-        with pytest.raises(StateError, match=r"belongs to a=s3://one/, b=s3://two/, c=s3://three/, not to"):
+def test_a_directory_belongs_to_a_bucket_once_that_has_answered(tmp_path: Path) -> None:
+    with StateDirectory(tmp_path, "") as directory:
+        assert recorded_identity(tmp_path) == ""
+        directory.add("here s3://one/")
+    assert recorded_identity(tmp_path) == "here s3://one/"
+    for other in ("", "here s3://two/"):
+        with pytest.raises(StateError, match=r"belongs to here s3://one/, not to"):
             StateDirectory(tmp_path, other)
 
 

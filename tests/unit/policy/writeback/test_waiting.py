@@ -28,7 +28,7 @@ def test_patience_ends_after_so_long_without_progress_and_not_before(steps: list
 def test_closes_wait_below_what_is_refused_and_that_is_below_the_limit(limit: int, reserve: int) -> None:
     ledger = SpaceLedger(limit, reserve)
     refused = ledger.staging_limit_bytes - ledger.write_reserve_bytes
-    assert 0 <= ledger.high_water_bytes() <= refused <= ledger.staging_limit_bytes <= limit * 7 // 10
+    assert 0 <= ledger.high_water_bytes <= refused <= ledger.staging_limit_bytes <= limit * 7 // 10
     assert ledger.write_reserve_bytes <= min(reserve, ledger.staging_limit_bytes // RESERVE_SHARE)
 
 
