@@ -486,7 +486,7 @@ class Twin(Program):
         super().__init__(root, f"{RUNS}/{name}-{DECOMPOSED}", seed)
         self._roots = [root, twin_of(root)]
         self._count = 0
-        self._made: list[str] = []
+        self._made: dict[str, Content] = {}
 
     def step(self) -> None:
         """Make one file, link or directory on both, or remove one from both."""
@@ -519,7 +519,7 @@ class Twin(Program):
             (root / inner).write_bytes(bytes_of(content))
 
         self._on_both("write", write, {inner: content})
-        self._made.append(inner)
+        self._made[inner] = content
 
     def _renamed(self, path: str) -> None:
         beside = f"{path}.tmp"
@@ -531,7 +531,7 @@ class Twin(Program):
             (root / beside).rename(root / path)
 
         self._on_both("write", write, {beside: None, path: content}, {beside: content, path: None})
-        self._made.append(path)
+        self._made[path] = content
 
     def _link(self, path: str) -> None:
         def link(root: Path) -> None:
@@ -540,12 +540,13 @@ class Twin(Program):
                 (root / path).symlink_to("target")
 
         self._on_both("symlink", link, {path: []})
-        self._made.append(path)
+        self._made[path] = []
 
     def _removed(self, _: str) -> None:
         if self._made:
-            path = self._made.pop(self.rng.randrange(len(self._made)))
-            self._on_both("unlink", lambda root: self._remove(root, path), {path: None})
+            path = self.rng.choice(list(self._made))
+            content = self._made.pop(path)
+            self._on_both("unlink", lambda root: self._remove(root, path), {path: None}, {path: content})
 
     def _remove(self, root: Path, path: str) -> None:
         # Without a mount this folder is not there, so a name that is absent was removed by the other node.
