@@ -97,8 +97,8 @@ SCRIPTS = {
     "a link by rename": "echo 1 > a; ln -s a l; published; ln -s b l.new; mv -T l.new l; echo 2 > b; cat l",
     # copies
     "make": r"""
-        printf 'out: in\n\tcat in > out\n' > Makefile; echo 1 > in; make; published; make; touch -d @9 out; echo 2 > in; make
-        make; published; make; touch -d @9 out; make; cat out""",
+        printf 'out: in\n\tcat in > out\n' > Makefile; echo 1 > in; make; published; make
+        touch -d @9 out; echo 2 > in; make; make; published; make; touch -d @9 out; make; cat out""",
     "cp -p, then rsync finds nothing to do": r"""
         mkdir a; echo 1 > a/f; touch -d @1000000000 a/f; cp -rp a b; published; rsync -ain a/f b/f; stat -c %Y b/f""",
     "rsync twice with --delete": r"""
