@@ -133,7 +133,9 @@ class Running:
             else:
                 self._may_have(self._pending, line["at"] - began)
                 self._ledger.failed(line["failed"])
-                if not self._is_excused(self.words[0], call, line["failed"], began, line["at"]):
+                if not self._is_excused(
+                    self.words[0], call, line["failed"], self._pending["since"], line["at"]
+                ):
                     self._report("error without a fault", f"{call}: {line['failed']} of {line['path']}")
             self._look(line["at"])
             self._pending = None

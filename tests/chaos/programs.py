@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -81,13 +81,16 @@ class Program:
         action: Callable[[], Result],
         changes: dict[str, Content | None] | None = None,
         on_failure: dict[str, Content | None] | None = None,
+        since: float | None = None,
     ) -> Result:
         """Carry out one call, announced before and reported after. Raises Failed.
 
-        on_failure: what else there may be if the call does not return 0.
+        on_failure: what else there may be if the call does not return 0. since: when its file was opened, as
+        `time.monotonic()` has it: a fault from then on explains an error.
         """
         self.rest(self.pause_seconds)
-        say({"will": changes or {}, "call": name, "else": on_failure or {}})
+        began = time.monotonic() if since is None else since
+        say({"will": changes or {}, "call": name, "else": on_failure or {}, "since": began})
         try:
             result = action()
         except OSError as exc:
@@ -264,6 +267,7 @@ class OpenFile:
     flags: int
     content: Content
     descriptors: list[int]  # the first one writes, the others read
+    opened: float = field(default_factory=time.monotonic)  # by its writer
 
 
 class Mover(Program):
@@ -373,9 +377,15 @@ class Mover(Program):
 
     # ---- calls
 
-    def _do(self, name: str, action: Callable[[], Result], changes: dict[str, Content | None]) -> Result:
+    def _do(
+        self,
+        name: str,
+        action: Callable[[], Result],
+        changes: dict[str, Content | None],
+        since: float | None = None,
+    ) -> Result:
         self._announced.append(changes)
-        return self.call(name, action, changes)
+        return self.call(name, action, changes, since=since)
 
     def _make(self, path: str, flags: int = 0) -> OpenFile:
         flags |= os.O_RDWR
@@ -413,7 +423,7 @@ class Mover(Program):
             if self.rng.random() < 0.3:
                 os.fsync(file.descriptors[0])
 
-        self._do("pwrite", write, {file.path: content} if file.path else {})
+        self._do("pwrite", write, {file.path: content} if file.path else {}, file.opened)
         file.content = content
 
     def _open_again(self, file: OpenFile) -> None:
@@ -425,10 +435,11 @@ class Mover(Program):
         while file.descriptors:
             self._close(file)
         file.descriptors.append(self.call("open", lambda: os.open(self.root / file.path, file.flags)))
+        file.opened = time.monotonic()
 
     def _close(self, file: OpenFile) -> None:
         changes: dict[str, Content | None] = {file.path: file.content} if file.path else {}
-        self._do("close", lambda: os.close(file.descriptors.pop()), changes)
+        self._do("close", lambda: os.close(file.descriptors.pop()), changes, file.opened)
 
     def _rename(self, old: str, new: str) -> None:
         self._renamed({old: new}, lambda: (self.root / old).rename(self.root / new))
@@ -475,12 +486,13 @@ class Twin(Program):
         super().__init__(root, f"{RUNS}/{name}-{DECOMPOSED}", seed)
         self._roots = [root, twin_of(root)]
         self._count = 0
+        self._made: dict[str, Content] = {}
 
     def step(self) -> None:
-        """Make one file, link or directory on both."""
+        """Make one file, link or directory on both, or remove one from both."""
         self._count += 1
         self.rng.shuffle(self._roots)
-        ways = [self._written, self._renamed, self._link]
+        ways = [self._written, self._renamed, self._link, self._removed]
         self.rng.choice(ways)(f"{self.name}/{self._count:05}")
 
     def _on_both(
@@ -507,6 +519,7 @@ class Twin(Program):
             (root / inner).write_bytes(bytes_of(content))
 
         self._on_both("write", write, {inner: content})
+        self._made[inner] = content
 
     def _renamed(self, path: str) -> None:
         beside = f"{path}.tmp"
@@ -518,6 +531,7 @@ class Twin(Program):
             (root / beside).rename(root / path)
 
         self._on_both("write", write, {beside: None, path: content}, {beside: content, path: None})
+        self._made[path] = content
 
     def _link(self, path: str) -> None:
         def link(root: Path) -> None:
@@ -526,6 +540,22 @@ class Twin(Program):
                 (root / path).symlink_to("target")
 
         self._on_both("symlink", link, {path: []})
+        self._made[path] = []
+
+    def _removed(self, _: str) -> None:
+        if self._made:
+            path = self.rng.choice(list(self._made))
+            content = self._made.pop(path)
+            self._on_both("unlink", lambda root: self._remove(root, path), {path: None}, {path: content})
+
+    def _remove(self, root: Path, path: str) -> None:
+        # Without a mount this folder is not there, so a name that is absent was removed by the other node.
+        folder = os.open(root / self.name, os.O_RDONLY)
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(posixpath.relpath(path, self.name), dir_fd=folder)
+        finally:
+            os.close(folder)
 
 
 class Reader(Program):
