@@ -123,7 +123,7 @@ class _Daemon:
             env={**os.environ, "NOTIFY_SOCKET": address},
             start_new_session=True,  # else Ctrl-C would reach it twice
         )
-        self.channel = channel
+        self.channel, self.is_ready, self.status = channel, False, "starting"
 
     def hear(self) -> None:
         """Take what the daemon has sent."""
@@ -151,8 +151,6 @@ class _Daemon:
             with suppress(FusecacheError, OSError):
                 if mount_state(self.mountpoint) is MountState.DEAD:
                     clear_dead(self.mountpoint)
-        else:
-            self.is_ready = False
 
 
 class BucketDaemons:
@@ -208,7 +206,6 @@ class BucketDaemons:
                 say(
                     f"bucket {each.name}: the daemon ended with status {each.exit_status}; it is started again"
                 )
-                each.is_ready = False
                 each.start(self._words)
 
     def _tell(self) -> None:

@@ -5,7 +5,6 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +113,8 @@ def _details(mount: Mount, row: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _by_mount(paths: Sequence[str]) -> dict[Mount, list[str]]:
     """Group paths by mount; return each mount with the paths inside it."""
     found: dict[Mount, list[str]] = {}
-    for path in chain.from_iterable(mounts_in(Path(each)) or [each] for each in paths):
-        mount, inner = resolve_in_mount(path)
-        found.setdefault(mount, []).append(inner)
+    for path in paths:
+        for place in mounts_in(path) or (path,):
+            mount, inner = resolve_in_mount(place)
+            found.setdefault(mount, []).append(inner)
     return found

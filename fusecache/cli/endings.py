@@ -29,7 +29,7 @@ from fusecache.mount.launch import (
     resolve_in_mount,
 )
 from fusecache.mount.leftover_text import left_texts, unsent_text
-from fusecache.mount.mount_table import DaemonAway
+from fusecache.mount.mount_table import DaemonAway, root_of
 from fusecache.mount.progress import ProgressView
 
 
@@ -100,7 +100,7 @@ def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     try:
         return _unmount_one(arguments, mountpoint)
     finally:
-        if not os.path.ismount(mountpoint):
+        if root_of(mountpoint) is None:
             remove_bucket_folder(mountpoint)
 
 
@@ -136,9 +136,10 @@ def _unmount_one(arguments: argparse.Namespace, mountpoint: Path) -> int:
 
 
 def _upgrade(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    mountpoint, *others = mounts_meant(arguments.mountpoint, Path.cwd())
-    if others:
-        return in_each([mountpoint, *others], ["upgrade"])
+    mounts = [Path(each) for each in mounts_meant(arguments.mountpoint, Path.cwd())]
+    if len(mounts) > 1:
+        return in_each(mounts, ["upgrade"])
+    mountpoint = mounts[0]
     replace_daemon(mountpoint, __version__)
     say(f"{mountpoint} is served by version {__version__} now")
     return 0

@@ -57,18 +57,22 @@ def serve(
     report: int | None,
     ready: Callable[[str], None],
     *,
-    is_beside_others: bool,
+    is_one_of_several: bool = False,
+    is_beside_others: bool = False,
 ) -> int:
     """Mount, and serve until the end; return the exit status. load, config: as of `begin`; words, report: of
     `become_keeper`.
 
-    ready: called once the mount answers, with a message for the user who mounts. is_beside_others: as of `DaemonStart`.
+    ready: called once the mount answers, with a message for the user who mounts. is_one_of_several,
+    is_beside_others: as of `DaemonStart`.
     """
     # The other commands need neither FUSE nor botocore.
     from fusecache.daemon.keeping import become_keeper, begin, failures_told
 
     with failures_told():
-        start = replace(begin(load, config), is_beside_others=is_beside_others)
+        start = replace(
+            begin(load, config), is_one_of_several=is_one_of_several, is_beside_others=is_beside_others
+        )
         become_keeper(start.options, words, report)
         return _daemon()(start, ready)
 

@@ -409,6 +409,7 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
                 words,
                 arguments.ready_fd,
                 lambda message: parent.report(f"{READY} {message}"),
+                is_one_of_several=bool(arguments.only),
                 is_beside_others=arguments.beside_others,
             )
     except FusecacheError as exc:
@@ -467,7 +468,7 @@ def _mount_several(mounts: Mapping[str, MountOptions], words: Sequence[str], *, 
 
 
 def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    if several := mounts_in(Path(arguments.path)):
+    if several := mounts_in(arguments.path):
         flags = [] if arguments.timeout is None else ["--timeout", f"{arguments.timeout:g}"]
         return in_each(several, ["sync", *flags])
     mount, inner = resolve_in_mount(arguments.path)

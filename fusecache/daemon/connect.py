@@ -85,6 +85,7 @@ def connect(
     *,
     max_connections: int,
     was_used: bool,
+    is_one_of_several: bool = False,
     is_beside_others: bool = False,
     known: ConditionalWrites | None = None,
     proven: ConditionalWrites | None = None,
@@ -92,7 +93,8 @@ def connect(
     """Create the stores, and check with one LIST and one write probe that the credentials suffice for the mount.
 
     was_used: an earlier mount with this cache directory has reached the bucket, so that this one can start without it.
-    is_beside_others: buckets of the same command are mounted, so this one starts whatever its bucket answers.
+    is_one_of_several: the command mounts others, which wait for START_SECONDS at most. is_beside_others: some of them
+    are mounted, so this one starts whatever its bucket answers.
     known: what the bucket told to an earlier daemon of the same mount. Then no check is made, because programs wait;
     what the bucket refuses now shows at the first request.
     proven: what an earlier mount with this cache directory found the store to do with the conditions of writes.
@@ -103,7 +105,7 @@ def connect(
         remote.take_conditions(known)
         return StartConnection(remote)
     try:
-        connection = _first_answers(options, remote, is_optional=was_used or is_beside_others)
+        connection = _first_answers(options, remote, is_optional=was_used or is_one_of_several)
     except RemoteError as exc:
         if is_beside_others:
             return StartConnection(remote, failure=exc)

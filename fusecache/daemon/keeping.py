@@ -75,12 +75,13 @@ class DaemonStart:
     """What a daemon starts with. kept: a predecessor's mount, or memory for a new one; None without a keeper.
 
     not_applied: what the configuration file has that does not count for this mount; "" if it counts.
-    is_beside_others: as for `connect`.
+    is_one_of_several, is_beside_others: as for `connect`.
     """
 
     options: MountOptions
     kept: KeptMount | None
     not_applied: str
+    is_one_of_several: bool = False
     is_beside_others: bool = False
 
 

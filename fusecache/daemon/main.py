@@ -112,6 +112,7 @@ def _run(start: DaemonStart, ready: Callable[[str], None]) -> int:
         endpoint,
         max_connections=threads,
         was_used=was_used,
+        is_one_of_several=start.is_one_of_several,
         is_beside_others=start.is_beside_others,
         known=BucketAnswers(kept).known,
         proven=proven_conditions(options.cache_dir, identity),

@@ -5,7 +5,7 @@ The mount table says what belongs together: a command about a folder is for all 
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,14 +17,14 @@ from fusecache.mount.mount_table import our_mountpoints, root_of
 _TOP_MODE = 0o1555
 
 
-def mounts_meant(place: Path | str | None, directory: Path) -> list[Path]:
+def mounts_meant(place: Path | str | None, directory: Path) -> Sequence[Path | str]:
     """Return the mounts, or a path in one, that a command is for: of a folder of several buckets all of them.
 
     place: as given; None means the working directory `directory`, or the only mount, or the only such folder.
     Raises MountError if that is not clear.
     """
     if place is not None or mounts_in(directory):
-        named = Path(directory if place is None else place)
+        named = directory if place is None else place
         return mounts_in(named) or [named]
     try:
         return [mount_of_this_node(directory)]
@@ -35,7 +35,7 @@ def mounts_meant(place: Path | str | None, directory: Path) -> list[Path]:
         return [Path(point) for point in points]
 
 
-def mounts_in(folder: Path) -> list[Path]:
+def mounts_in(folder: Path | str) -> list[Path]:
     """Return the mounts right in a folder that is in no mount itself."""
     if root_of(folder) is not None:
         return []

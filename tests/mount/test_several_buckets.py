@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 import uuid
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from fusecache.mount.control_client import ask, find_mount
 from loader import wait_for
 from tests.mount.conftest import FLAGS, ExpectedLog
 from tests.s3server import Account, Fault, FaultAction, ServerProcess
@@ -394,8 +396,7 @@ def test_a_common_cache_directory_of_an_earlier_version_is_never_lost(
     cache = tmp_path / "cache"
     # A directory of a mount of one bucket has the same layout; the earlier version recorded all its buckets in it.
     alone = pair.mounted(
-        "--settle-seconds",
-        "60s",
+        *(["--settle-seconds", "60s"] * is_pending),
         cache=cache,
         tables='[[bucket]]\nname = "x"\ncredentials_from = "DATASET"\n',
     )
@@ -421,6 +422,85 @@ def test_a_common_cache_directory_of_an_earlier_version_is_never_lost(
         made = pair.mounted(cache=cache, path=alone.path)
         assert (made.path / "dataset/file").read_bytes() == b"here"
         assert not (cache / "journal").exists()
+
+
+# ---- a service: one process in front of the daemons
+
+
+@pytest.fixture
+def in_front(pair: Pair, tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", socket.socket, Path]]:
+    """`fusecache mount --foreground`, the socket of its service manager, and the folder of the buckets."""
+    path = tmp_path / "mnt"
+    config = pair.config(f'mountpoint = "{path}"\ncache_dir = "{tmp_path}/cache"\n{pair.tables}')
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(30)
+        environment = {
+            **os.environ,
+            "NOTIFY_SOCKET": str(tmp_path / "notify"),
+            "FUSECACHE_KEEP_MOUNTED": "no",
+        }
+        words = [FUSECACHE, "mount", "--foreground", "--config", config, *FLAGS]
+        with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                yield process, manager, path
+            finally:
+                process.terminate()
+                process.communicate(timeout=60)
+                assert not any(mounted_at(path / name) for name in ("dataset", "gradients"))
+
+
+def _told(manager: socket.socket, fact: str) -> str:
+    """Return the message that has a fact, once it has come."""
+    while fact not in (message := manager.recv(8192).decode()):
+        pass
+    return message
+
+
+def test_a_service_is_ready_with_all_and_starts_again_what_dies(
+    in_front: tuple["subprocess.Popen[str]", socket.socket, Path], pair: Pair
+) -> None:
+    process, manager, path = in_front
+    _told(manager, "READY=1")
+    assert [mounted_at(path / name) for name in ("dataset", "gradients")] == [True, True]
+    _told(manager, f"STATUS=dataset: mounted at {path}/dataset; gradients: ")
+    (path / "gradients/file").write_bytes(b"x")
+    dataset, gradients = (find_mount(path / name, os.environ)[0] for name in ("dataset", "gradients"))
+    pids = [ask(each, "status").status["pid"] for each in (dataset, gradients)]
+    os.kill(pids[0], signal.SIGKILL)
+    _told(manager, "dataset: ended with status 137; gradients: ")
+    _told(manager, f"dataset: mounted at {path}/dataset")
+    assert ask(gradients, "status").status["pid"] == pids[1]
+    (path / "dataset/file").write_bytes(b"y")
+    process.terminate()
+    _told(manager, "STOPPING=1")
+    assert process.wait(60) == 0
+    assert pair.dataset.control.read("file") == b"y"
+    assert pair.gradients.control.read("file") == b"x"
+
+
+def test_a_service_is_ready_without_a_bucket_that_is_away_and_ends_with_its_last_mount(
+    pair: Pair, request: pytest.FixtureRequest
+) -> None:
+    _pause(pair.gradients)
+    process, manager, path = request.getfixturevalue("in_front")
+    _told(manager, "READY=1")
+    assert [mounted_at(path / name) for name in ("dataset", "gradients")] == [True, True]
+    _told(manager, "gradients: DEGRADED: started without the bucket")
+    run(FUSECACHE, "unmount", path / "dataset")
+    _resume(pair.gradients)
+    run(FUSECACHE, "unmount", path)
+    assert process.wait(60) == 0
+
+
+def test_a_service_none_of_whose_buckets_answers_ends(pair: Pair, request: pytest.FixtureRequest) -> None:
+    _pause(pair.dataset)
+    _pause(pair.gradients)
+    process, _, _ = request.getfixturevalue("in_front")
+    assert process.wait(60) == 1
+    said = process.stderr.read()
+    assert "error: bucket dataset: " in said
+    assert "error: bucket gradients: " in said
 
 
 # ---- what each bucket allows

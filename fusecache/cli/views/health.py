@@ -41,7 +41,7 @@ def health(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     return worst
 
 
-def _begin(place: Path) -> tuple[int, int]:
+def _begin(place: Path | str) -> tuple[int, int]:
     """Start a child process that asks: a call into a mount that hangs can neither be cancelled nor waited for.
 
     Return it, and the end of a pipe that its line comes from.
@@ -55,7 +55,7 @@ def _begin(place: Path) -> tuple[int, int]:
     return child, reader
 
 
-def _answer(place: Path, child: int, reader: int, end: float) -> str:
+def _answer(place: Path | str, child: int, reader: int, end: float) -> str:
     """Return the line of a child process. end: when it is too late."""
     with open(reader, "rb", buffering=0) as answer:
         if select.select([answer], [], [], max(0.0, end - time.monotonic()))[0]:
@@ -69,7 +69,7 @@ def _answer(place: Path, child: int, reader: int, end: float) -> str:
     )
 
 
-def _run_child(place: Path, writer: int) -> None:
+def _run_child(place: Path | str, writer: int) -> None:
     """Write the line to a pipe, and exit. Holds nothing else of the caller's open: it may hang for long."""
     status = 1
     try:

@@ -17,7 +17,6 @@ import tty
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 from fusecache.cli.say import print_line
@@ -205,7 +204,7 @@ class MountWatches:
 
 def top(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Show the mounts until `q`, or print them `-n` times; return the exit status."""
-    paths = [str(each) for path in arguments.paths for each in mounts_in(Path(path)) or [path]]
+    paths = [str(each) for path in arguments.paths for each in mounts_in(path) or [path]]
     if arguments.times is not None:
         watches = MountWatches(paths, arguments.interval)
         return _print(watches, arguments.times, arguments.interval)
