@@ -324,7 +324,7 @@ soak: setup ## sixteen readers at random, every byte compared, limits watched; M
 .PHONY: chaos
 chaos: MINUTES = 30
 chaos: SHAPE = one
-chaos: setup ## faults at random under a trainer's load; MINUTES, SEED, SHAPE=endpoints or buckets, CHAOS_ARGS=--kept; disk faults as root
+chaos: setup ## faults at random under a trainer's load; MINUTES, SEED, SHAPE=endpoints, CHAOS_ARGS=--kept; disk faults as root
 	@$(PRIVATE_MOUNTS) $(VENV)/bin/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 	    --shape $(SHAPE) $(CHAOS_ARGS)
 

@@ -36,7 +36,7 @@ _CREDENTIALS = struct.Struct("3i")  # unix(7): process, user, group
 def start_in_folders(
     mounts: Mapping[str, MountOptions], words: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, MountError]]:
-    """Mount each bucket in the background. Return the messages of those that are mounted, and the errors of the others.
+    """Mount each bucket in the background. Return the messages of the daemons that serve, and the errors of the others.
 
     words: the arguments of `mount`. If one bucket answers, the others may be mounted without an answer.
     Raises MountError if nothing can be mounted.
@@ -96,7 +96,7 @@ def _make_way(directory: Path) -> None:
 
 
 @dataclass(eq=False)
-class _Daemon:
+class _BucketDaemon:
     """The daemon of one bucket, and what it tells its service manager, which is this process."""
 
     name: str
@@ -160,7 +160,7 @@ class BucketDaemons:
         """words: the arguments of `mount`."""
         prepare(mounts)
         self._words = words
-        self._daemons = [_Daemon(name, each.mountpoint) for name, each in mounts.items()]
+        self._daemons = [_BucketDaemon(name, each.mountpoint) for name, each in mounts.items()]
         self._is_announced = self._is_stopping = False
         self._told = ""
 
@@ -195,7 +195,7 @@ class BucketDaemons:
         with suppress(BlockingIOError):
             os.read(reader, 4096)
 
-    def _waiting(self) -> list[_Daemon]:
+    def _waiting(self) -> list[_BucketDaemon]:
         """Return the daemons that are to be started again: only beside others that serve."""
         serves = any(each.process and each.is_ready for each in self._daemons)
         return [each for each in self._daemons if not each.process and each.exit_status] if serves else []

@@ -43,7 +43,6 @@ NODE = -1
 SHAPES: dict[str, dict[tuple[str, str], int]] = {
     "one": {},
     "endpoints": {("reader", "read"): NODE},  # of an open file: names come from the first server
-    "buckets": {("reader", ""): 1, ("job", ""): 1},
 }
 FINDINGS = (
     "lost", "wrong bytes", "unhealed", "order", "slow call", "error without a fault", "absent without a cause",
@@ -78,7 +77,6 @@ class Run:
             self._servers[1].start()
             flags = ("--config", str(directory / "mount.toml"))
         self.node = Node(self._server, directory, seed, *flags, whole_machine=whole_machine)
-        self.node.daemon.has_buckets = shape == "buckets"
         self.node.daemon.is_kept = is_kept
         # Another node, which nothing happens to but what happens to the bucket. It mounts one bucket.
         self._twin: Daemon | None = None
@@ -91,7 +89,8 @@ class Run:
         keys = [self.node.credentials, directory / "other-keys"]
         self._faults = [BucketFaults(*each) for each in zip(self._servers, keys, strict=False)]
         if flags:
-            Path(flags[1]).write_text(_tables(shape, self._servers, keys))
+            other = f'[[endpoint]]\nurl = "{self._servers[1].endpoint_url}"\ncredentials_file = "{keys[1]}"\n'
+            Path(flags[1]).write_text(other)
         self._other_gets = 0
         self.load = Load(self.node.daemon.path, seed, self.report, self._is_excused)
         self.markers = Markers(self._server, self.load.ledger, directory, self.report)
@@ -373,17 +372,6 @@ class Run:
         return "\n".join(f"{name:40} {value!s:>10}" for name, value in rows)
 
 
-def _tables(shape: str, servers: Sequence[ServerProcess], keys: Sequence[Path]) -> str:
-    """Return the options of a mount of both servers."""
-    if shape == "endpoints":
-        return f'[[endpoint]]\nurl = "{servers[1].endpoint_url}"\ncredentials_file = "{keys[1]}"\n'
-    return "".join(
-        f'[[bucket]]\nname = "{name}"\nsource = "s3://{servers[number].bucket}/{name}"\n'
-        f'endpoint_url = "{servers[number].endpoint_url}"\ncredentials_file = "{keys[number]}"\n'
-        for number, name in ((0, RUNS), (1, "data"), (1, "samples"))
-    )
-
-
 def _fill_buckets(servers: Sequence[ServerProcess]) -> None:
     servers[0].control.put(f"{RUNS}/", b"")
     for server in servers:
@@ -407,8 +395,8 @@ def main() -> int:
     parser.add_argument("--without", default="", help="kinds of faults to leave out")
     parser.add_argument(
         "--shape", choices=SHAPES, default="one",
-        help="endpoints: another server has a copy of what is read; buckets: what is read is a bucket of that server. "
-        "The bucket's faults are at one of the servers at a time, and must not reach what the other can do [one]",
+        help="endpoints: another server has a copy of what is read. The bucket's faults are at one of the servers at a "
+        "time, and must not reach what the other can do [one]",
     )  # fmt: skip
     parser.add_argument(
         "--kept", action="store_true", help="the mount has a keeper: a killed daemon explains no error"

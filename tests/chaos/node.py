@@ -51,7 +51,6 @@ class ChaosDaemon(Daemon):
         )
         self.cache = cache
         self.few_descriptors = False
-        self.has_buckets = False
         self.is_kept = False
 
     @property
@@ -67,11 +66,6 @@ class ChaosDaemon(Daemon):
         limit = FEW_DESCRIPTORS if self.few_descriptors else USUAL_DESCRIPTORS
         self.program = ["prlimit", f"--nofile={limit}:{limit}", sys.executable, "-m", "fusecache"]
         super().mount(*flags, "--keep-mounted" if self.is_kept else "--no-keep-mounted")
-
-    def mount_words(self, *flags: str) -> list[str | Path]:
-        """Return the words of the mount command; without a source if a file of options names several buckets."""
-        command, source, *words = super().mount_words(*flags)
-        return [command, *([] if self.has_buckets else [source]), *words]
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process that serves the mount, if there is one."""
