@@ -79,7 +79,7 @@ def named_error(name: str, error: MountError) -> MountError:
 
 def prepare(mounts: Mapping[str, MountOptions]) -> None:
     """Make the folders of the buckets. Raises MountError, StateError."""
-    for directory in {each.cache_dir.parent for each in mounts.values()}:
+    for directory in {each.cache_dir.parent for name, each in mounts.items() if each.cache_dir.name == name}:
         _make_way(directory)
     for each in mounts.values():
         make_bucket_folder(each.mountpoint, allow_other=each.allow_other)
@@ -88,9 +88,7 @@ def prepare(mounts: Mapping[str, MountOptions]) -> None:
 def _make_way(directory: Path) -> None:
     """Remove what an earlier version cached of several buckets in one directory. Raises StateError if more is there."""
     if (directory / "fusecache.json").exists():
-        from fusecache.engine.recovery.several_buckets import (
-            remove_common_cache,  # only now is the engine needed
-        )
+        from fusecache.engine.recovery.offline import remove_common_cache  # only now is the engine needed
 
         remove_common_cache(directory)
 

@@ -170,7 +170,8 @@ class StartingDaemon:
         if line.split(" ")[0] == READY:
             return line.removeprefix(READY).strip()
         # The child reported an error or closed the pipe: it is exiting, and only this process can reap it.
-        status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        pid, self._pid = self._pid, 0
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if line.startswith("error:"):
             raise MountError(line.removeprefix("error:").strip())
         lines = _log_end(self._log_path, self._log_start)
@@ -183,10 +184,12 @@ class StartingDaemon:
         raise error
 
     def end(self) -> None:
-        """End it. Returns when it has ended."""
-        with suppress(ProcessLookupError, ChildProcessError):  # it has
-            os.kill(self._pid, signal.SIGTERM)
-            os.waitpid(self._pid, 0)
+        """End it, and return when it has ended."""
+        pid, self._pid = self._pid, 0
+        with suppress(ProcessLookupError, ChildProcessError):  # it has ended
+            if pid:
+                os.kill(pid, signal.SIGTERM)
+                os.waitpid(pid, 0)
 
 
 class Parent:
