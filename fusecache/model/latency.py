@@ -38,11 +38,6 @@ class LatencyHistogram:
         self._counts[min(step, _BUCKETS - 1)] += 1
         self._sum += seconds
 
-    def add(self, other: "LatencyHistogram") -> None:
-        """Count the durations of another histogram, too."""
-        self._counts = [mine + theirs for mine, theirs in zip(self._counts, other._counts, strict=True)]
-        self._sum += other._sum
-
     def latency(self) -> Latency:
         """Return all durations counted so far."""
         counts = [sum(self._counts[: octave * _STEPS_PER_OCTAVE]) for octave in _BOUND_OCTAVES]

@@ -3,8 +3,8 @@
 Used on the trio loop only; nothing here awaits. Threads write only some fields of a `Fetch`, as its docstring says.
 
 Invariants:
-1. A buffer with `busy > 0` is used by a thread, and not recycled. A buffer of a chunk with `readers > 0` is about to be
-   read: only another bucket may take it, as its guaranteed part. So readers look again after each await.
+1. A buffer with `busy > 0` is used by a thread. A buffer of a chunk with `readers > 0` is about to be read. Neither is
+   recycled.
 2. A bit of `Chunk.present` is set only after its bytes are in the cache file, and cleared before they are removed.
 3. A granule is pending in at most one fetch.
 """

@@ -158,8 +158,6 @@ class CacheMaintenance:
         """Store missing granules that are in memory."""
         pending = chunk.pending()
         for buffer in list(chunk.buffers):
-            if buffer.chunk is not chunk:
-                continue  # another bucket has taken it
             for first, stop in runs(buffer.valid & missing & ~pending):
                 self._buffer_pool.acquire_use(buffer)
                 try:

@@ -46,7 +46,6 @@ class _Waiter:
     """One close that waits. since: loop time."""
 
     handle: FileHandle
-    key: str
     since: float
 
 
@@ -90,15 +89,13 @@ class Backpressure:
         - The mount ends, or the writer is being killed.
         - `_WAITERS_MAX` other closes wait already.
         """
-        version = handle.node.version
-        key = "" if version is None else version.record.key
-        if not self._is_high(key) or len(self._waiting) >= _WAITERS_MAX:
+        if not self._is_high() or len(self._waiting) >= _WAITERS_MAX:
             return
         timeout = ProgressTimeout(trio.current_time())
-        waiter = _Waiter(handle, key, trio.current_time())
+        waiter = _Waiter(handle, trio.current_time())
         self._waiting.append(waiter)
         try:
-            while self._is_high(key):
+            while self._is_high():
                 now = trio.current_time()
                 timeout.on_progress(self._store.statistics().bytes_written, now)
                 if timeout.is_over(now):
@@ -113,7 +110,7 @@ class Backpressure:
         finally:
             self._waiting.remove(waiter)
 
-    def _is_high(self, key: str) -> bool:
+    def _is_high(self) -> bool:
         # With no file queued, waiting frees no space.
         is_of_use = bool(self._queue.contents) and not self._is_ending
         return is_of_use and self._cache.is_staging_high()
