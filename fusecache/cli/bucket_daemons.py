@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from fusecache.cli.say import say
 from fusecache.config.options import MountOptions
@@ -160,6 +159,8 @@ class BucketDaemons:
         self._words = words
         self._daemons = [_BucketDaemon(name, each.mountpoint) for name, each in mounts.items()]
         self._is_announced = self._is_stopping = False
+        # Not passed on yet.
+        self._signals: list[int] = []
         self._told = ""
 
     def run(self) -> int:
@@ -167,12 +168,13 @@ class BucketDaemons:
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in _STOPPING:
-            signal.signal(number, self._stop)
+            signal.signal(number, lambda number, _: self._signals.append(number))
         signal.signal(signal.SIGCHLD, lambda *_: None)  # it only wakes the loop
         for each in self._daemons:
             each.start(self._words)
         while any(each.process for each in self._daemons):
             self._wait(reader)
+            self._pass_on()
             for each in self._daemons:
                 if each.process is not None:
                     each.hear()
@@ -196,11 +198,13 @@ class BucketDaemons:
     def _waiting(self) -> list[_BucketDaemon]:
         """Return the daemons that are to be started again: only beside others that serve."""
         serves = any(each.process and each.is_ready for each in self._daemons)
-        return [each for each in self._daemons if not each.process and each.exit_status] if serves else []
+        if self._is_stopping or not serves:
+            return []
+        return [each for each in self._daemons if not each.process and each.exit_status]
 
     def _start_again(self) -> None:
         for each in self._waiting():
-            if not self._is_stopping and time.monotonic() >= each.due:
+            if time.monotonic() >= each.due:
                 say(
                     f"bucket {each.name}: the daemon ended with status {each.exit_status}; it is started again"
                 )
@@ -221,10 +225,11 @@ class BucketDaemons:
         if told != self._told and notify(STATUS=told):
             self._told = told
 
-    def _stop(self, number: int, _: FrameType | None) -> None:
-        self._is_stopping = True
-        notify(STOPPING=1)
-        for each in self._daemons:
-            if each.process is not None:
-                with suppress(ProcessLookupError):
+    def _pass_on(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            self._is_stopping = True
+            notify(STOPPING=1)
+            for each in self._daemons:
+                if each.process is not None:
                     each.process.send_signal(number)
