@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from loader import latest_checkpoint
 from tests.s3server import Fault, FaultAction
 from tests.support.mounts import Mount, tree_of, wait_until
 from tests.trainers.checks import arrivals, assert_once, assert_tidy
@@ -121,6 +122,7 @@ def test_a_node_killed_at_any_put_leaves_a_last_checkpoint_that_is_whole(
             other: Mount = mount("--read-only")
             # By name: left alone, the Trainer takes the highest folder, also while it is still being uploaded.
             resume = f"{other.path}/run/{last}"
+            assert latest_checkpoint(other.path / "run") == Path(resume)
             assert trainer.call("train", output=str(tmp_path), steps=8, resume=resume) == undisturbed
             other.unmount()
     assert resumed == set(wholes)
