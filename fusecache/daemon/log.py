@@ -10,6 +10,9 @@ from types import TracebackType
 
 from fusecache.model.format_text import printable
 
+# SyslogIdentifier= of the units.
+IDENTIFIER = "fusecache"
+
 _ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
@@ -25,6 +28,18 @@ def begin_log(level: str, log_format: str = "text") -> None:
     for library in ("azure", "boto3", "botocore", "google", "urllib3", "pyfuse3"):
         logging.getLogger(library).setLevel(logging.WARNING)  # at DEBUG they log every request
     logging.getLogger("pyfuse3").addFilter(is_relevant)
+
+
+def log_place() -> str:
+    """Return where this process's stderr goes: a file, or the command that shows the journal; "" for anything else."""
+    try:
+        stderr, path = os.fstat(2), os.readlink("/proc/self/fd/2")
+    except OSError:
+        return ""
+    # systemd.exec(5): the device and inode of the journal's stream.
+    if os.environ.get("JOURNAL_STREAM") == f"{stderr.st_dev}:{stderr.st_ino}":
+        return f"journalctl -t {IDENTIFIER}"
+    return path if os.path.isfile(path) else ""
 
 
 def is_relevant(record: logging.LogRecord) -> bool:

@@ -15,6 +15,7 @@ DAEMON_FACTS = {
     "pid": "process id of the daemon",
     "source": "the bucket and prefix",
     "mountpoint": "where it is mounted",
+    "log": "file of the daemon's log, or the command that shows it; empty on a terminal",
     "endpoint": "URL of the bucket's endpoint, or `AWS`; of several endpoints the one that takes the writes; empty "
     "for several buckets",
     "keys_from": "where the keys come from; while writes alone are refused, those for writing",
@@ -69,6 +70,7 @@ ENGINE_FACTS = {
     "waiting_code": "that error in one word, such as `auth-failed` or `unavailable`; or empty",
     "upload_bytes_per_second": "upload rate of the last 10 s",
     "seconds_left": "estimate until everything is uploaded; null while an error holds something up",
+    "writing": "files that programs write now, at most 50: path, bytes",
     "dirty_files": "files that are being written",
     "dirty_bytes": "their bytes",
     "local_only_files": "files that match `local_only`",
