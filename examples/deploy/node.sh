@@ -8,7 +8,7 @@
 # bucket lacks after that are named. The exit status is that of COMMAND, or 1 if it succeeded and the bucket lacks something.
 #
 #   BUCKET           s3://NAME[/PREFIX]; the keys are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
-#   S3_ENDPOINT_URL  the store, unless it is AWS
+#   AWS_ENDPOINT_URL  the store, unless it is AWS
 #   MOUNT            where the bucket is shown [/data]
 #   CACHE_DIR        on a fast local disk [/var/tmp/fusecache]
 #   WARM             names below MOUNT that the daemon fetches while COMMAND starts, separated by blanks
