@@ -1,8 +1,4 @@
-"""Finds the checkpoint that a run resumes from.
-
-checkpoint = latest_checkpoint("/data/checkpoints")       # None: a new run
-trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-"""
+"""Finds the checkpoint that a run resumes from."""
 
 import errno
 import logging
@@ -70,12 +66,11 @@ def latest_checkpoint(directory: str | Path) -> Path | None:
         raise LoaderError(
             f"{problem.filename or directory} cannot be read: {problem.strerror}. {advice}"
         ) from problem
-    if numbered and other:
-        return (other if other.modified_ns > numbered.modified_ns else numbered).path
-    newest = numbered or other
+    newest = max(filter(None, (numbered, other)), key=lambda each: each.modified_ns, default=None)
     if newest is None:
         log.info("no whole checkpoint directory=%s candidates=%d", directory, len(found))
-    return newest.path if newest else None
+        return None
+    return newest.path
 
 
 def _candidates(directory: Path) -> list[_Candidate]:
@@ -134,25 +129,21 @@ def _file_problem(path: Path) -> str:
 def _folder_problem(folder: Path) -> str:
     """Return why a folder is no whole checkpoint; "" if it is one."""
     names = set(os.listdir(folder))
-    if folder.suffix == ".ckpt" and _DCP in names:
-        return _marker_problem(folder, _LIGHTNING, names)
-    for marker in (_TRAINER, _DCP):
-        if marker in names:
-            return _marker_problem(folder, marker, names)
-    if folder.name.startswith("checkpoint-"):
-        return f"no {_TRAINER}"
+    marker = next((each for each in (_TRAINER, _DCP) if each in names), "")
+    if marker == _DCP and folder.suffix == ".ckpt":
+        marker = _LIGHTNING
+    if not marker and folder.name.startswith("checkpoint-"):
+        marker = _TRAINER
+    if marker and marker not in names:
+        return f"no {marker}"
+    if marker:
+        return "" if (folder / marker).stat().st_size else f"{marker} is empty"
     is_empty = True
     for place, _, files in os.walk(folder, onerror=_raise):
         if problem := _place_problem(Path(place), files):
             return problem
         is_empty = is_empty and not files
     return "it is empty" if is_empty else ""
-
-
-def _marker_problem(folder: Path, marker: str, names: set[str]) -> str:
-    if marker not in names:
-        return f"no {marker}"
-    return "" if (folder / marker).stat().st_size else f"{marker} is empty"
 
 
 def _place_problem(place: Path, files: list[str]) -> str:
@@ -173,11 +164,8 @@ def _place_problem(place: Path, files: list[str]) -> str:
 
 def _is_named(folder: Path) -> bool:
     """Return whether DeepSpeed's `latest` names a folder, or one of a later step."""
-    try:
-        named = (folder.parent / "latest").read_text().strip()
-    except FileNotFoundError:
-        return False
-    return natural_key(named) >= natural_key(folder.name)
+    latest = folder.parent / "latest"
+    return latest.exists() and natural_key(latest.read_text().strip()) >= natural_key(folder.name)
 
 
 def _raise(problem: OSError) -> None:

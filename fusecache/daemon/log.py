@@ -10,9 +10,6 @@ from types import TracebackType
 
 from fusecache.model.format_text import printable
 
-# SyslogIdentifier= of the units.
-IDENTIFIER = "fusecache"
-
 _ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
@@ -38,7 +35,7 @@ def log_place() -> str:
         return ""
     # systemd.exec(5): the device and inode of the journal's stream.
     if os.environ.get("JOURNAL_STREAM") == f"{stderr.st_dev}:{stderr.st_ino}":
-        return f"journalctl -t {IDENTIFIER}"
+        return "journalctl -t fusecache"  # SyslogIdentifier= of the units
     return path if os.path.isfile(path) else ""
 
 

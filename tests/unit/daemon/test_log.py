@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.daemon.log import IDENTIFIER, begin_log, is_relevant
+from fusecache.daemon.log import begin_log, is_relevant
 from tests.support import ROOT
 
 
@@ -43,12 +43,12 @@ def test_the_place_of_the_log_is_a_file_or_the_journal(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     try:
         stream = os.fstat(writer)
-        assert place_of(writer, f"{stream.st_dev}:{stream.st_ino}") == f"journalctl -t {IDENTIFIER}"
+        assert place_of(writer, f"{stream.st_dev}:{stream.st_ino}") == "journalctl -t fusecache"
         assert place_of(writer, "8:12345") == ""
     finally:
         os.close(reader)
         os.close(writer)
-    assert f"\nSyslogIdentifier={IDENTIFIER}\n" in (ROOT / "systemd/fusecache@.service").read_text()
+    assert "\nSyslogIdentifier=fusecache\n" in (ROOT / "systemd/fusecache@.service").read_text()
 
 
 @pytest.mark.parametrize(("number", "lines"), [(errno.ENOENT, 0), (errno.EINVAL, 1)])
