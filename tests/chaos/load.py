@@ -133,8 +133,9 @@ class Running:
             else:
                 self._may_have(self._pending, line["at"] - began)
                 self._ledger.failed(line["failed"])
-                if not self._is_excused(
-                    self.words[0], call, line["failed"], self._pending["since"], line["at"]
+                since, is_allowed = self._pending["since"], line["failed"] in self._pending["allowed"]
+                if not is_allowed and not self._is_excused(
+                    self.words[0], call, line["failed"], since, line["at"]
                 ):
                     self._report("error without a fault", f"{call}: {line['failed']} of {line['path']}")
             self._look(line["at"])

@@ -81,16 +81,25 @@ class Program:
         action: Callable[[], Result],
         changes: dict[str, Content | None] | None = None,
         on_failure: dict[str, Content | None] | None = None,
-        since: float | None = None,
+        file: "OpenFile | None" = None,
     ) -> Result:
         """Carry out one call, announced before and reported after. Raises Failed.
 
-        on_failure: what else there may be if the call does not return 0. since: when its file was opened, as
-        `time.monotonic()` has it: a fault from then on explains an error.
+        on_failure: what else there may be if the call does not return 0. file: whose descriptor it uses: a fault since
+        that was opened explains an error, and a file without a name may be gone from the bucket and the cache.
         """
         self.rest(self.pause_seconds)
-        began = time.monotonic() if since is None else since
-        say({"will": changes or {}, "call": name, "else": on_failure or {}, "since": began})
+        since = time.monotonic() if file is None else file.opened
+        allowed = ["ESTALE"] if file is not None and not file.path else []
+        say(
+            {
+                "will": changes or {},
+                "call": name,
+                "else": on_failure or {},
+                "since": since,
+                "allowed": allowed,
+            }
+        )
         try:
             result = action()
         except OSError as exc:
@@ -382,10 +391,10 @@ class Mover(Program):
         name: str,
         action: Callable[[], Result],
         changes: dict[str, Content | None],
-        since: float | None = None,
+        file: OpenFile | None = None,
     ) -> Result:
         self._announced.append(changes)
-        return self.call(name, action, changes, since=since)
+        return self.call(name, action, changes, file=file)
 
     def _make(self, path: str, flags: int = 0) -> OpenFile:
         flags |= os.O_RDWR
@@ -423,7 +432,7 @@ class Mover(Program):
             if self.rng.random() < 0.3:
                 os.fsync(file.descriptors[0])
 
-        self._do("pwrite", write, {file.path: content} if file.path else {}, file.opened)
+        self._do("pwrite", write, {file.path: content} if file.path else {}, file)
         file.content = content
 
     def _open_again(self, file: OpenFile) -> None:
@@ -439,7 +448,7 @@ class Mover(Program):
 
     def _close(self, file: OpenFile) -> None:
         changes: dict[str, Content | None] = {file.path: file.content} if file.path else {}
-        self._do("close", lambda: os.close(file.descriptors.pop()), changes, file.opened)
+        self._do("close", lambda: os.close(file.descriptors.pop()), changes, file)
 
     def _rename(self, old: str, new: str) -> None:
         self._renamed({old: new}, lambda: (self.root / old).rename(self.root / new))
@@ -457,7 +466,7 @@ class Mover(Program):
     def _look(self, file: OpenFile) -> None:
         """Compare what is read through each descriptor of a file and by a name, and which names there are."""
         for descriptor in file.descriptors:
-            data = self.call("read", lambda: _read_all(descriptor, 0, LARGEST_MOVED))  # noqa: B023 (called at once)
+            data = self.call("read", lambda: _read_all(descriptor, 0, LARGEST_MOVED), file=file)  # noqa: B023 (called at once)
             if data != bytes_of(file.content):
                 say(
                     {

@@ -88,6 +88,20 @@ def test_an_upload_whose_answer_is_lost_does_not_stay(
     assert (server.control.objects(), server.control.uploads()) == ({}, [])
 
 
+def test_an_upload_that_a_killed_daemon_left_behind_is_aborted_by_a_later_one(
+    server: S3Server, store: S3Store
+) -> None:
+    """Not one that another node has just begun, nor uploads of other programs."""
+    for key in ("mine/.fusecache-probe-old-2", "mine/checkpoint"):
+        store.create_multipart(key, metadata={})
+    server.control.advance_clock(-2 * 3600)
+    store.create_multipart("mine/.fusecache-probe-older-2", metadata={})
+    server.control.advance_clock(2 * 3600)
+    store.probe_conditions("mine/")
+    left = [each.key for each in server.control.uploads()]
+    assert sorted(left) == ["mine/.fusecache-probe-old-2", "mine/checkpoint"]
+
+
 @pytest.mark.parametrize(("operation", "number"), CARRIED_OUT)
 def test_a_write_whose_answer_is_lost_says_nothing_else_of_the_store(
     server: S3Server, store: S3Store, operation: str, number: int

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import re
 import threading
+import time
 import uuid
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,8 @@ _NO_BATCHES = frozenset(
 # Characters that XML 1.0 cannot hold: such keys are deleted one by one.
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 _STORAGE_CLASS = "x-amz-storage-class"
+# Uploads of a test of the conditions that began longer ago belong to a daemon that was killed.
+_LEFT_BEHIND_SECONDS = 3600.0
 
 
 class S3Store(XmlStore):
@@ -303,9 +306,10 @@ class S3Store(XmlStore):
                         with self._named("TEST CONDITIONS", key, "puts") as what:
                             self.conditional_writes = test_conditions(self._http, what, key)
                     finally:
-                        # Those whose answers were lost: nothing else knows their ids.
-                        for each in self.list_uploads(key).uploads:
-                            self.abort_multipart(each.key, each.upload_id)
+                        # Those whose answers were lost, or whose daemon was killed: nothing else knows their ids.
+                        for each in self.list_uploads(prefix + PROBE_NAME).uploads:
+                            if each.key.startswith(key) or each.begun < time.time() - _LEFT_BEHIND_SECONDS:
+                                self.abort_multipart(each.key, each.upload_id)
         return self.conditional_writes
 
     def _probe_key(self, prefix: str) -> str:
