@@ -126,8 +126,8 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 _MOUNT_EXAMPLES = """
 
-    fusecache mount s3://my-bucket/run-7 /data --cache-dir /nvme/fusecache --cache-size 500GiB
-    fusecache mount s3://my-bucket/datasets /datasets --read-only --allow-other"""
+    fusecache mount s3://my-bucket /data --cache-dir /nvme/fusecache
+    fusecache mount s3://my-bucket /data --read-only --allow-other"""
 
 
 def make_parser() -> argparse.ArgumentParser:
