@@ -90,7 +90,7 @@ endif
 # ---- looking at it
 
 .PHONY: demo
-demo: setup ## a tour on this machine; BUCKET=name and S3_ENDPOINT_URL for a bucket of yours
+demo: setup ## a tour on this machine; BUCKET=name and AWS_ENDPOINT_URL for a bucket of yours
 	@$(VENV)/bin/python -m examples.demo $(if $(BUCKET),--bucket $(BUCKET))
 
 $(VENV)/.docs: pyproject.toml $(VENV)/.installed

@@ -25,6 +25,7 @@ you build the model. The daemon then fetches the first batches while the model l
 
 import loader.base.required_packages  # noqa: F401  # before anything that needs them
 from fusecache import __version__
+from loader.checkpoints import latest_checkpoint
 from loader.errors import (
     DatasetError,
     EncodingError,
@@ -70,6 +71,7 @@ __all__ = [
     "WriterError",
     "__version__",
     "convert",
+    "latest_checkpoint",
     "merge",
     "wait_for",
     "write_parallel",

@@ -124,6 +124,10 @@ def _commands() -> Iterator[str]:
     yield ""
     (choices,) = (each for each in make_parser()._actions if isinstance(each, argparse._SubParsersAction))
     for name, parser in choices.choices.items():
+        if parser.prog != f"fusecache {name}":  # another word for a command
+            yield f"Also: `fusecache {name}`."
+            yield ""
+            continue
         yield f"### fusecache {name}"
         yield ""
         yield str(parser.description)

@@ -46,6 +46,7 @@ def screen(mount: Daemon, command: str) -> str:
     finally:
         subprocess.run([*tmux, "kill-server"], check=True)
     found = "\n".join(lines).rstrip()
+    found = found.replace(str(mount.log_path), "/nvme/fusecache/fusecache.log")
     return found.replace(str(mount.path), "/data").replace(str(mount.cache), "/nvme/fusecache")
 
 

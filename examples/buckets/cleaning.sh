@@ -9,15 +9,15 @@ server=
 trap '[ -z "$server" ] || kill "$server"; wait; rm -rf "$folder"' EXIT
 
 if [ -n "${FUSECACHE_TEST_ENDPOINT:-}" ]; then
-    export S3_ENDPOINT_URL=$FUSECACHE_TEST_ENDPOINT BUCKET=$FUSECACHE_TEST_BUCKET
+    export AWS_ENDPOINT_URL=$FUSECACHE_TEST_ENDPOINT BUCKET=$FUSECACHE_TEST_BUCKET
     export AWS_ACCESS_KEY_ID=$FUSECACHE_TEST_ACCESS_KEY AWS_SECRET_ACCESS_KEY=$FUSECACHE_TEST_SECRET_KEY
 else
     "$python" -m tests.s3server --directory "$folder/bucket" --bucket cleaning-example --write-interval 0 \
         --access-key key --secret-key secret >"$folder/facts" &
     server=$!
     until [ -s "$folder/facts" ]; do kill -0 "$server"; sleep 0.05; done
-    S3_ENDPOINT_URL=$("$python" -c 'import json, sys; print(json.load(sys.stdin)["endpoint_url"])' <"$folder/facts")
-    export S3_ENDPOINT_URL BUCKET=cleaning-example AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret
+    AWS_ENDPOINT_URL=$("$python" -c 'import json, sys; print(json.load(sys.stdin)["endpoint_url"])' <"$folder/facts")
+    export AWS_ENDPOINT_URL BUCKET=cleaning-example AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret
 fi
 export PREFIX="example-$$/"
 place=$BUCKET/${PREFIX}run
@@ -31,7 +31,7 @@ import sys
 import boto3
 from botocore.config import Config
 
-client = boto3.client("s3", endpoint_url=os.environ["S3_ENDPOINT_URL"], region_name="auto",
+client = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"], region_name="auto",
                       config=Config(s3={"addressing_style": "path"}))
 bucket, prefix = os.environ["BUCKET"], os.environ["PREFIX"]
 for key in sys.argv[2:]:

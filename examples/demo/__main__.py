@@ -90,7 +90,7 @@ def open_bucket(url: str | None, scratch: Path) -> Iterator[DemoBucket]:
         else:
             root, _, prefix = url.removeprefix("s3://").partition("/")
             path = "/".join(part for part in (prefix.strip("/"), name) if part)
-            endpoint = os.environ.get("S3_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL")
+            endpoint = os.environ.get("AWS_ENDPOINT_URL")
             try:
                 bucket = DemoBucket(root, f"{path}/", endpoint)
                 stack.callback(bucket.close)
@@ -161,7 +161,7 @@ def main() -> int:
     parser.add_argument(
         "--bucket",
         metavar="[s3://]BUCKET[/PREFIX]",
-        help="a real bucket; S3_ENDPOINT_URL, and AWS's usual credentials",
+        help="a real bucket; AWS_ENDPOINT_URL, and AWS's usual credentials",
     )
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader
 
-from loader import ElasticBatchSampler, Hints, MDSDataset
+from loader import ElasticBatchSampler, Hints, MDSDataset, latest_checkpoint
 
 BYTE_VALUES = 256  # the vocabulary: one token a byte
 
@@ -106,10 +106,7 @@ class StepLog:
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """Return the newest checkpoint that is whole, as rank 0 sees it, so that all ranks take the same one."""
-    found: list[Path | None] = [None]
-    if dist.get_rank() == 0:
-        whole = [path.parent for path in folder.glob("step-*/.metadata")]
-        found = [max(whole, default=None)]
+    found = [latest_checkpoint(folder) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(found)
     return found[0]
 

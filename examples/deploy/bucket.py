@@ -16,7 +16,7 @@ from examples.demo.prepare import write_dataset
 from tests.s3server import Fault, FaultAction
 from tests.s3server.process import RemoteControl
 
-CLIENT = boto3.client("s3", endpoint_url=os.environ["S3_ENDPOINT_URL"], region_name="auto")
+CLIENT = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"], region_name="auto")
 BUCKET = os.environ["BUCKET"]
 
 

@@ -5,7 +5,7 @@
 # shellcheck disable=SC2164
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export PYTHON=${PYTHON:-$PWD/.venv/bin/python} BUCKET=deploy-example
-export AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret S3_ENDPOINT_URL
+export AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret AWS_ENDPOINT_URL
 export TQDM_DISABLE=1
 folder=$(mktemp -d /tmp/deploy.XXXXXX)
 chmod 755 "$folder"
@@ -42,7 +42,7 @@ serve() {
         --with-control >"$FACTS" &
     at_end "kill $! && wait $!"
     wait_for 60 "the S3 server" test -s "$FACTS"
-    S3_ENDPOINT_URL=$("$PYTHON" -c 'import json, sys; print(json.load(sys.stdin)["endpoint_url"])' <"$FACTS")
+    AWS_ENDPOINT_URL=$("$PYTHON" -c 'import json, sys; print(json.load(sys.stdin)["endpoint_url"])' <"$FACTS")
 }
 
 # The bucket as another client sees it, without any mount.

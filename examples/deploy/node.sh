@@ -8,18 +8,18 @@
 # bucket lacks after that are named. The exit status is that of COMMAND, or 1 if it succeeded and the bucket lacks something.
 #
 #   BUCKET           s3://NAME[/PREFIX]; the keys are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
-#   S3_ENDPOINT_URL  the store, unless it is AWS
+#   AWS_ENDPOINT_URL  the store, unless it is AWS
 #   MOUNT            where the bucket is shown [/data]
 #   CACHE_DIR        on a fast local disk [/var/tmp/fusecache]
 #   WARM             names below MOUNT that the daemon fetches while COMMAND starts, separated by blanks
 #   SYNC_DEADLINE    the time from the notice to the end of the node, less a reserve [25s]
-#   PACKAGE          what pip installs ['fusecache[mount,loader]']
+#   PACKAGE          what pip installs [the checkout that this script is in, with mount,loader]
 #   VENV             where to [/opt/fusecache/venv]
 #   APT              how system packages get here; empty: they are there [apt-get install --yes --no-install-recommends]
 set -euo pipefail
 
 MOUNT=${MOUNT:-/data} CACHE_DIR=${CACHE_DIR:-/var/tmp/fusecache} SYNC_DEADLINE=${SYNC_DEADLINE:-25s} WARM=${WARM:-}
-PACKAGE=${PACKAGE:-fusecache[mount,loader]} VENV=${VENV:-/opt/fusecache/venv}
+PACKAGE=${PACKAGE:-$(cd "$(dirname "$0")/../.." && pwd)[mount,loader]} VENV=${VENV:-/opt/fusecache/venv}
 APT=${APT-apt-get install --yes --no-install-recommends}
 PATH=$PATH:$VENV/bin
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }

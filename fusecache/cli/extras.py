@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusecache.config.options import MountOptions
+from fusecache.installation import extra_command
 from fusecache.keeper import STANDBY_VARIABLE
 from fusecache.model.errors import ConfigError
 
@@ -47,7 +48,7 @@ def missing_package(error: ModuleNotFoundError) -> ConfigError | None:
 
 
 def _missing(module: str, extra: str) -> ConfigError:
-    return ConfigError(f"this command needs {module}: pip install 'fusecache[{extra}]'")
+    return ConfigError(f"this command needs {module}: {extra_command(extra)}")
 
 
 def serve(

@@ -51,10 +51,11 @@ from fusecache.config.values import Duration, as_argument, as_count
 from fusecache.folder import arguments as folder_arguments
 from fusecache.keeper import KEPT_VARIABLE
 from fusecache.model.errors import ConfigError, FusecacheError, MountError
-from fusecache.model.format_text import nearest_text
+from fusecache.model.format_text import nearest_text, size_text
 from fusecache.mount.bucket_folders import mounts_in
 from fusecache.mount.control_client import ask
 from fusecache.mount.launch import (
+    LOG_NAME,
     READY,
     Parent,
     check_mountpoint,
@@ -109,7 +110,7 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, with the nearest known word."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(formatter_class=_HelpFormatter, **options)
         # A value like -1d reaches the option, which says what is allowed. Else argparse takes it for an unknown option.
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
@@ -125,20 +126,39 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
 
+class _HelpFormatter(argparse.HelpFormatter):
+    """Keeps a paragraph of examples as it is: one whose lines are indented."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        parts = text.split("\n\n")
+        return "\n\n".join(part if part.startswith(" ") else fill(part, width, indent) for part in parts)
+
+
+_MOUNT_EXAMPLES = """
+
+    fusecache mount s3://my-bucket /data --cache-dir /nvme/fusecache
+    fusecache mount s3://my-bucket /data --read-only --allow-other"""
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = _Parser(
         prog="fusecache", description="Mount a bucket of S3, R2, Google or Azure as a local directory."
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command")
+    parser.set_defaults(run=_help, parser=parser)
 
     mount = _add(commands, "mount", "mount a bucket as a directory")
     mount.add_argument(
         "source", nargs="?", help="the bucket or prefix to mount: s3://BUCKET[/PREFIX], gs://… or az://…"
     )
     mount.add_argument("mountpoint", nargs="?", help="an existing empty directory")
-    mount.add_argument(
+    mount.usage = "fusecache mount SOURCE DIRECTORY [options]"
+    mount.description = f"{mount.description}{_MOUNT_EXAMPLES}"
+    groups = add_flags(mount)
+    groups["bucket and keys"].add_argument(
         "--bucket",
         action="append",
         default=[],
@@ -155,7 +175,6 @@ def make_parser() -> argparse.ArgumentParser:
     # Of the daemon of one of several buckets: which one, and whether it may wait for its bucket, as others answer.
     mount.add_argument("--only", default="", help=argparse.SUPPRESS)
     mount.add_argument("--beside-others", action="store_true", help=argparse.SUPPRESS)
-    add_flags(mount)
     mount.epilog = f"{FLAG_VALUES_TEXT} {mount.epilog}"
     mount.set_defaults(run=_mount, parser=mount)
 
@@ -170,7 +189,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
 
     endings.add_arguments(
-        _add(commands, "unmount", "upload pending files, apply delayed deletions, and unmount"),
+        _add(
+            commands,
+            "unmount",
+            "upload pending files, apply delayed deletions, and unmount",
+            aliases=["umount"],
+        ),
         _add(
             commands,
             "upgrade",
@@ -295,11 +319,16 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add(
-    commands: Any, name: str, does: str, exit_status: str = "0 success, 1 an error"
+    commands: Any,
+    name: str,
+    does: str,
+    exit_status: str = "0 success, 1 an error",
+    aliases: Sequence[str] = (),
 ) -> argparse.ArgumentParser:
     """Add a command. exit_status: the meaning of its own statuses; 2 for wrong usage and 130 apply to all."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
+        aliases=aliases,
         help=does,
         description=f"{does[0].upper()}{does[1:]}.",
         epilog=f"Exit status: {exit_status}; 2 also for a wrong command line, 130 after Ctrl-C.",
@@ -422,7 +451,15 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     message = start_daemon(options.cache_dir, words[1:])
     if message:
         say(message)
+    _say_mounted(options)
     return 0
+
+
+def _say_mounted(options: MountOptions) -> None:
+    say(
+        f"{options.source} is at {options.mountpoint}; cache {options.cache_dir}, up to "
+        f"{size_text(options.cache_size)}; log {options.cache_dir}/{LOG_NAME}"
+    )
 
 
 def _load(
@@ -462,9 +499,16 @@ def _mount_several(mounts: Mapping[str, MountOptions], words: Sequence[str], *, 
     for name, message in messages.items():
         if message:
             say(f"bucket {name}: {message}")
+        _say_mounted(mounts[name])
     for name, error in errors.items():
         say_error(named_error(name, error))
     return int(bool(errors))
+
+
+def _help(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    """Print what there is to a user who gave no command. For a script that is a wrong command line."""
+    arguments.parser.print_help(sys.stderr)
+    return 2
 
 
 def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
@@ -477,9 +521,10 @@ def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     status = SYNC_EXIT.get(answer.result, SYNC_EXIT["error"])
     if status:
         words = [_without_name(answer.message, inner)] if answer.message else []
-        if answer.result == "timeout" or not words:
-            words.append(f"{awaited_text(answer.progress)} left")
-        say_error(f"{arguments.path}: {answer.result}: {', '.join(words)}")
+        left = awaited_text(answer.progress)
+        if left and (answer.result == "timeout" or not words):
+            words.append(f"{left} left")
+        say_error(": ".join(filter(None, (str(arguments.path), answer.result, ", ".join(words)))))
         for line in missing_texts(answer):
             say(line)
     elif answer.message:

@@ -181,7 +181,7 @@ def _unmount(mount: Mount, options: MountOptions, *, is_complete: bool) -> None:
             f"{mount.root}: the daemon has died, see {options.cache_dir}/fusecache.log; the next mount with "
             f"--cache-dir {options.cache_dir} uploads what it left"
         )
-    else:
+    elif answer.progress.pending_files:
         say(unsent_text(answer))
     if not is_ended:
         say(f"{mount.root} is unmounted; its daemon is still shutting down")

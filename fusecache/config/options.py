@@ -243,14 +243,41 @@ BUCKET_KEYS = {
     **{name: item for name, item in FIELDS.items() if name != "mountpoint"},
 }
 
+# The groups of `mount --help`, in the order in which a user meets them. What no group names is for experts.
+HELP_GROUPS: dict[str, list[str]] = {
+    "bucket and keys": [
+        "endpoint_url", "region", "profile", "write_profile", "credentials_file", "credentials_from", "unsigned",
+        "requester_pays",
+    ],
+    "cache": ["cache_dir", "cache_size", "pin", "immutable"],
+    "writing": [
+        "read_only", "order_last", "temp_names", "local_only", "delete_delay", "settle_seconds", "fsync", "conflict",
+        "sse", "storage_class",
+    ],
+    "sharing": ["allow_other", "uid", "gid", "umask", "posix_metadata", "symlinks"],
+    "operating": [
+        "log_level", "log_format", "metrics_port", "upload_rate", "download_rate", "start_without", "read_timeout",
+        "drain_timeout",
+    ],
+}  # fmt: skip
+HELP_GROUPS["expert"] = [name for name in FIELDS if not any(name in names for names in HELP_GROUPS.values())]
+
 FLAG_VALUES_TEXT = (
     "SIZE: bytes, or like 500MiB, 50GiB, 500G. DURATION: seconds, or like 500ms, 90s, 10m, 2h, 1d. "
     "NAME,...: a comma-separated list; the flag can also be repeated."
 )
 
 
-def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = FIELDS) -> None:
-    """Add a flag for every option, or for some, except source and mountpoint, which are positional."""
+def add_flags(parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
+    """Add a flag for every option, except source and mountpoint, which are positional; return the groups of them."""
+    groups = {title: parser.add_argument_group(title) for title in HELP_GROUPS}
+    for title, group in groups.items():
+        add_some_flags(group, HELP_GROUPS[title])
+    return groups
+
+
+def add_some_flags(parser: argparse._ActionsContainer, names: Iterable[str]) -> None:
+    """Add a flag for each of these options."""
     for name in names:
         if name in ("source", "mountpoint"):
             continue

@@ -27,6 +27,7 @@ from fusecache.daemon.connect import (
     refuse_without_writes,
 )
 from fusecache.daemon.keeping import BucketAnswers
+from fusecache.daemon.log import log_place
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.options import BucketAccess, EngineOptions
@@ -335,6 +336,7 @@ def initial_facts(options: MountOptions) -> dict[str, Any]:
         "pid": os.getpid(),
         "source": options.source,
         "mountpoint": str(options.mountpoint),
+        "log": log_place(),
         "endpoint": endpoint_fact(options),
         **shown_options(options),
         "kernel": {"applied": [], "refused": []},

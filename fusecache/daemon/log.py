@@ -27,6 +27,18 @@ def begin_log(level: str, log_format: str = "text") -> None:
     logging.getLogger("pyfuse3").addFilter(is_relevant)
 
 
+def log_place() -> str:
+    """Return where this process's stderr goes: a file, or the command that shows the journal; "" for anything else."""
+    try:
+        stderr, path = os.fstat(2), os.readlink("/proc/self/fd/2")
+    except OSError:
+        return ""
+    # systemd.exec(5): the device and inode of the journal's stream.
+    if os.environ.get("JOURNAL_STREAM") == f"{stderr.st_dev}:{stderr.st_ino}":
+        return "journalctl -t fusecache"  # SyslogIdentifier= of the units
+    return path if os.path.isfile(path) else ""
+
+
 def is_relevant(record: logging.LogRecord) -> bool:
     """Return False for pyfuse3's error that the kernel expects no answer any more, normal during an unmount."""
     return "fuse_reply_*" not in str(record.msg) or os.strerror(errno.ENOENT) not in record.getMessage()

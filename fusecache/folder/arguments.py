@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fusecache.cli.extras import require_extra
 from fusecache.cli.say import say
-from fusecache.config.options import FLAG_VALUES_TEXT, add_flags
+from fusecache.config.options import FLAG_VALUES_TEXT, add_some_flags
 from fusecache.config.values import Duration, as_argument
 from fusecache.folder.patience import GIVE_UP_SECONDS
 
@@ -98,7 +98,7 @@ def _add_common(parser: argparse.ArgumentParser, options: Sequence[str], command
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="TOML file with options of a mount [$FUSECACHE_CONFIG]"
     )
-    add_flags(parser, options)
+    add_some_flags(parser, options)
     parser.epilog = f"{FLAG_VALUES_TEXT} {parser.epilog}"
     parser.set_defaults(run=_runs(command), parser=parser)
 

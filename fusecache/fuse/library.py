@@ -8,6 +8,7 @@ from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.kept_mount import KeptMount
 from fusecache.fuse.session import OwnSession
 from fusecache.fuse.values import MountPlan, MountRefused
+from fusecache.installation import extra_command
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ def _pyfuse3(operations: RequestHandlers, plan: MountPlan) -> FuseSession:
     try:
         from fusecache.fuse.pyfuse3_session import Pyfuse3Session
     except ModuleNotFoundError as exc:
-        raise MountRefused(f"{exc.name} is not installed: pip install 'fusecache[pyfuse3]'") from exc
+        raise MountRefused(f"{exc.name} is not installed: {extra_command('pyfuse3')}") from exc
     except ImportError as exc:  # libfuse3.so.3 is missing
         raise MountRefused(f"pyfuse3 cannot be loaded: {exc}") from exc
     session = Pyfuse3Session(operations, plan)

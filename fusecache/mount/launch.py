@@ -67,6 +67,7 @@ def _imports_us(python: list[str]) -> bool:
 
 
 READY = "ready"
+LOG_NAME = "fusecache.log"  # in the cache directory
 MAX_REPORT_CHARACTERS = 1000  # even at 4 bytes each, one write fits into the pipe
 LOG_TAIL_LINES = 15  # enough for the end of a traceback
 # After the unmount nothing is left to upload. The daemon only closes files and writes the clean-shutdown mark.
@@ -109,7 +110,7 @@ def begin_daemon(cache_dir: Path, words: Sequence[str]) -> "StartingDaemon":
 
     try:
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        log_path = cache_dir / "fusecache.log"
+        log_path = cache_dir / LOG_NAME
         log_path.touch(mode=0o600)
     except OSError as exc:
         raise MountError(

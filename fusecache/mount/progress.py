@@ -16,8 +16,9 @@ def pending_text(progress: ServerProgress) -> str:
 
 
 def awaited_text(progress: ServerProgress) -> str:
-    """Return the pending changes without deferred deletions, which no command waits for."""
-    return changes_text(_changes(progress), progress.pending_contents, progress.pending_bytes)
+    """Return the pending changes without deferred deletions, which no command waits for; "" if there are none."""
+    changes = _changes(progress)
+    return changes_text(changes, progress.pending_contents, progress.pending_bytes) if changes else ""
 
 
 def _changes(progress: ServerProgress) -> int:
@@ -80,10 +81,13 @@ class ProgressView(StepView):
 
     def show_upload(self, progress: ServerProgress) -> None:
         """Show one report."""
+        left = awaited_text(progress)
+        if not left and not progress.waiting_for:
+            return
         left_bytes = progress.pending_bytes if progress.left_bytes is None else progress.left_bytes
         # New writes raise the total; bytes already uploaded stay counted as done.
         self._upload_bytes = max(self._upload_bytes, left_bytes)
-        line = f"{awaited_text(progress)} left"
+        line = f"{left or 'nothing'} left"
         if progress.seconds_left is not None and progress.seconds_left >= 1:
             line += f", about {seconds_text(progress.seconds_left)}"
         if progress.waiting_for:

@@ -2,7 +2,9 @@
 
 from importlib.util import find_spec
 
+from fusecache.installation import extra_command
+
 # Those of the extra `loader` in pyproject.toml.
 for _name in ("msgspec", "numpy", "xxhash", "zstandard"):
     if find_spec(_name) is None:
-        raise ModuleNotFoundError(f"the loader needs {_name}: pip install 'fusecache[loader]'", name=_name)
+        raise ModuleNotFoundError(f"the loader needs {_name}: {extra_command('loader')}", name=_name)

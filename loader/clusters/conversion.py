@@ -249,11 +249,9 @@ def _failure(problem: Exception, engine: str) -> str:
     lines = [line.strip() for line in str(problem).splitlines()]
     missing = [line for line in lines if line.startswith("ModuleNotFoundError: ")]
     if missing:
-        # The loader names its own extra, which the engine's includes.
-        module = missing[-1].partition(": pip install")[0]
-        return (
-            f"{module}: run `pip install 'fusecache[{engine}]'` on all nodes, for the Python of the workers"
-        )
+        # The loader names its own extra, which the engine's includes, and the worker's interpreter.
+        module = ": ".join(missing[-1].split(": ")[:2])
+        return f"{module}: install fusecache with its extra `{engine}` on all nodes, for the Python of the workers"
     errors = [line for line in lines if PYTHON_ERROR.fullmatch(line)]
     if errors:
         return errors[-1]

@@ -14,8 +14,8 @@ def ray_engine() -> Run:
     It connects as `ray.init()` does, unless that was called. Ray Data starts the task of a lost worker again, without
     limit.
     """
-    data = optional_module("ray.data", why="--engine ray", package="'fusecache[ray]'")
-    ray = optional_module("ray", why="--engine ray", package="'fusecache[ray]'")
+    data = optional_module("ray.data", why="--engine ray", extra="ray")
+    ray = optional_module("ray", why="--engine ray", extra="ray")
 
     def run(tasks: Sequence[PartTask]) -> Iterator[Attempt]:
         connects = not ray.is_initialized()

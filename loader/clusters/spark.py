@@ -14,7 +14,7 @@ def spark_engine() -> Run:
     It uses the active session, or makes one. Spark starts a failed or lost task again, `spark.task.maxFailures` times.
     Raises LoaderError without Spark.
     """
-    sql = optional_module("pyspark.sql", why="--engine spark", package="'fusecache[spark]'")
+    sql = optional_module("pyspark.sql", why="--engine spark", package="pyspark", extra="spark")
 
     def run(tasks: Sequence[PartTask]) -> Iterator[Attempt]:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else the first python3 of a worker's PATH

@@ -148,7 +148,7 @@ def test_a_package_that_the_workers_lack_is_named_with_what_installs_it(
     status, said = convert(bare, "jsonl", *WORDS, *inputs, tmp_path / "out")
     assert status == 1
     assert said.splitlines()[-1].startswith("a worker failed: ModuleNotFoundError: ")
-    assert "run `pip install 'fusecache[spark]'` on all nodes" in said.splitlines()[-1]
+    assert "install fusecache with its extra `spark` on all nodes" in said.splitlines()[-1]
 
 
 def test_parquet_and_text_too(cluster: Cluster, tmp_path: Path) -> None:

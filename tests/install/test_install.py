@@ -93,6 +93,10 @@ class BareEnvironment:
             capture_output=True, text=True, check=False, cwd=self.folder, env=self._environment(),
         )  # fmt: skip
 
+    def command_of(self, extra: str) -> str:
+        """Return how a message ends that names what installs an extra here, where there is no pip."""
+        return f"pip --python {self.python} install 'fusecache[{extra}]'\n"
+
 
 def _closure(first: Requirement) -> list[metadata.Distribution]:
     """What a requirement of the wheel's brings, directly or not; the wheel itself left out."""
@@ -142,9 +146,7 @@ def test_the_daemon_mounts_without_pyfuse3_or_compiler(wheel: Path, tmp_path: Pa
     assert mounted.stdout == "own\n", mounted.stderr
     assert "No module named 'pyfuse3'" in bare.run("-c", "import pyfuse3").stderr
     words = ["mount", "s3://bucket", str(tmp_path / "mnt"), "--fuse-library", "pyfuse3"]
-    assert bare.run("-m", "fusecache", *words).stderr == (
-        "fusecache: error: this command needs pyfuse3: pip install 'fusecache[pyfuse3]'\n"
-    )
+    assert bare.run("-m", "fusecache", *words).stderr.endswith(bare.command_of("pyfuse3"))
 
 
 @pytest.mark.parametrize(
@@ -160,9 +162,9 @@ def test_the_daemon_mounts_without_pyfuse3_or_compiler(wheel: Path, tmp_path: Pa
 def test_command_names_the_missing_extra(words: list[str], base: BareEnvironment) -> None:
     ended = base.run("-m", "fusecache", *words)
     assert ended.returncode in (1, 2)
-    assert re.fullmatch(
-        r"fusecache: error: this command needs \w+: pip install 'fusecache\[mount\]'\n", ended.stderr
-    )
+    assert re.match(r"fusecache: error: this command needs \w+: ", ended.stderr)
+    assert ended.stderr.endswith(base.command_of("mount"))
+    assert ended.stderr.count("\n") == 1
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +181,7 @@ def test_base_asks_mounts_and_prints_versions(base: BareEnvironment) -> None:
 
 
 def test_import_of_loader_names_its_extra(base: BareEnvironment) -> None:
-    assert "pip install 'fusecache[loader]'" in base.run("-c", "import loader").stderr.splitlines()[-1]
+    assert base.run("-c", "import loader").stderr.endswith(base.command_of("loader"))
 
 
 def test_wheel_says_what_it_is(base: BareEnvironment) -> None:

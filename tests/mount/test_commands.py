@@ -338,6 +338,7 @@ def test_status_for_people_fits_a_terminal(mount, full: Bucket):
         "mount",
         "daemon",
         "if",
+        "log",
         "options",
         "cache",
         "since",

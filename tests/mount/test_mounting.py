@@ -174,7 +174,7 @@ def test_a_cache_limit_that_the_disk_cannot_hold_is_told_once_with_what_will_be_
     one.unmount()
     said = run(*one.command("--cache-size", "1024TiB"), env=one.bucket.service.environment())
     one.pid = one.status()["pid"]
-    assert said.stderr.count("\n") == 1
+    assert said.stderr.count("\n") == 2
     assert said.stderr.startswith(
         f"fusecache: the cache may use 1024.0 TiB, but the disk of {one.cache} has "
     )
@@ -415,6 +415,29 @@ def test_a_user_who_unmounts_the_mount_of_root_is_told_so(mount, flags, force):
     assert "mount of user root, not yours: only root may unmount it" in words
     assert f"sudo fusecache unmount {one.path}" in words
     assert one.status()["mountpoint"] == str(one.path)
+
+
+def test_a_mount_says_what_is_where_and_status_names_its_log(mount, bucket):
+    bucket.put("there", b"1")
+    one: Mount = mount()
+    one.unmount()
+    said = run(*one.command("--cache-size", "3GiB"), env=one.bucket.service.environment())
+    one.pid = one.status()["pid"]
+    log = f"{one.cache}/fusecache.log"
+    assert (
+        said.stderr
+        == f"fusecache: {bucket.source} is at {one.path}; cache {one.cache}, up to 3.0 GiB; log {log}\n"
+    )
+    assert re.search(rf"^log +{re.escape(log)}$", run(FUSECACHE, "status", one.path).stdout, re.MULTILINE)
+    with open(one.path / "model.pt", "wb") as file:
+        file.write(b"1" * 3_000_000)
+        file.flush()
+        assert [each["path"] for each in one.status()["writing"]] == ["model.pt"]
+    synced = run(FUSECACHE, "sync", one.path)
+    again = run(FUSECACHE, "sync", one.path)
+    assert "0 changes" not in synced.stderr + again.stderr
+    run(FUSECACHE, "umount", one.path)
+    assert not mounted_at(one.path)
 
 
 def test_a_prefix_without_objects_is_asked_about(mount, bucket, whole_bucket, tmp_path):

@@ -333,10 +333,12 @@ def test_a_bucket_that_cannot_be_mounted_is_named_and_the_others_are(pair: Pair,
     done = run(FUSECACHE, "mount", *words, check=False)
     try:
         assert done.returncode == 1
-        assert done.stderr.splitlines() == [
+        mounted, failed = done.stderr.splitlines()
+        assert mounted.startswith(f"fusecache: s3://bucket is at {path}/dataset; cache {tmp_path}/c/dataset")
+        assert failed == (
             f"fusecache: error: bucket gradients: {path}/gradients is not empty: a mount would hide its contents; "
             "choose an empty directory"
-        ]
+        )
         assert (mounted_at(path / "dataset"), mounted_at(path / "gradients")) == (True, False)
     finally:
         run(FUSECACHE, "unmount", path)

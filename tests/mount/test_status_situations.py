@@ -62,7 +62,7 @@ def written(path: Path) -> Iterator[None]:
         yield
 
 
-SET_UP = ["mount", "daemon", "if it dies", "options", "cache"]
+SET_UP = ["mount", "daemon", "if it dies", "log", "options", "cache"]
 
 
 def test_idle(mount, bucket: Bucket):

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from loader import latest_checkpoint
 from tests.mount.conftest import Place
+from tests.s3server import Fault, FaultAction
 from tests.support.mounts import Mount, run, run_python, wait_until
 
 torch = pytest.importorskip("torch")
+distributed = pytest.importorskip("torch.distributed.checkpoint")
 safetensors = pytest.importorskip("safetensors.torch")
 
 DISTRIBUTED = """
@@ -157,3 +160,41 @@ def test_a_published_link_to_the_last_checkpoint_is_changed_several_times_before
     assert bucket.names() == ["latest"]
     other: Mount = mount()
     assert os.readlink(other.path / "latest") == f"step-{times}.pt"
+
+
+@pytest.mark.s3server_only
+@pytest.mark.parametrize(
+    ("older", "newer", "marker"),
+    [("checkpoint-2", "checkpoint-4", "trainer_state.json"), ("step-2", "step-4", ".metadata")],
+)
+def test_another_node_resumes_from_the_newest_checkpoint_that_the_bucket_has_whole(
+    place: Place, older: str, newer: str, marker: str
+):
+    bucket, control = place.bucket, place.bucket.control
+    for name in (older, newer):
+        if name == newer:
+            held = f"{bucket.prefix}{newer}/__0_0.distcp"
+            control.faults(Fault(FaultAction.HOLD, operation="PutObject", key=held))
+        (place.path / name).mkdir()
+        for file in ("__0_0.distcp", "__1_0.distcp", marker):
+            (place.path / name / file).write_bytes(b"content")
+        if name == older:
+            place.sync()
+    wait_until(lambda: f"{newer}/__1_0.distcp" in bucket.names(), "a part of the newer one")
+    wait_until(lambda: newer in os.listdir(place.second), "the second node to see it")
+    assert latest_checkpoint(place.second) == place.second / older
+    assert latest_checkpoint(place.path) == place.path / newer
+    control.clear_faults()
+    place.sync()
+    wait_until(lambda: (place.second / newer / marker).exists(), "the second node to see all of it")
+    assert latest_checkpoint(place.second) == place.second / newer
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_distributed_checkpoints_are_found(place: Place):
+    assert latest_checkpoint(place.path) is None
+    for step in (5, 10):
+        distributed.save({"weights": torch.ones(1000)}, checkpoint_id=place.path / f"step-{step}")
+    assert latest_checkpoint(place.path) == place.path / "step-10"
+    torch.save({"step": 7}, place.path / "step-20.pt")
+    assert latest_checkpoint(place.path) == place.path / "step-20.pt"

@@ -59,6 +59,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "fusecache.model",
     ),
     "fusecache.remote.clouds": (
+        "fusecache.installation",
         "fusecache.remote.http",
         "fusecache.remote.protocol",
         "fusecache.remote",
@@ -96,7 +97,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "durability",
         "recovery",
     ),
-    "fusecache.fuse": ("fusecache.keeper",),
+    "fusecache.fuse": ("fusecache.keeper", "fusecache.installation"),
     "fusecache.fs": (
         "fusecache.fuse",
         "fusecache.engine",
@@ -178,7 +179,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "loader.torch",
         "loader.tools",
     ),
-    "loader.base": ("loader.errors", "fusecache.model.hints", "fusecache.model.mount_rows"),
+    "loader.base": (
+        "loader.errors",
+        "fusecache.installation",
+        "fusecache.model.hints",
+        "fusecache.model.mount_rows",
+    ),
     "loader.order": ("loader.base", "loader.errors", "loader.world"),
     "loader.mds": ("loader.order", "loader.base", "loader.errors"),
     "loader.writing": ("loader.mds", "loader.base", "loader.errors", "fusecache.disk.beneath"),

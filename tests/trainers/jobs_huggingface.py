@@ -65,6 +65,13 @@ def train(*, output: str, steps: int, keep: int | None = None, resume: bool | st
     return digest(trainer.model)
 
 
+def carry_out(*, program: str) -> tuple[str, int]:
+    """Carry out a program that has a model and a dataset; return where it resumed, and the last step."""
+    names: dict[str, Any] = {"model": new_model(), "dataset": samples()}
+    exec(program, names)
+    return str(names["checkpoint"]), names["trainer"].state.global_step
+
+
 def save_tensors(*, path: str, value: float) -> None:
     """Save a file of tensors over whatever is there."""
     save_file({"weights": torch.full((500_000,), value)}, path)
@@ -117,7 +124,8 @@ def accelerate_again(*, output: str, checkpoint: str, done: int, steps: int) -> 
 
 
 FUNCTIONS: dict[str, Any] = {
-    each.__name__: each for each in (train, save_tensors, load_tensors, accelerate, accelerate_again)
+    each.__name__: each
+    for each in (train, carry_out, save_tensors, load_tensors, accelerate, accelerate_again)
 }
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from loader import latest_checkpoint
 from tests.s3server import Fault, FaultAction
 from tests.support.mounts import Mount, tree_of, wait_until
+from tests.support.readme import readme_block
 from tests.trainers.checks import arrivals, assert_once, assert_tidy
 from tests.trainers.kills import SLEEPY, Found, Kills
 from tests.trainers.workers import Worker
@@ -121,11 +123,24 @@ def test_a_node_killed_at_any_put_leaves_a_last_checkpoint_that_is_whole(
             other: Mount = mount("--read-only")
             # By name: left alone, the Trainer takes the highest folder, also while it is still being uploaded.
             resume = f"{other.path}/run/{last}"
+            assert latest_checkpoint(other.path / "run") == Path(resume)
             assert trainer.call("train", output=str(tmp_path), steps=8, resume=resume) == undisturbed
             other.unmount()
     assert resumed == set(wholes)
     assert kills.count >= len(wholes["checkpoint-4"])
     assert_tidy(bucket)
+
+
+def test_the_program_of_the_readme_resumes_on_another_node(mount, trainer: Worker):
+    program = readme_block("python", "Trainer").replace(
+        "save_steps=500", "save_steps=2, max_steps=4, report_to=[]"
+    )
+    node: Mount = mount()
+    assert trainer.call("carry_out", program=program.replace("/data", str(node.path))) == ("None", 4)
+    node.sync()
+    other: Mount = mount()
+    program = program.replace("max_steps=4", "max_steps=6").replace("/data", str(other.path))
+    assert trainer.call("carry_out", program=program) == (f"{other.path}/checkpoints/checkpoint-4", 6)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -13,8 +13,8 @@ ok "it finds a wrong value"
 serve
 seed=/var/lib/cloud/seed/nocloud
 mkdir -p $seed
-sed -e "s|s3://my-bucket|s3://$BUCKET|" -e "s|https://ACCOUNT.*com|$S3_ENDPOINT_URL|" -e 's|ID=KEY|ID=key|' \
-    -e 's|KEY=SECRET|KEY=secret|' -e '/^package/d' $here/user-data.yaml >$seed/user-data
+sed -e "s|s3://my-bucket|s3://$BUCKET|" -e "s|https://ACCOUNT.*com|$AWS_ENDPOINT_URL|" -e 's|ID=KEY|ID=key|' \
+    -e 's| @ https://HOST/[^"]*||' -e 's|KEY=SECRET|KEY=secret|' -e '/^package/d' $here/user-data.yaml >$seed/user-data
 echo "instance-id: try-$$" >$seed/meta-data
 # Of its modules only those that the file uses: a bare machine has neither locales nor sshd.
 cat >/etc/cloud/cloud.cfg.d/99-try.cfg <<CONF

@@ -10,7 +10,7 @@ serve
 bucket dataset 2048
 
 mkdir -p /etc/fusecache /etc/slurm /run/munge /var/lib/slurm /var/spool/slurmd
-sed -e "s|s3://my-bucket|s3://$BUCKET|" -e "s|https://ACCOUNT.*com|$S3_ENDPOINT_URL|" $here/fusecache.toml >/etc/fusecache/slurm.toml
+sed -e "s|s3://my-bucket|s3://$BUCKET|" -e "s|https://ACCOUNT.*com|$AWS_ENDPOINT_URL|" $here/fusecache.toml >/etc/fusecache/slurm.toml
 printf 'AWS_ACCESS_KEY_ID=key\nAWS_SECRET_ACCESS_KEY=secret\n' >/etc/fusecache/slurm.keys
 chmod 600 /etc/fusecache/slurm.keys
 install -m 755 $here/prolog.sh $here/epilog.sh /etc/slurm/

@@ -67,6 +67,8 @@ def endpoint_lines(endpoints: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 _SILENT_SECONDS = 90.0
+# Long enough to notice the end of a job, and for a trainer to start again.
+_ENDED_SECONDS = 60.0
 # From a shorter measurement, the start of a job would count as its rate of a day.
 _RATE_SECONDS = 60.0
 _CENT = 0.01
@@ -271,6 +273,8 @@ def _mount(status: Mapping[str, Any]) -> Iterator[Row]:
     yield "daemon", f"fusecache {status.get('version')}, pid {status.get('pid')}, up for {up}{served}"
     if "outlives_daemon" in status:
         yield "if it dies", _OUTLIVES if status["outlives_daemon"] else _ENDS
+    if status.get("log"):
+        yield "log", str(status["log"])
     changed = [f"{name}={_option_text(value)}" for name, value in status.get("options_changed", {}).items()]
     if changed:
         yield "options", ", ".join(changed)
@@ -332,8 +336,13 @@ def _warm_ups(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
         yield "warm-up", f"{', '.join(job['paths'][:3])}: {job['state']}, {warm_text(job)}"
 
 
+def shown_jobs(hints: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the jobs that run, and jobs that ended in the last minute."""
+    return [job for job in hints.get("jobs", ()) if job.get("ended_seconds", 0.0) <= _ENDED_SECONDS]
+
+
 def _hints(hints: Mapping[str, Any]) -> Iterator[Row]:
-    jobs = hints.get("jobs", ())
+    jobs = shown_jobs(hints)
     for job in jobs[:MAX_LINES]:
         if job.get("ended_seconds"):
             yield (

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from fusecache.cli.say import print_line
-from fusecache.cli.views.status import only_here_lines, rate_lines, status_of
+from fusecache.cli.views.status import only_here_lines, rate_lines, shown_jobs, status_of
 from fusecache.model.errors import ConfigError, FusecacheError, MountError
 from fusecache.model.format_text import count_text, printable, seconds_text, size_text, usable_bytes
 from fusecache.model.verdict import verdict_line
@@ -46,7 +46,7 @@ def mount_lines(
     yield f"{point}  {status['source']}  {error or verdict_line(status)}"
     for line in (*rate_lines(_rates(status, before)), _cache_text(status)):
         yield f"  {line}"
-    jobs = status["hints"]["jobs"]
+    jobs = shown_jobs(status["hints"])
     yield from _table(("JOB", "STEP", "PER STEP", "AHEAD", "CACHED"), [_job_row(job) for job in jobs[:_ROWS]])
     yield from _table(("FILE", "DOES", "PACE"), list(_file_rows(status))[:_ROWS])
 
@@ -100,7 +100,9 @@ def _job_row(job: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _file_rows(status: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield the files that upload, that wait after a failure, and that programs read, the fastest first."""
+    """Yield files that programs write, uploads, failed changes, and files that programs read, the fastest first."""
+    for each in status.get("writing", ()):
+        yield each["path"], "is written", f"{size_text(each['bytes'])} so far"
     for each in status["uploading"]:
         yield each["path"], "uploads", f"{size_text(each['sent'])} of {size_text(each['bytes'])}"
     for each in status["waiting"]:

@@ -271,6 +271,7 @@ class QueueStatus:
         local_bytes = sum(version.size for version in local)
         return {
             **self._details(pending),
+            "writing": [{"path": self._name_of(each), "bytes": each.size} for each in dirty[:NAMED]],
             "dirty_files": len(dirty),
             "dirty_bytes": dirty_bytes,
             # Bytes that only this node holds, for whatever reason; quarantined bytes are counted apart.

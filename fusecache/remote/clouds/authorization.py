@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 
 import urllib3
 
+from fusecache.installation import extra_command
 from fusecache.model.errors import AccessDenied, ConfigError, CredentialsMissing, Unavailable
 from fusecache.remote.protocol.signing import Sign
 
@@ -136,4 +137,4 @@ def _extra(name: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as exc:
-        raise ConfigError(f"{exc}: install it with `pip install 'fusecache[{extra}]'`") from exc
+        raise ConfigError(f"{exc}: {extra_command(extra)}") from exc

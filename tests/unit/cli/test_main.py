@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from fusecache import __version__
 from fusecache.cli.main import main, make_parser
 from fusecache.cli.recover import listing_text
 from fusecache.cli.views.status import status_view
+from fusecache.config.options import FIELDS, HELP_GROUPS
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import seconds_text, size_text
 from fusecache.mount import control_client, launch
@@ -154,8 +156,7 @@ def test_sync_says_how_it_ended_by_its_exit_status(
     assert served.requests == [{"command": "sync", "path": "run", "timeout_seconds": 2.5}]
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "fusecache: uploading: 2 changes, 3.0 MiB left"
-    left = ", 0 changes, 0 B left" if result == "timeout" else ""
-    failed = f"fusecache: error: {root / 'run'}: {result}: because of this{left}"
+    failed = f"fusecache: error: {root / 'run'}: {result}: because of this"
     assert lines[1:] == ["fusecache: because of this" if status == 0 else failed]
 
 
@@ -606,6 +607,15 @@ def test_a_terminal_gets_a_bar_that_grows_with_what_is_added() -> None:
     assert "2 changes left" in shown
 
 
+def test_nothing_is_said_of_an_upload_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressView(sys.stderr, verb="uploading") as view:
+        view.show_upload(ServerProgress(0, 0))
+        view.show_upload(ServerProgress(2, 0, deferred_files=2))
+        assert capsys.readouterr().err == ""
+        view.show_upload(ServerProgress(0, 0, waiting_for="503"))
+    assert capsys.readouterr().err == "fusecache: uploading: nothing left; waiting: 503\n"
+
+
 def test_a_log_gets_no_line_twice(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressView(sys.stderr, verb="uploading") as view:
         for _ in range(3):
@@ -1008,7 +1018,25 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"fusecache {__version__}\n"
 
 
-@pytest.mark.parametrize("words", [[], ["frobnicate"], ["sync"], ["mount", "--no-such-flag"]])
+def test_without_a_command_the_help_comes_as_for_a_wrong_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == 2
+    said = capsys.readouterr()
+    assert "usage: fusecache" in said.err
+    assert "mount a bucket as a directory" in said.err
+    assert said.out == ""
+
+
+def test_umount_is_another_word_for_unmount(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for word in ("umount", "unmount"):
+        assert main([word, str(tmp_path)]) == 1
+        said.append(capsys.readouterr().err)
+    assert said == [f"fusecache: error: {tmp_path} is not a mount: nothing to unmount\n"] * 2
+
+
+@pytest.mark.parametrize("words", [["frobnicate"], ["sync"], ["mount", "--no-such-flag"]])
 def test_wrong_usage_is_status_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(words)
@@ -1035,6 +1063,17 @@ def test_help_tells_every_option_and_hides_the_pipe(capsys: pytest.CaptureFixtur
     assert "--cache-size" in text
     assert "80%" in text
     assert "--ready-fd" not in text
+    places = [text.index(f"\n{title}:\n") for title in HELP_GROUPS]
+    assert places == sorted(places)
+    assert list(HELP_GROUPS) == ["bucket and keys", "cache", "writing", "sharing", "operating", "expert"]
+    examples = re.findall(r"^    (fusecache mount s3://.*)$", text, re.MULTILINE)
+    assert len(examples) == 2
+    for example in examples:
+        assert make_parser().parse_args(example.split()[1:]).mountpoint
+
+
+def test_each_option_is_in_one_group_of_the_help() -> None:
+    assert sorted(name for names in HELP_GROUPS.values() for name in names) == sorted(FIELDS)
 
 
 def test_the_command_line_starts_without_what_only_some_commands_need() -> None:

@@ -36,10 +36,11 @@ def test_each_job_has_its_horizon_and_what_came_of_it() -> None:
 
 
 def test_a_job_that_has_ended_or_is_silent_is_not_shown_as_one_that_runs() -> None:
-    ended = {**JOB, "silent_seconds": 95.0, "ended_seconds": 90.0}
+    ended = {**JOB, "silent_seconds": 95.0, "ended_seconds": 50.0}
     assert shown({"jobs": [ended]}) == [
-        "llama-0: its process exited 1 min ago, at step 120; prefetch stops until it starts again"
+        "llama-0: its process exited 50.0 s ago, at step 120; prefetch stops until it starts again"
     ]
+    assert shown({"jobs": [{**ended, "ended_seconds": 61.0}]}) == []
     assert "no message for 1 min" in shown({"jobs": [{**ended, "ended_seconds": 0.0}]})[1]
 
 

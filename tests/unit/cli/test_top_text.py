@@ -22,6 +22,7 @@ STATUS: dict[str, Any] = {
     "requests": REQUESTS,
     "rates": RATES,
     "hints": {"jobs": [{**JOB, "ended_seconds": 0.0}]},
+    "writing": [{"path": "next", "bytes": 2 * MIB}],
     "uploading": [{"path": "ckpt", "bytes": 4 * MIB, "sent": MIB}],
     "waiting": [{"path": "late", "cause": "503"}],
     "busy_files": [{"path": "shard", "read_bytes_per_second": 3 * MIB}],
@@ -42,10 +43,11 @@ def test_a_mount_has_its_verdict_rates_jobs_and_files() -> None:
         "  cache 3.0 GiB of 4.0 GiB; only here: nothing",
         "  JOB      STEP  PER STEP  AHEAD              CACHED",
         "  llama-0  120   250 ms    40 steps, 3.0 MiB  75%",
-        "  FILE   DOES     PACE",
-        "  ckpt   uploads  1.0 MiB of 4.0 MiB",
-        "  late   waits    503",
-        "  shard  is read  3.0 MiB/s",
+        "  FILE   DOES        PACE",
+        "  next   is written  2.0 MiB so far",
+        "  ckpt   uploads     1.0 MiB of 4.0 MiB",
+        "  late   waits       503",
+        "  shard  is read     3.0 MiB/s",
     ]
 
 

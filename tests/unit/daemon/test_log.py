@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from fusecache.daemon.log import begin_log, is_relevant
+from tests.support import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +25,30 @@ def begun() -> Iterator[None]:
     for library, level in zip(libraries, levels, strict=True):
         library.setLevel(level)
         library.removeFilter(is_relevant)
+
+
+def place_of(stderr: int, journal: str = "") -> str:
+    """Return where a process with this stderr says that its log goes."""
+    program = "from fusecache.daemon.log import log_place; print(log_place())"
+    environment = {**os.environ, "JOURNAL_STREAM": journal}
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=stderr, env=environment
+    )
+    return done.stdout.decode().strip()
+
+
+def test_the_place_of_the_log_is_a_file_or_the_journal(tmp_path: Path) -> None:
+    with open(tmp_path / "log", "w") as file:
+        assert place_of(file.fileno(), "8:12345") == str(tmp_path / "log")
+    reader, writer = os.pipe()
+    try:
+        stream = os.fstat(writer)
+        assert place_of(writer, f"{stream.st_dev}:{stream.st_ino}") == "journalctl -t fusecache"
+        assert place_of(writer, "8:12345") == ""
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert "\nSyslogIdentifier=fusecache\n" in (ROOT / "systemd/fusecache@.service").read_text()
 
 
 @pytest.mark.parametrize(("number", "lines"), [(errno.ENOENT, 0), (errno.EINVAL, 1)])

@@ -40,7 +40,7 @@ def test_a_bucket_that_cannot_be_used_is_one_line(
     secret: str | None,
     told: str,
 ) -> None:
-    monkeypatch.setenv("S3_ENDPOINT_URL", server.endpoint_url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint_url)
     with (
         credentials(server.access_key, secret or server.secret_key, "auto"),
         pytest.raises(StepError, match=told) as caught,
@@ -56,7 +56,7 @@ def test_a_bucket_that_cannot_be_used_is_one_line(
 def test_an_endpoint_that_cannot_be_reached_is_one_line_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str, told: str
 ) -> None:
-    monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     with (
         credentials("key", "secret", "auto"),
         pytest.raises(StepError, match=rf"{re.escape(endpoint)}: {told}") as caught,

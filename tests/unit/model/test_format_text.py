@@ -10,7 +10,7 @@ from fusecache.model.format_text import count_text, nearest_text, printable
     ("words", "meant"),
     [
         (["statsu"], "did you mean 'status'?"),
-        (["umount"], "did you mean 'unmount'?"),
+        (["unmuont"], "did you mean 'unmount'?"),
         (["mount", "s3://b", "/m", "--cach-dir=/x"], "did you mean '--cache-dir'?"),
         (["status", "--jsno"], "did you mean '--json'?"),
         (["warm", ".", "--wiat"], "did you mean '--wait'?"),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fusecache.installation import extra_command
 from loader import LoaderError, MDSDataset, convert
 from loader.__main__ import main
 from loader.clusters.conversion import ENGINES, RECORD_NAME, _file_counts
@@ -39,7 +40,7 @@ def test_a_missing_package_is_named_before_anything_is_written(
     out = tmp_path / "out"
     assert main(["convert", "jsonl", str(source), str(out), "--engine", engine]) == 1
     assert capsys.readouterr().err.splitlines() == [
-        f"--engine {engine} needs the package 'fusecache[{engine}]': pip install 'fusecache[{engine}]'"
+        f"--engine {engine} needs the package {MODULES[engine].partition('.')[0]}: {extra_command(engine)}"
     ]
     assert not out.exists()
 

@@ -79,7 +79,7 @@ def test_a_module_that_the_workers_lack_is_named_with_what_installs_it(
     error = f"ModuleNotFoundError: No module named '{module}'"
     told = failure(text.format(error=error), engine, tmp_path, monkeypatch)
     assert told == (
-        f"a worker failed: {error}: run `pip install 'fusecache[{engine}]'` on all nodes, for the Python of the "
+        f"a worker failed: {error}: install fusecache with its extra `{engine}` on all nodes, for the Python of the "
         f"workers; the complete parts stay, continue with --resume"
     )
 
@@ -87,9 +87,9 @@ def test_a_module_that_the_workers_lack_is_named_with_what_installs_it(
 def test_what_the_loader_says_of_a_package_that_it_needs_becomes_the_command_of_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = "ModuleNotFoundError: the loader needs msgspec: pip install 'fusecache[loader]'"
+    error = "ModuleNotFoundError: the loader needs msgspec: /x/python -m pip install 'fusecache[loader]'"
     assert failure(SPARK.format(error=error), "spark", tmp_path, monkeypatch).startswith(
-        "a worker failed: ModuleNotFoundError: the loader needs msgspec: run `pip install 'fusecache[spark]'` on all"
+        "a worker failed: ModuleNotFoundError: the loader needs msgspec: install fusecache with its extra `spark` on"
     )
 
 

@@ -1,0 +1,29 @@
+"""How this copy of the package was installed, and the command that adds an optional part (extra) to it.
+
+No index needs to know the package: pip finds the extras of an installed package in its metadata.
+"""
+
+import os
+import shlex
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+# Files that Docker and podman put into their containers.
+_CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
+
+
+def extra_command(extra: str) -> str:
+    """Return the command that installs an extra into the environment of this interpreter."""
+    root = Path(__file__).parents[1]
+    is_checkout = (root / "pyproject.toml").exists()
+    what = f"--editable {shlex.quote(f'{root}[{extra}]')}" if is_checkout else f"'fusecache[{extra}]'"
+    python = shlex.quote(sys.executable)
+    sudo = "" if os.access(sys.prefix, os.W_OK) else "sudo "
+    if find_spec("pip") is not None:
+        return f"{sudo}{python} -m pip install {what}"
+    # The Debian package and the image have no pip of their own.
+    pip = f"{sudo}pip --python {python} install {what}"
+    if any(mark.exists() for mark in _CONTAINER_MARKS):
+        return f"build an image on this one, with RUN apt-get update && apt-get install --yes python3-pip && {pip}"
+    return f"{sudo}apt-get install python3-pip && {pip}"

@@ -1,0 +1,104 @@
+"""README's commands and programs do what it says, in its order, on a mount of the test server.
+
+They run as they stand, but for names: the bucket, keys, endpoint and folders. Stand-ins: `make` and `sudo`, the user's
+`train.py`, and transformers; `tests/trainers` runs that block with the real one.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.mounts import FUSECACHE, mounted_at, run
+from tests.support.readme import readme_block, readme_blocks
+from tests.support.s3_buckets import Bucket
+
+TRAIN = """
+import argparse
+from pathlib import Path
+from loader import MDSWriter
+parser = argparse.ArgumentParser()
+parser.add_argument("--data")
+parser.add_argument("--checkpoints", type=Path)
+options = parser.parse_args()
+with MDSWriter(options.data, {"number": "int"}) as writer:
+    for number in range(1024):
+        writer.write({"number": number})
+"""
+TRANSFORMERS = """
+from pathlib import Path
+class TrainingArguments:
+    def __init__(self, output_dir, *, save_steps, save_total_limit):
+        self.output_dir = output_dir
+class Trainer:
+    def __init__(self, model, args, *, train_dataset):
+        self.folder = Path(args.output_dir) / "checkpoint-500"
+    def train(self, *, resume_from_checkpoint):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "trainer_state.json").write_text("{}")
+"""
+
+
+@pytest.fixture
+def machine(bucket: Bucket, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a new user's shell, whose working directory is tmp_path; unmounts what is left."""
+    stubs = tmp_path / "bin"
+    stubs.mkdir()
+    programs = {
+        "sudo": 'exec "$@"',
+        "make": f'echo "$@" >>{tmp_path}/made',
+        "python": f'exec {sys.executable} "$@"',
+    }
+    for name, program in programs.items():
+        (stubs / name).write_text(f"#!/bin/sh\n{program}\n")
+        (stubs / name).chmod(0o755)
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "transformers.py").write_text(TRANSFORMERS)
+    kept = {
+        name: value
+        for name, value in bucket.service.environment().items()
+        if not name.startswith(("AWS_ACCESS", "AWS_SECRET", "AWS_ENDPOINT", "S3_ENDPOINT", "R2_"))
+    }
+    cache = {"FUSECACHE_CACHE_DIR": str(tmp_path / "cache"), "FUSECACHE_CACHE_SIZE": "1GiB"}
+    path = f"{stubs}:{FUSECACHE.parent}:{os.environ['PATH']}"
+    yield {**kept, **cache, "PATH": path, "HOME": str(tmp_path)}
+    if mounted_at(tmp_path / "data"):
+        run(FUSECACHE, "unmount", tmp_path / "data")
+
+
+def named(code: str, bucket: Bucket, folder: Path) -> str:
+    """Return a block with the names of this machine."""
+    service = bucket.service
+    code = re.sub(r"^(export AWS_\w+_URL=)\S+", rf"\1{service.endpoint_url}", code, flags=re.MULTILINE)
+    code = code.replace("ACCESS_KEY_ID=KEY", f"ACCESS_KEY_ID={service.access_key}")
+    code = code.replace("ACCESS_KEY=SECRET", f"ACCESS_KEY={service.secret_key}")
+    code = code.replace("s3://my-bucket", bucket.source).replace("500GiB", "1GiB")
+    return re.sub(r"(?<![\w.])/(data|nvme)\b", rf"{folder}/\1", code)
+
+
+def test_every_block_of_the_readme_works(machine: dict[str, str], bucket: Bucket, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = "\n".join(named(code, bucket, tmp_path) for code in readme_blocks())
+    # A warning is no failure: of a small disk, say.
+    script = re.sub(r"^(fusecache doctor [^#\n]*).*$", r"\1 || [ $? = 1 ]", script, flags=re.MULTILINE)
+    shell = run("bash", "-euo", "pipefail", "-c", script, env=machine, cwd=tmp_path, seconds=120)
+    assert (tmp_path / "made").read_text() == "install\n"
+    assert "fusecache: error" not in shell.stderr
+    assert "\nOK" in shell.stdout
+    assert bucket.get("hello") == b"hello\n"
+    assert mounted_at(tmp_path / "data")
+
+    resume = named(readme_block("python", "Trainer"), bucket, tmp_path)
+    for expected in ("None", f"{tmp_path}/data/checkpoints/checkpoint-500"):
+        program = f"model = dataset = None\n{resume}\nprint(checkpoint)"
+        assert run(sys.executable, "-c", program, env=machine, cwd=tmp_path).stdout == f"{expected}\n"
+    read = named(readme_block("python", "MDSDataset"), bucket, tmp_path)
+    run(sys.executable, "-c", read, env=machine, cwd=tmp_path, seconds=120)
+    assert (tmp_path / "data" / "step-1000.pt").stat().st_size > 0
+
+
+def test_every_block_is_of_the_shell_or_of_python() -> None:
+    assert (len(readme_blocks()), len(readme_blocks("python"))) == (2, 2)
