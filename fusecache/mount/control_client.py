@@ -20,7 +20,15 @@ from typing import Any
 
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import at_mount, size_text
-from fusecache.mount.mount_table import TableEntry, our_entries, real_name, real_path, root_of, wait_statfs
+from fusecache.mount.mount_table import (
+    TableEntry,
+    our_entries,
+    our_mountpoints,
+    real_name,
+    real_path,
+    root_of,
+    wait_statfs,
+)
 from fusecache.mount.runtime_folder import check_socket_folder, peer_of
 
 CONTROL_FILE = Path(".fusecache") / "socket"
@@ -141,6 +149,9 @@ def find_mount(
 
 def not_in_a_mount(path: object) -> MountError:
     """Return the error for a path that no mount of fusecache shows."""
+    folder = os.path.realpath(str(path))
+    if several := [point for point in our_mountpoints() if os.path.dirname(point) == folder]:
+        return MountError(f"{path} is the folder of several mounts: name one of them: {', '.join(several)}")
     return MountError(
         f"{path} is not in a fusecache mount: `findmnt --types fuse.fusecache` lists those of this node"
     )
