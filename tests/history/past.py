@@ -177,12 +177,12 @@ class Past:
         """
         entries, where = self.files[path], path
         for entry in entries[_index(entries, step) :]:
-            if shown.get(path) not in entry.values:
-                continue
-            if entry.values != NOTHING or entry.cause not in RENAMES:
-                return ""
-            where = self.missing(entry.other, entry.step, shown)
-            if not where:
+            if entry.values == NOTHING and entry.cause in RENAMES:
+                # The name itself may show older content for a while: its delete comes later.
+                where = self.missing(entry.other, entry.step, shown)
+                if not where:
+                    return ""
+            elif shown.get(path) in entry.values:
                 return ""
         return where
 

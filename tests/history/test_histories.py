@@ -107,6 +107,12 @@ def test_every_point_of_a_files_way_is_one_at_which_nodes_ended() -> None:
     [
         pytest.param([("checkpoint", "d", 7), ("rename_folder", "d", "e")], [], id="order in a renamed directory"),
         pytest.param(
+            [("mkdir", "d"), ("mkdir", "e"), ("save", "e/.metadata", 0), ("checkpoint", "e", 0),
+             ("rename", "e/.metadata", "latest"), ("rename", "latest", "d/latest")],
+            [],
+            id="a published marker's newer version is moved twice, by the name of an older file",
+        ),
+        pytest.param(
             [("checkpoint", "d", 7), ("drain",), ("rename_folder", "d", "e")], [], id="order in a renamed published one"
         ),
         pytest.param(
