@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from fusecache.model.errors import FusecacheError
+from fusecache.mount.control_client import ask, find_mount
 from loader import ElasticBatchSampler, Hints, MDSDataset, World
 from loader.errors import LoaderError
 from tests.chaos.contents import Content, bytes_of
@@ -42,6 +44,7 @@ LARGEST_MOVED = 64 * MIB
 # Shorter and longer than the daemon waits before an upload, so that names move before, during and after it.
 MOVE_PAUSES = (0.0, 0.0, 0.2, 0.6, 1.5)
 PAUSE_AFTER_FAILURE_SECONDS = 0.5
+STATUS_SECONDS = 30.0
 
 
 class Failed(Exception):
@@ -488,6 +491,15 @@ def twin_of(root: Path) -> Path:
     return root.parent.parent / "twin" / root.name
 
 
+def _is_published(root: Path, path: str) -> bool:
+    """Return whether the bucket has a file as this node has it."""
+    try:
+        mount, inner = find_mount(root / path, os.environ, follows=False)
+        return bool(ask(mount, "status", inner, timeout_seconds=STATUS_SECONDS).status["state"] == "clean")
+    except (FusecacheError, OSError, KeyError):
+        return False
+
+
 class Twin(Program):
     """Makes each name on two nodes, one soon after the other, as two ranks do. No node may report a conflict."""
 
@@ -554,6 +566,9 @@ class Twin(Program):
     def _removed(self, _: str) -> None:
         if self._made:
             path = self.rng.choice(list(self._made))
+            # Else one node's delete can come between the other's write and delete, which is a conflict.
+            if not all(_is_published(root, path) for root in self._roots):
+                return
             content = self._made.pop(path)
             self._on_both("unlink", lambda root: self._remove(root, path), {path: None}, {path: content})
 
