@@ -134,8 +134,8 @@ def _of_config(path: Path) -> "tuple[list[Place], list[ProbedKey]]":
     from fusecache.bucket.access import ProbedKey
     from fusecache.bucket.address import BucketKeys, place_of
 
-    # Nothing is mounted, and nothing cached.
-    nowhere = {"mountpoint": os.devnull, "cache_size": "1TiB"}
+    # Nothing is mounted, and nothing cached: more than all tables together have of their own.
+    nowhere = {"mountpoint": os.devnull, "cache_size": f"{1 << 60}"}
     mounts = load_mounts(nowhere, os.environ, config_path=path)
     places: list[Place] = []
     # A key of several buckets is for all of them.

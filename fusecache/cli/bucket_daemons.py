@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fusecache.cli.say import say
-from fusecache.config.options import MountOptions
+from fusecache.config.options import MountOptions, top_of
 from fusecache.model.errors import FusecacheError, MountError
-from fusecache.mount.bucket_folders import make_bucket_folder
+from fusecache.mount.bucket_folders import make_bucket_folder, remove_bucket_folder
 from fusecache.mount.launch import MountState, begin_daemon, clear_dead, mount_state, own_program
 from fusecache.mount.sd_notify import notify
 
@@ -27,7 +27,7 @@ from fusecache.mount.sd_notify import notify
 _BESIDE_OTHERS = "--beside-others"
 # Pauses before a daemon that failed is started again, as those of systemd/fusecache@.service.
 _PAUSES = (0.0, 2.0, 10.0)
-_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _MESSAGE_BYTES = 8192
 _CREDENTIALS = struct.Struct("3i")  # unix(7): process, user, group
 
@@ -37,14 +37,21 @@ def start_in_folders(
 ) -> tuple[dict[str, str], dict[str, MountError]]:
     """Mount each bucket in the background. Return the messages of the daemons that serve, and the errors of the others.
 
-    words: the arguments of `mount`. If one bucket answers, the others may be mounted without an answer.
-    Raises MountError if nothing can be mounted.
+    words: the arguments of `mount`. If one bucket answers, the others may be mounted without an answer. Raises
+    MountError, StateError if the folders cannot be made.
     """
     prepare(mounts)
     messages, errors = _start(mounts, words)
     if messages and errors:
-        more, errors = _start({name: mounts[name] for name in errors}, [_BESIDE_OTHERS, *words])
+        try:
+            more, errors = _start({name: mounts[name] for name in errors}, [_BESIDE_OTHERS, *words])
+        except KeyboardInterrupt:
+            say(f"mounted: {', '.join(messages)}; to end these: fusecache unmount {top_of(mounts)}")
+            raise
         messages |= more
+    if not messages:
+        for each in mounts.values():
+            remove_bucket_folder(each.mountpoint)
     return messages, errors
 
 
@@ -55,7 +62,7 @@ def _start(
     try:
         for name, options in mounts.items():
             try:
-                starting[name] = begin_daemon(options.cache_dir, ["--only", name, *words])
+                starting[name] = begin_daemon(options.cache_dir, [f"--only={name}", *words])
             except MountError as exc:
                 errors[name] = exc
         for name, each in starting.items():
@@ -115,12 +122,16 @@ class _BucketDaemon:
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         address = "@" + channel.getsockname()[1:].decode()
         beside = [_BESIDE_OTHERS] if self.failures else []
-        self.process = subprocess.Popen(
-            [*own_program(), "mount", "--foreground", "--only", self.name, *beside, *words],
-            env={**os.environ, "NOTIFY_SOCKET": address},
-            start_new_session=True,  # else Ctrl-C would reach it twice
-        )
         self.channel, self.is_ready, self.status = channel, False, "starting"
+        try:
+            self.process = subprocess.Popen(
+                [*own_program(), "mount", "--foreground", f"--only={self.name}", *beside, *words],
+                env={**os.environ, "NOTIFY_SOCKET": address},
+                start_new_session=True,  # else Ctrl-C would reach it twice
+            )
+        except OSError as exc:  # no memory, or too many processes: the other daemons serve on
+            say(f"bucket {self.name}: its daemon cannot be started: {exc}")
+            self.end(1)
 
     def hear(self) -> None:
         """Take what the daemon has sent."""
@@ -168,7 +179,8 @@ class BucketDaemons:
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in _STOPPING:
-            signal.signal(number, lambda number, _: self._signals.append(number))
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, lambda number, _: self._signals.append(number))
         signal.signal(signal.SIGCHLD, lambda *_: None)  # it only wakes the loop
         for each in self._daemons:
             each.start(self._words)
@@ -182,6 +194,11 @@ class BucketDaemons:
                         each.end(status)
             self._start_again()
             self._tell()
+        signal.set_wakeup_fd(-1)
+        for end in (reader, writer):
+            os.close(end)
+        for each in self._daemons:
+            remove_bucket_folder(each.mountpoint)
         return max(each.exit_status for each in self._daemons)
 
     def _wait(self, reader: int) -> None:
@@ -231,5 +248,5 @@ class BucketDaemons:
             self._is_stopping = True
             notify(STOPPING=1)
             for each in self._daemons:
-                if each.process is not None:
-                    each.process.send_signal(number)
+                if each.process is not None:  # a daemon knows these two only
+                    each.process.send_signal(number if number == signal.SIGINT else signal.SIGTERM)

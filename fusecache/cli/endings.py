@@ -88,7 +88,7 @@ def _outcome(name: str, process: "subprocess.Popen[str]") -> int:
         assert process.stderr is not None
         for line in process.stderr:
             say(f"{name}: {line.removeprefix('fusecache: ').rstrip()}")
-    return process.returncode
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
@@ -96,7 +96,11 @@ def _unmount(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     if several := mounts_in(mountpoint):
         flags = ["--timeout", f"{arguments.timeout:g}"] if arguments.timeout is not None else []
         flags += ["--force"] * arguments.force + ["--if-dead"] * arguments.if_dead
-        return in_each(several, ["unmount", *flags])
+        mounts = [each for each in several if root_of(each) is not None]
+        for each in several:
+            if each not in mounts:
+                remove_bucket_folder(each)
+        return in_each(mounts, ["unmount", *flags])
     try:
         return _unmount_one(arguments, mountpoint)
     finally:
@@ -136,7 +140,7 @@ def _unmount_one(arguments: argparse.Namespace, mountpoint: Path) -> int:
 
 
 def _upgrade(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    mounts = [Path(each) for each in mounts_meant(arguments.mountpoint, Path.cwd())]
+    mounts = [Path(each) for each in mounts_meant(arguments.mountpoint)]
     if len(mounts) > 1:
         return in_each(mounts, ["upgrade"])
     mountpoint = mounts[0]

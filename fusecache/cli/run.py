@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 from fusecache.cli.bucket_daemons import named_error, start_in_folders
 from fusecache.cli.endings import take_mountpoint
@@ -92,9 +93,17 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         if status:  # a command that succeeds has what it needs: the prefix is new
             for question in questions:
                 say(question)
+        for mount, _ in mounted[1:]:  # all upload at once; each is waited for below
+            Thread(target=_begin_upload, args=(mount,), daemon=True).start()
         is_complete = {mount: _upload(running, mount) for mount, _ in mounted}
         for mount, options in mounted:
-            _unmount(mount, options, is_complete=is_complete[mount])
+            try:
+                _unmount(mount, options, is_complete=is_complete[mount])
+            except MountError as exc:
+                if len(mounted) == 1:
+                    raise
+                say_error(exc)
+                is_complete[mount] = False
             remove_bucket_folder(mount.root)
     return status or int(not all(is_complete.values()))
 
@@ -110,11 +119,12 @@ def _start(mounts: Mapping[str, MountOptions], words: Sequence[str]) -> list[str
     else:
         messages, errors = start_in_folders(mounts, words)
         if errors:
-            for name in messages:
-                detach_and_wait(find_mount(mounts[name].mountpoint, os.environ)[0], forced=False)
-                remove_bucket_folder(mounts[name].mountpoint)
             for name, error in errors.items():
                 say_error(named_error(name, error))
+            for name in messages:
+                detach_and_wait(find_mount(mounts[name].mountpoint, os.environ)[0], forced=False)
+            for each in mounts.values():
+                remove_bucket_folder(each.mountpoint)
             raise MountError(f"not mounted: {', '.join(errors)}; the command was not started")
     questions = []
     for name, text in messages.items():
@@ -148,6 +158,11 @@ def _run_program(running: CommandRun, program: Sequence[str]) -> int:
     except OSError as exc:
         say_error(f"cannot start {program[0]}: {exc.strerror}")
         return NOT_FOUND if isinstance(exc, FileNotFoundError) else NOT_EXECUTABLE
+
+
+def _begin_upload(mount: Mount) -> None:
+    with suppress(MountError, OSError):  # `_upload` says why
+        drain(mount, timeout_seconds=None, on_progress=lambda _: None)
 
 
 def _upload(running: CommandRun, mount: Mount) -> bool:

@@ -79,6 +79,10 @@ def _tables(tables: object, known: Mapping[str, "Field[Any]"], label: str) -> di
             raise ConfigError(
                 f'{label} {number}: name is missing; add name = "…", the bucket\'s folder in the mount'
             )
+        if len(row.get("credentials_from", ())) > 1:
+            raise ConfigError(
+                f"{label} {number}: credentials_from names one family: a bucket has keys of one"
+            )
         if row["name"] in rows:
             raise ConfigError(
                 f"{label}: two buckets have the name {row['name']!r}; give one of them another name"

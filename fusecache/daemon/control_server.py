@@ -276,8 +276,7 @@ class ControlServer:
 
         open_cached: answers the command "open" of a user, as `HandedFiles.open`.
 
-        owners: the ids of the users who may send every command. access: how the bucket is reached, for owners alone,
-        by the name of its folder.
+        owners: the ids of the users who may send every command. access: how the bucket is reached, for owners alone.
         """
         self._fs = filesystem
         self._socket = control_socket

@@ -174,7 +174,7 @@ class Interrupted(FusecacheError):
 
 
 class AcrossDevices(FusecacheError):
-    """One of the two names is local-only and the other is published, or they lie in two buckets."""
+    """One of the two names is local-only and the other is published."""
 
 
 class LinkNotFollowed(FusecacheError):

@@ -3,6 +3,7 @@
 The mount table says what belongs together: a command about a folder is for all mounts right in it.
 """
 
+import fcntl
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -17,15 +18,17 @@ from fusecache.mount.mount_table import our_mountpoints, root_of
 _TOP_MODE = 0o1555
 
 
-def mounts_meant(place: Path | str | None, directory: Path) -> Sequence[Path | str]:
+def mounts_meant(place: Path | str | None) -> Sequence[Path | str]:
     """Return the mounts, or a path in one, that a command is for: of a folder of several buckets all of them.
 
-    place: as given; None means the working directory `directory`, or the only mount, or the only such folder.
-    Raises MountError if that is not clear.
+    place: as given; None means the working directory, or the only mount, or the only such folder.
+    Raises MountError if that is not clear, FileNotFoundError if the working directory was removed.
     """
-    if place is not None or mounts_in(directory):
-        named = directory if place is None else place
-        return mounts_in(named) or [named]
+    if place is not None:
+        return mounts_in(place) or [place]
+    directory = Path.cwd()
+    if found := mounts_in(directory):
+        return found
     try:
         return [mount_of_this_node(directory)]
     except MountError:
@@ -36,11 +39,17 @@ def mounts_meant(place: Path | str | None, directory: Path) -> Sequence[Path | s
 
 
 def mounts_in(folder: Path | str) -> list[Path]:
-    """Return the mounts right in a folder that is in no mount itself."""
+    """Return the mounts right in a folder that is in no mount itself.
+
+    In one that a mount has made, also the folders of buckets that are not mounted: a command fails for these.
+    """
     if root_of(folder) is not None:
         return []
     top = os.path.realpath(folder)
-    return [Path(point) for point in our_mountpoints() if os.path.dirname(point) == top]
+    found = [Path(point) for point in our_mountpoints() if os.path.dirname(point) == top]
+    if found and stat.S_IMODE(os.stat(top).st_mode) == _TOP_MODE:
+        found += [Path(top, name) for name in sorted(os.listdir(top)) if Path(top, name) not in found]
+    return found
 
 
 def make_bucket_folder(folder: Path, *, allow_other: bool) -> None:
@@ -67,9 +76,10 @@ def remove_bucket_folder(folder: Path) -> None:
     """After an unmount, remove the folder of one of several buckets, if the mount made the one they share."""
     top = folder.parent
     with suppress(OSError):
-        if _is_made(top):
-            with _changeable(top):
+        with _changeable(top) as is_made:
+            if is_made:
                 folder.rmdir()
+        if is_made:
             top.rmdir()  # if it was the last
 
 
@@ -79,13 +89,18 @@ def _is_made(top: Path) -> bool:
 
 
 @contextmanager
-def _changeable(top: Path) -> Iterator[None]:
-    """Allow changes of a folder that a mount has made, for a moment. Raises OSError."""
-    is_made = _is_made(top)
-    if is_made:
-        top.chmod(0o755)
+def _changeable(top: Path) -> Iterator[bool]:
+    """Allow changes of a folder that a mount has made, for a moment; tell whether it is one. Raises OSError."""
+    lock = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield
-    finally:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the commands for its other buckets do the same
+        is_made = _is_made(top)
         if is_made:
-            top.chmod(_TOP_MODE)
+            os.fchmod(lock, 0o755)
+        try:
+            yield is_made
+        finally:
+            if is_made:
+                os.fchmod(lock, _TOP_MODE)
+    finally:
+        os.close(lock)

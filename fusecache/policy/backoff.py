@@ -83,7 +83,7 @@ class RequestLimit:
     def __init__(
         self, ceiling: int, pace: Pace | None = None, patience_seconds: float = PATIENCE_SECONDS
     ) -> None:
-        """pace: of the bytes that requests ask for; several limits may share it."""
+        """pace: of the bytes that requests ask for."""
         if ceiling < 1:
             raise ValueError(f"the request limit must be at least 1, not {ceiling}")
         self._ceiling = ceiling

@@ -322,7 +322,31 @@ def test_a_mount_without_any_of_its_buckets_fails(pair: Pair, tmp_path: Path) ->
     assert done.returncode == 1
     assert "error: bucket dataset: " in done.stderr
     assert "error: bucket gradients: " in done.stderr
-    assert not any(mounted_at(path / name) for name in ("dataset", "gradients"))
+    assert not path.exists()
+
+
+def test_a_bucket_that_is_not_mounted_makes_commands_for_the_folder_fail(pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "mnt"
+    (tmp_path / "file").touch()
+    config = pair.config(f"{pair.tables}cache_dir = '{tmp_path}/file/cache'\ncache_size = '1GiB'\n")
+    words = ["--config", config, path, "--cache-dir", tmp_path / "c", *FLAGS]
+    assert run(FUSECACHE, "mount", *words, check=False).returncode == 1
+    try:
+        assert (mounted_at(path / "dataset"), mounted_at(path / "gradients")) == (True, False)
+        synced = run(FUSECACHE, "sync", path, check=False)
+        assert (synced.returncode, f"{path}/gradients is not in a fusecache mount" in synced.stderr) == (
+            2,
+            True,
+        )
+        health = run(FUSECACHE, "health", path, check=False)
+        assert (health.returncode, f"{path}/gradients: ACTION" in health.stdout) == (2, True)
+        status = run(FUSECACHE, "status", "--json", path, check=False)
+        assert (status.returncode, [each["mountpoint"] for each in json.loads(status.stdout)]) == (
+            1, [f"{path}/dataset"],
+        )  # fmt: skip
+    finally:
+        run(FUSECACHE, "unmount", path)
+    assert not path.exists()
 
 
 def test_a_bucket_that_cannot_be_mounted_is_named_and_the_others_are(pair: Pair, tmp_path: Path) -> None:
@@ -737,7 +761,7 @@ def test_access_tests_every_bucket_of_a_config(
             monkeypatch.setenv(f"{name.upper()}_{role.upper()}_SECRET_ACCESS_KEY", "secret")
         monkeypatch.setenv(f"{name.upper()}_BUCKET_NAME", name)
         monkeypatch.setenv(f"{name.upper()}_ENDPOINT_URL", pair.dataset.endpoint_url)
-    config = pair.config(pair.tables)
+    config = pair.config(f'{pair.tables}cache_size = "2TiB"\n')
     done = run(FUSECACHE, "access", "--json", "--config", config, check=False, seconds=120)
     found = {(each["key"], each["bucket"]): each for each in json.loads(done.stdout)["keys"]}
     assert done.returncode == 0, done.stdout

@@ -14,7 +14,6 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from fusecache.cli.say import say_error
@@ -389,7 +388,7 @@ def warm_text(job: Mapping[str, Any]) -> str:
 
 def status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Print the status of a path, of the only mount, or of each mount in a folder; return the exit status."""
-    places = mounts_meant(arguments.path, Path.cwd())
+    places = mounts_meant(arguments.path)
     if len(places) == 1:
         found = status_of(places[0])
         text = at_mount(status_view(found), found["mountpoint"])

@@ -91,7 +91,7 @@ async def controlled(bucket: Bucket, cache: Path) -> AsyncIterator[Control]:
             user.fs,
             control_socket,
             OwnedHints(user.fs.hints, owners),
-            lambda: {"buckets": [], "writes_held": ""},
+            lambda: {"writes_held": ""},
             _open_no_file,
             owners=owners,
             access={},

@@ -33,12 +33,18 @@ endpoint_url = "{}"
 
 
 def load(
-    text: str, folder: Path, *, buckets: tuple[str, ...] = (), flags: object = None, **environment: str
+    text: str,
+    folder: Path,
+    *,
+    buckets: tuple[str, ...] = (),
+    flags: object = None,
+    mountpoint: Path = Path("/m"),
+    **environment: str,
 ) -> dict[str, MountOptions]:
     """Return the options of the mounts of a file."""
     path = folder / "fusecache.toml"
     path.write_text(text)
-    given = {"mountpoint": "/m", **({} if flags is None else {"credentials_from": flags})}
+    given = {"mountpoint": str(mountpoint), **({} if flags is None else {"credentials_from": flags})}
     return load_mounts(
         given,
         environment,
@@ -200,6 +206,7 @@ def test_the_cache_directory_follows_the_mountpoint(tmp_path: Path) -> None:
             r"bucket a: memory = 31.5 MiB: allowed is 32 MiB or more for each bucket",
         ),
         (f'cache_size = "1GiB"\n{TWO}cache_size = "1GiB"', r"bucket a: cache_size: the tables take all"),
+        ('[[bucket]]\nname = "a"\ncredentials_from = ["D", "E"]', r"1: credentials_from names one family"),
         (f'upload_rate = "1MB/s"\n{TWO}', r"bucket a: upload_rate: its share is less than 1MB/s"),
     ],
 )
