@@ -22,8 +22,12 @@ def extra_command(extra: str) -> str:
     sudo = "" if os.access(sys.prefix, os.W_OK) else "sudo "
     if find_spec("pip") is not None:
         return f"{sudo}{python} -m pip install {what}"
-    # The Debian package and the image have no pip of their own.
+    # The Debian package, the image, and an environment that uv made have no pip of their own.
     pip = f"{sudo}pip --python {python} install {what}"
     if any(mark.exists() for mark in _CONTAINER_MARKS):
         return f"build an image on this one, with RUN apt-get update && apt-get install --yes python3-pip && {pip}"
-    return f"{sudo}apt-get install python3-pip && {pip}"
+    # Debian refuses ensurepip for the system's Python.
+    if sys.prefix != sys.base_prefix and find_spec("ensurepip") is not None:
+        return f"{sudo}{python} -m ensurepip && {sudo}{python} -m pip install {what}"
+    apt_sudo = "sudo " if os.geteuid() else ""
+    return f"{apt_sudo}apt-get install python3-pip && {pip}"

@@ -5,7 +5,9 @@ import logging
 import os
 import re
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from loader.base.paths import check_is_local, mount_advice, natural_key
@@ -18,20 +20,21 @@ _NUMBERED = re.compile(
 )
 _NOT_NUMBERED = re.compile(r"latest-rank0\.pt|.*\.ckpt")
 # What programs put around the name of a file or folder that is not finished.
-_TEMPORARY = re.compile(r"^(?:\.|tmp[-_.])+|(?:\.(?:tmp|part|partial|incomplete)[-_.]?\w*|~)$")
+_TEMPORARY = re.compile(r"^(?:\.|tmp[-_.])+|(?:\.(?:tmp|part|partial|incomplete)(?:[-_.]\w*|\d*)|~)$")
 _TRAINER, _DCP, _LIGHTNING = "trainer_state.json", ".metadata", "meta.pt"
 # Files that are empty when they are complete.
-_EMPTY_MARKER = re.compile(r"_SUCCESS|.*\.done|\..*")
+_EMPTY_MARKER = re.compile(r"_SUCCESS|.*\.done")
+# Other hidden files with content are temporary: rsync writes .model.safetensors.Ab12Cd.
+_HIDDEN = (_DCP, ".gitattributes")
 _ZIP_START = b"PK\x03\x04"
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Candidate:
-    """What may be a checkpoint, by its name. step: -1 if the name has none; modified_ns: since 1970."""
+    """What may be a checkpoint, by its name. step: -1 if the name has none."""
 
     step: int
-    modified_ns: int
     path: Path
 
 
@@ -52,7 +55,8 @@ def latest_checkpoint(directory: str | Path) -> Path | None:
     whole: save one file, or with DCP. Each checkpoint that is skipped is logged with the reason, at level info.
 
     Newest is the highest step (Lightning's `step=N`, Composer's `baN`). A checkpoint without a step in its name, such
-    as `last.ckpt`, counts if its time is later. In a run of several ranks let rank 0 choose, and broadcast the path.
+    as `last.ckpt`, counts if its time is later: that of the file; for a folder, that of its marker or newest file. In a
+    run of several ranks let rank 0 choose, and broadcast the path.
     Raises LoaderError if the directory or a checkpoint cannot be read, as when the bucket does not answer, and
     ArgumentError for a URL. A directory that does not exist has no checkpoint.
     """
@@ -61,12 +65,12 @@ def latest_checkpoint(directory: str | Path) -> Path | None:
         found = _candidates(Path(directory))
         numbered = _newest_whole([each for each in found if each.step >= 0])
         other = _newest_whole([each for each in found if each.step < 0])
+        newest = max(numbered, other, key=_modified_ns) if numbered and other else numbered or other
     except OSError as problem:
         advice = mount_advice(problem, directory) or "Check the path and its permissions."
         raise LoaderError(
             f"{problem.filename or directory} cannot be read: {problem.strerror}. {advice}"
         ) from problem
-    newest = max(filter(None, (numbered, other)), key=lambda each: each.modified_ns, default=None)
     if newest is None:
         log.info("no whole checkpoint directory=%s candidates=%d", directory, len(found))
         return None
@@ -88,15 +92,12 @@ def _candidates(directory: Path) -> list[_Candidate]:
             _skip(path, "its name is temporary")
             continue
         step = int(next(filter(None, match.groups()))) if match else -1
-        try:
-            found.append(_Candidate(step, path.stat().st_mtime_ns, path))
-        except OSError as problem:
-            _skip_if_gone(path, problem)
+        found.append(_Candidate(step, path))
     return found
 
 
 def _newest_whole(candidates: list[_Candidate]) -> _Candidate | None:
-    for each in sorted(candidates, reverse=True):
+    for each in _newest_first(candidates):
         try:
             problem = _folder_problem(each.path) if each.path.is_dir() else _file_problem(each.path)
         except OSError as error:
@@ -106,6 +107,34 @@ def _newest_whole(candidates: list[_Candidate]) -> _Candidate | None:
             return each
         _skip(each.path, problem)
     return None
+
+
+def _newest_first(candidates: list[_Candidate]) -> Iterator[_Candidate]:
+    for _, group in groupby(sorted(candidates, reverse=True), key=lambda each: each.step):
+        same_step = list(group)
+        if len(same_step) > 1:
+            same_step.sort(key=_modified_ns, reverse=True)
+        yield from same_step
+
+
+def _modified_ns(candidate: _Candidate) -> int:
+    """Return when a checkpoint was written, since 1970; -1 if it is gone.
+
+    A folder's own time does not tell: on a mount it is when this node last saw a name in it change.
+    """
+    path = candidate.path
+    try:
+        if not path.is_dir():
+            return path.stat().st_mtime_ns
+        for marker in (_LIGHTNING, _DCP, _TRAINER):
+            if (path / marker).exists():
+                return (path / marker).stat().st_mtime_ns
+        files = (Path(place, name) for place, _, names in os.walk(path, onerror=_raise) for name in names)
+        return max((file.stat().st_mtime_ns for file in files), default=-1)
+    except OSError as problem:
+        if problem.errno not in _GONE:
+            raise
+        return -1
 
 
 def _skip_if_gone(path: Path, problem: OSError) -> None:
@@ -155,17 +184,23 @@ def _place_problem(place: Path, files: list[str]) -> str:
     for name in files:
         if _EMPTY_MARKER.fullmatch(name):
             continue
-        if _TEMPORARY.search(name):
+        is_empty = not (place / name).stat().st_size
+        if is_empty and name.startswith("."):
+            continue
+        if name not in _HIDDEN and _TEMPORARY.search(name):
             return f"{name} has a temporary name"
-        if not (place / name).stat().st_size:
+        if is_empty:
             return f"{name} is empty"
     return ""
 
 
 def _is_named(folder: Path) -> bool:
-    """Return whether DeepSpeed's `latest` names a folder, or one of a later step."""
+    """Return whether DeepSpeed's `latest` names a folder, or one of a later step; a damaged one names none."""
     latest = folder.parent / "latest"
-    return latest.exists() and natural_key(latest.read_text().strip()) >= natural_key(folder.name)
+    if not latest.exists():
+        return False
+    name = latest.read_text("utf-8", errors="replace").strip()
+    return "\ufffd" not in name and natural_key(name) >= natural_key(folder.name)
 
 
 def _raise(problem: OSError) -> None:

@@ -93,9 +93,10 @@ class BareEnvironment:
             capture_output=True, text=True, check=False, cwd=self.folder, env=self._environment(),
         )  # fmt: skip
 
-    def command_of(self, extra: str) -> str:
-        """Return how a message ends that names what installs an extra here, where there is no pip."""
-        return f"pip --python {self.python} install 'fusecache[{extra}]'\n"
+    def command_of(self, extra: str) -> tuple[str, str]:
+        """Return how a message ends that names what installs an extra here: with the system's pip, or ensurepip."""
+        what = f"install 'fusecache[{extra}]'\n"
+        return f"pip --python {self.python} {what}", f"{self.python} -m pip {what}"
 
 
 def _closure(first: Requirement) -> list[metadata.Distribution]:

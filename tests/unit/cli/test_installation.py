@@ -13,11 +13,13 @@ from tests.support import ROOT
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """As a wheel, in an environment that this user may change, and no container."""
+    """As a wheel, in a virtual environment that this user, root, may change, and no container."""
     monkeypatch.setattr(installation, "__file__", str(tmp_path / "site-packages/fusecache/installation.py"))
     monkeypatch.setattr(installation, "_CONTAINER_MARKS", (tmp_path / "mark",))
     monkeypatch.setattr(sys, "executable", "/opt/fusecache/venv/bin/python3")
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     return tmp_path
 
 
@@ -43,3 +45,28 @@ def test_without_pip_it_is_that_of_the_system(installed: Path, monkeypatch: pyte
     assert extra_command("gcs") == (
         f"build an image on this one, with RUN apt-get update && apt-get install --yes python3-pip && {command}"
     )
+
+
+def test_apt_needs_root_also_where_the_environment_is_the_users(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installation, "find_spec", lambda name: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    command = "pip --python /opt/fusecache/venv/bin/python3 install 'fusecache[gcs]'"
+    assert extra_command("gcs") == f"sudo apt-get install python3-pip && {command}"
+    monkeypatch.setattr(os, "access", lambda path, mode: path != str(installed))
+    assert extra_command("gcs") == f"sudo apt-get install python3-pip && sudo {command}"
+
+
+def test_a_users_environment_without_pip_gets_it_from_python(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installation, "find_spec", lambda name: None if name == "pip" else name)
+    python = "/opt/fusecache/venv/bin/python3"
+    ensured = f"{python} -m ensurepip && {python} -m pip install 'fusecache[gcs]'"
+    system = f"sudo apt-get install python3-pip && pip --python {python} install 'fusecache[gcs]'"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert extra_command("gcs") == ensured
+    # Debian refuses ensurepip for the system's Python.
+    monkeypatch.setattr(sys, "base_prefix", str(installed))
+    assert extra_command("gcs") == system

@@ -48,6 +48,8 @@ TRAINER = ("optimizer.pt", "model.safetensors", "trainer_state.json")
         (["checkpoint_0/model.safetensors", "checkpoint_1/model.safetensors"], "checkpoint_1"),
         (["step=5.ckpt/.metadata", "step=5.ckpt/meta.pt"], "step=5.ckpt"),
         (["step-5/_SUCCESS", "step-5/model.pt"], "step-5"),
+        (["step-5/model.pt", "step-5/.gitattributes"], "step-5"),
+        (["step-5/model.pt", "step-5/chat.tmpl", "step-5/m.partition"], "step-5"),
         (["runs/step-5/model.pt", "step.txt", "model.pt", "checkpoints/x"], None),
     ],
 )
@@ -71,6 +73,17 @@ def test_the_newest_of_each_kind(tmp_path: Path, files: list[str], newest: str |
         ("step-9", lambda at: (at / "model").mkdir(parents=True), "it is empty"),
         ("step-9", lambda at: put(at, "model.pt", "x/empty.pt", data=b""), "model.pt is empty"),
         ("step-9", lambda at: put(at, "model.pt.tmp"), "model.pt.tmp has a temporary name"),
+        *(
+            ("step-9", lambda at, name=name: put(at, name), f"{name} has a temporary name")
+            for name in (
+                "m.tmp7",
+                "m.tmp-a1",
+                "m.part",
+                "m.partial.3",
+                "m.incomplete_x",
+                ".model.safetensors.Ab12Cd",
+            )
+        ),
         ("global_step9", lambda at: put(at, "mp_rank_00_model_states.pt"), "the file `latest` does not name"),
         ("step=9.ckpt", lambda at: at.touch(), "it is empty"),
         ("step=9.ckpt", lambda at: archive(at, cut=10), "its end is missing"),
@@ -105,6 +118,18 @@ def test_deepspeed_counts_up_to_what_latest_names(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path) == tmp_path / "global_step11"
 
 
+def test_a_damaged_latest_of_deepspeed_names_nothing(tmp_path: Path) -> None:
+    put(tmp_path, "global_step9/mp_rank_00_model_states.pt")
+    put(tmp_path, "latest", data=b"\xff\xfeglobal_step9")
+    assert latest_checkpoint(tmp_path) is None
+
+
+def test_an_empty_file_with_a_hidden_name_is_a_marker(tmp_path: Path) -> None:
+    put(tmp_path, "step-9/model.pt")
+    put(tmp_path, "step-9/.complete", data=b"")
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-9"
+
+
 def test_a_file_with_the_end_of_torch_save_is_whole(tmp_path: Path) -> None:
     archive(tmp_path / "last.ckpt")
     assert latest_checkpoint(tmp_path) == tmp_path / "last.ckpt"
@@ -116,6 +141,37 @@ def test_a_name_without_a_step_counts_if_it_is_later(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path) == tmp_path / "last.ckpt"
     put(tmp_path, "last.ckpt", seconds=50)
     assert latest_checkpoint(tmp_path) == tmp_path / "epoch=0-step=10.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("newer", "older"),
+    [
+        (["last.ckpt/meta.pt", "last.ckpt/.metadata"], ["step-5/.metadata", "step-5/__0_0.distcp"]),
+        (["checkpoint-5/trainer_state.json"], ["last.ckpt/meta.pt", "last.ckpt/.metadata"]),
+        (["last.ckpt/a/model.pt"], ["best.ckpt/a/model.pt"]),
+        (["step-5/a/model.pt"], ["step_5/a/model.pt"]),
+        (["last.ckpt"], ["best.ckpt/model.pt"]),
+    ],
+)
+def test_a_folder_is_as_old_as_its_marker_or_its_newest_file(
+    tmp_path: Path, newer: list[str], older: list[str]
+) -> None:
+    for names, others in ((newer, older), (older, newer)):
+        put(tmp_path, *names, seconds=200)
+        put(tmp_path, *others, seconds=100)
+        for name in (*names, *others):  # On a mount a folder's own time says nothing.
+            place = (tmp_path / name).parent
+            while place != tmp_path:
+                os.utime(place, (50, 50) if name in names else (300, 300))
+                place = place.parent
+        assert latest_checkpoint(tmp_path) == tmp_path / names[0].partition("/")[0]
+
+
+def test_what_is_written_behind_the_marker_does_not_count(tmp_path: Path) -> None:
+    put(tmp_path, "step-5/.metadata", "last.ckpt/meta.pt", "last.ckpt/.metadata", seconds=100)
+    put(tmp_path, "last.ckpt/meta.pt", seconds=200)
+    put(tmp_path, "step-5/notes.txt", seconds=300)
+    assert latest_checkpoint(tmp_path) == tmp_path / "last.ckpt"
 
 
 def test_a_link_to_the_newest_gives_the_newest(tmp_path: Path) -> None:
