@@ -24,8 +24,7 @@ _TEMPORARY = re.compile(r"^(?:\.|tmp[-_.])+|(?:\.(?:tmp|part|partial|incomplete)
 _TRAINER, _DCP, _LIGHTNING = "trainer_state.json", ".metadata", "meta.pt"
 # Files that are empty when they are complete.
 _EMPTY_MARKER = re.compile(r"_SUCCESS|.*\.done")
-# Other hidden files with content are temporary: rsync writes .model.safetensors.Ab12Cd.
-_HIDDEN = (_DCP, ".gitattributes")
+_OF_RSYNC = re.compile(r"\..+\.\w{6}")  # .model.safetensors.Ab12Cd
 _ZIP_START = b"PK\x03\x04"
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
@@ -184,12 +183,9 @@ def _place_problem(place: Path, files: list[str]) -> str:
     for name in files:
         if _EMPTY_MARKER.fullmatch(name):
             continue
-        is_empty = not (place / name).stat().st_size
-        if is_empty and name.startswith("."):
-            continue
-        if name not in _HIDDEN and _TEMPORARY.search(name):
+        if _OF_RSYNC.fullmatch(name) or _TEMPORARY.search(name.removeprefix(".")):
             return f"{name} has a temporary name"
-        if is_empty:
+        if not name.startswith(".") and not (place / name).stat().st_size:
             return f"{name} is empty"
     return ""
 

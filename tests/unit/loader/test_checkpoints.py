@@ -49,6 +49,7 @@ TRAINER = ("optimizer.pt", "model.safetensors", "trainer_state.json")
         (["step=5.ckpt/.metadata", "step=5.ckpt/meta.pt"], "step=5.ckpt"),
         (["step-5/_SUCCESS", "step-5/model.pt"], "step-5"),
         (["step-5/model.pt", "step-5/.gitattributes"], "step-5"),
+        (["step-5/model.pt", "step-5/.DS_Store"], "step-5"),
         (["step-5/model.pt", "step-5/chat.tmpl", "step-5/m.partition"], "step-5"),
         (["runs/step-5/model.pt", "step.txt", "model.pt", "checkpoints/x"], None),
     ],
