@@ -328,7 +328,7 @@ def test_status_for_people_fits_a_terminal(mount, full: Bucket):
     one: Mount = mount()
     (one.path / "other").read_bytes()
     lines = fusecache("status", one.path).stdout.splitlines()
-    assert len(lines) <= 15
+    assert len(lines) <= 16
     refused = ["problems"] if one.status()["kernel"]["refused"] else []
     assert [line.split()[0] for line in lines if line[0] != " "] == [
         "OK",

@@ -4,6 +4,7 @@ Then the bucket and another node have the same tree. `published` waits until the
 on the local disk; it makes the difference between a file that is pending and one that is an object.
 """
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -152,5 +153,8 @@ def test_a_script_does_what_it_does_on_a_local_disk(place: Place, tmp_path: Path
 def outcome(script: str, where: Path, published: str) -> tuple[int, str, str]:
     """Run a script in a directory; return its status and what it printed."""
     words = ["bash", "-c", f"umask 022; published() {{ {published}; }}; {script}"]
-    done = subprocess.run(words, cwd=where, capture_output=True, text=True, check=False, timeout=120)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    done = subprocess.run(
+        words, cwd=where, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
     return done.returncode, done.stdout, done.stderr
