@@ -10,6 +10,7 @@ import pytest
 from fusecache.cli import bucket_daemons, endings
 from fusecache.cli.bucket_daemons import BucketDaemons
 from fusecache.mount.bucket_folders import make_bucket_folder, remove_bucket_folder
+from tests.support import ROOT
 from tests.support.mounts import FUSECACHE, run
 from tests.unit.config.test_bucket_options import TWO, load
 
@@ -67,3 +68,15 @@ def test_a_shell_in_a_removed_directory_may_name_a_path(tmp_path: Path, command:
     script = 'mkdir "$1" && cd "$1" && rmdir "$1" && exec "$2" "$3" "$4"'
     done = run("sh", "-c", script, "sh", gone, FUSECACHE, command, tmp_path, check=False)
     assert "is not in a fusecache mount" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ['name = "../outside"', 'name = ""', 'source = "s3://b"'])
+def test_a_service_readies_nothing_for_a_bucket_without_a_folder(tmp_path: Path, name: str) -> None:
+    """The daemon says what is wrong with the name; the helper that readies folders runs as root, and before it."""
+    config = tmp_path / "fusecache.toml"
+    config.write_text(f'mountpoint = "{tmp_path}/m"\n[[bucket]]\n{name}\n')
+    try:
+        run(sys.executable, ROOT / "systemd/fusecache-mountpoint", config)
+        assert sorted(os.listdir(tmp_path)) == ["fusecache.toml", "m"]
+    finally:
+        run("chattr", "-i", tmp_path / "m", check=False)
