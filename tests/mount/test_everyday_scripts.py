@@ -1,7 +1,8 @@
 """Small scripts that people run: on the mount they print, return and leave what they do on a local disk.
 
 Then the bucket and another node have the same tree. `published` waits until the bucket has everything, and does nothing
-on the local disk; it makes the difference between a file that is pending and one that is an object.
+on the local disk; it makes the difference between a file that is pending and one that is an object. Times that a script
+depends on are set by it: a file's own time becomes that of its upload.
 """
 
 import os
@@ -98,14 +99,15 @@ SCRIPTS = {
     "a link by rename": "echo 1 > a; ln -s a l; published; ln -s b l.new; mv -T l.new l; echo 2 > b; cat l",
     # copies
     "make": r"""
-        printf 'out: in\n\tcat in > out\n' > Makefile; echo 1 > in; make; published; make
-        touch -d @9 out; echo 2 > in; make; make; published; make; touch -d @9 out; make; cat out""",
+        printf 'out: in\n\tcat in > out\n' > Makefile; echo 1 > in; touch -d @5 in; make; published; make
+        touch -d @3 out; echo 2 > in; touch -d @5 in; make; make; published; make; touch -d @3 out; make; cat out""",
     "cp -p, then rsync finds nothing to do": r"""
         mkdir a; echo 1 > a/f; touch -d @1000000000 a/f; cp -rp a b; published; rsync -ain a/f b/f; stat -c %Y b/f""",
     "rsync twice with --delete": r"""
         mkdir -p a/d; seq 100 > a/f; echo 1 > a/d/x; echo 2 > a/gone
         touch -d @1000000000 a/* a/d/x; rsync -a --delete a/ b/; published
-        rm a/gone; seq 90 > a/f; rsync -aiO --delete a/ b/ | sort | cut -c1-3,13-; rsync -aiO --delete a/ b/""",
+        rm a/gone; seq 90 > a/f; touch -d @1100000000 a/f
+        rsync -aiO --delete a/ b/ | sort | cut -c1-3,13-; rsync -aiO --delete a/ b/""",
     "rsync --inplace --append": r"""
         mkdir b; seq 100 > a; cp a b/a; published; seq 101 200 >> a; rsync --append a b/a; md5sum b/a""",
     "rsync takes files away": r"""
@@ -127,7 +129,7 @@ SCRIPTS = {
     "gzip and back": "seq 1000 > f; published; gzip -n f; ls; published; gunzip f.gz; ls; md5sum f",
     # looking
     "globs and find": r"""
-        mkdir -p d/e; touch d/1.txt d/2.log d/e/3.txt .hidden; published; ls d/*.txt
+        mkdir -p d/e; touch -d @9 d/1.txt d/2.log d/e/3.txt; touch -d @8 .hidden; published; ls d/*.txt
         find . -name '*.txt' -newer .hidden -o -name '.h*'; find . -empty -type f | wc -l
         du -a --apparent-size d/e | wc -l""",
     "time of a directory's newest file": r"""
