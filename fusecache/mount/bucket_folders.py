@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fusecache.model.errors import MountError
 from fusecache.mount.launch import MountState, check_mountpoint, mount_of_this_node, mount_state
-from fusecache.mount.mount_table import our_mountpoints, root_of
+from fusecache.mount.mount_table import mountpoints_in, our_mountpoints, root_of
 
 # Of a folder that a mount has made, and by which it is known: no program writes beside the mounts, to this disk.
 _TOP_MODE = 0o1555
@@ -45,10 +45,10 @@ def mounts_in(folder: Path | str) -> list[Path]:
     """
     if root_of(folder) is not None:
         return []
-    top = os.path.realpath(folder)
-    found = [Path(point) for point in our_mountpoints() if os.path.dirname(point) == top]
-    if found and stat.S_IMODE(os.stat(top).st_mode) == _TOP_MODE:
-        found += [Path(top, name) for name in sorted(os.listdir(top)) if Path(top, name) not in found]
+    found = [Path(point) for point in mountpoints_in(folder)]
+    if found and stat.S_IMODE(os.stat(folder).st_mode) == _TOP_MODE:
+        top = found[0].parent
+        found += [top / name for name in sorted(os.listdir(top)) if top / name not in found]
     return found
 
 

@@ -22,8 +22,8 @@ from fusecache.model.errors import MountError
 from fusecache.model.format_text import at_mount, size_text
 from fusecache.mount.mount_table import (
     TableEntry,
+    mountpoints_in,
     our_entries,
-    our_mountpoints,
     real_name,
     real_path,
     root_of,
@@ -149,8 +149,7 @@ def find_mount(
 
 def not_in_a_mount(path: object) -> MountError:
     """Return the error for a path that no mount of fusecache shows."""
-    folder = os.path.realpath(str(path))
-    if several := [point for point in our_mountpoints() if os.path.dirname(point) == folder]:
+    if several := mountpoints_in(str(path)):
         return MountError(f"{path} is the folder of several mounts: name one of them: {', '.join(several)}")
     return MountError(
         f"{path} is not in a fusecache mount: `findmnt --types fuse.fusecache` lists those of this node"

@@ -85,6 +85,12 @@ def our_mountpoints(mount_table: Path = TABLE) -> list[str]:
     return sorted(point for point, kind in types.items() if kind == OUR_TYPE)
 
 
+def mountpoints_in(folder: str | os.PathLike[str]) -> list[str]:
+    """Return the mountpoints of the fusecache mounts right in a folder."""
+    top = os.path.realpath(folder)
+    return [point for point in our_mountpoints() if os.path.dirname(point) == top]
+
+
 def root_of(path: str | os.PathLike[str], mount_table: Path = TABLE) -> str | None:
     """Return the mountpoint of the fusecache mount that a path leads into, None if it leads into none.
 
