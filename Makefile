@@ -218,6 +218,15 @@ test-monitoring: setup ## examples/monitoring with Debian's Prometheus: its tool
 test-install: $(VENV)/.installed ## each extra by pip, from the index, in bare virtual environments without a compiler
 	FUSECACHE_TEST_INSTALL=1 $(VENV)/bin/python -m pytest tests/install $(PYTEST_ARGS)
 
+# Bare machines in which README is followed; for Ubuntu's noble, MIRROR and COMPONENTS=main,universe too.
+DISTRIBUTIONS ?= bookworm trixie
+
+.PHONY: test-readme
+test-readme: setup ## README's commands and programs word by word, by a user on bare machines; DISTRIBUTIONS; needs root
+	@$(if $(APT),$(APT) $(SYSTEMD_PACKAGES))
+	@$(AS_ROOT) $(if $(AS_ROOT),--preserve-env) env DISTRIBUTIONS="$(DISTRIBUTIONS)" TORCH="$(TORCH)" \
+	    TORCH_FLAGS="$(TORCH_FLAGS)" tests/readme/run
+
 .PHONY: test-systemd
 test-systemd: fuse-device ## install into a bare Debian, boot it, and use the service; needs root
 	@$(if $(APT),$(APT) $(SYSTEMD_PACKAGES))

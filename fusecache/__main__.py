@@ -1,7 +1,10 @@
 """Entry point of `fusecache` and of `python -m fusecache`."""
 
+import os
 import signal
 import sys
+
+from fusecache.installation import next_in_path
 
 
 def main() -> int:
@@ -9,6 +12,9 @@ def main() -> int:
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:  # not where it is ignored, as below nohup
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    other = next_in_path()
+    if other is not None:
+        os.execv(other, [other, *sys.argv[1:]])
     from fusecache.cli.main import main as run_command
 
     signal.signal(signal.SIGINT, handler)

@@ -1,10 +1,11 @@
-"""How this copy of the package was installed, and the command that adds an optional part (extra) to it.
+"""How this copy of the package was installed: the command that adds an optional part (extra), another copy beside it.
 
 No index needs to know the package: pip finds the extras of an installed package in its metadata.
 """
 
 import os
 import shlex
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,3 +32,16 @@ def extra_command(extra: str) -> str:
         return f"{sudo}{python} -m ensurepip && {sudo}{python} -m pip install {what}"
     apt_sudo = "sudo " if os.geteuid() else ""
     return f"{apt_sudo}apt-get install python3-pip && {pip}"
+
+
+def next_in_path() -> str | None:
+    """Return the path of the `fusecache` that comes next in PATH, if this one was found there and cannot mount.
+
+    A trainer's environment has this program with the loader, and comes before the node's own in PATH.
+    """
+    folder, name = os.path.split(sys.argv[0])
+    folders = os.get_exec_path()
+    # `dataset` belongs to the loader.
+    if name != "fusecache" or folder not in folders or sys.argv[1:2] == ["dataset"] or find_spec("trio"):
+        return None
+    return shutil.which(name, path=os.pathsep.join(folders[folders.index(folder) + 1 :]))

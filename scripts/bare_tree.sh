@@ -4,6 +4,7 @@
 #
 #   DISTRIBUTION=bookworm   what debootstrap installs; for Ubuntu's, set MIRROR and COMPONENTS=main,universe too
 #   MIRROR=http://…         another Debian mirror
+#   FUSE_DEVICE=/…          what is /dev/fuse in a tree
 #
 # debootstrap runs once for each distribution. Every user of a tree works in a copy of the result.
 
@@ -101,7 +102,7 @@ inside() { # root command…: in the tree, not booted, with this machine's netwo
     for name in /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
         [ ! -e "$name" ] || options+=("--bind-ro=$name")
     done
-    [ ! -e /dev/fuse ] || options+=(--bind=/dev/fuse)
+    [ ! -e /dev/fuse ] || options+=(--bind="${FUSE_DEVICE:-/dev/fuse}:/dev/fuse")
     read_pip_settings
     systemd-nspawn --quiet --directory="$root" --register=no --keep-unit --pipe --as-pid2 \
         --resolv-conf=replace-host "${options[@]}" "${pip_options[@]}" --setenv=DEBIAN_FRONTEND=noninteractive "$@"

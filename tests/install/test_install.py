@@ -140,6 +140,29 @@ def test_loader_reads_without_fuse_or_compiler(wheel: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts without fusermount3")
+def test_in_a_trainers_environment_the_nodes_own_program_mounts(wheel: Path, tmp_path: Path) -> None:
+    bare = BareEnvironment(tmp_path / "venv", wheel, "loader")
+    nodes = tmp_path / "bin" / "fusecache"
+    nodes.parent.mkdir()
+    nodes.write_text('#!/bin/sh\necho "$0" "$@"\n')
+    nodes.chmod(0o755)
+
+    def answer(*words: str, path: str) -> str:
+        ended = subprocess.run(
+            ["fusecache", *words], capture_output=True, text=True, check=False, env={"PATH": path}
+        )  # fmt: skip
+        return ended.stdout or ended.stderr
+
+    first = f"{bare.python.parent}:{nodes.parent}"
+    assert answer("mount", "s3://bucket", "/data", path=first) == f"{nodes} mount s3://bucket /data\n"
+    assert "usage: fusecache dataset" in answer("dataset", "--help", path=first)
+    assert "needs boto3" in answer("mount", "s3://bucket", "/data", path=str(bare.python.parent))
+    # Of two such environments, neither asks the other for ever.
+    other = BareEnvironment(tmp_path / "other", wheel)
+    both = f"{other.python.parent}:{bare.python.parent}"
+    assert "needs boto3" in answer("mount", "s3://bucket", "/data", path=both)
+
+
 def test_the_daemon_mounts_without_pyfuse3_or_compiler(wheel: Path, tmp_path: Path) -> None:
     bare = BareEnvironment(tmp_path / "venv", wheel, "mount")
     (tmp_path / "mnt").mkdir()
