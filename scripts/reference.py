@@ -64,7 +64,8 @@ REASONS = {
     "read_timeout": "Raise it if a job shall outlive longer outages of the bucket; lower it if it shall fail soon.",
     "log_level": "Set it to debug to report a problem.",
     "log_format": "Set it to json if a collector reads the log.",
-    "metrics_port": "Set it if a Prometheus scrapes this node.",
+    "http_address": "Set it to look at the mount in a browser, or if a Prometheus scrapes this node.",
+    "http_token_file": "Set it if other machines, or not all users of the node, may read the page.",
 }
 
 # Commands that take every option of a mount.

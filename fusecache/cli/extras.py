@@ -37,8 +37,6 @@ def require_extra(extra: str) -> None:
 def require_mount_extras(options: MountOptions) -> None:
     """Raise ConfigError if what a mount with these options needs is not installed."""
     require_extra("pyfuse3" if options.session.fuse_library == "pyfuse3" else "mount")
-    if options.monitoring.metrics_port is not None:
-        require_extra("metrics")
 
 
 def missing_package(error: ModuleNotFoundError) -> ConfigError | None:

@@ -26,6 +26,7 @@ from fusecache.cli import (
     doctor,
     endings,
     metrics,
+    page,
     recordings,
     run,
     uploads,
@@ -257,9 +258,7 @@ def make_parser() -> argparse.ArgumentParser:
             "0 all is ok, 1 a warning, 2 something to do first, or an error",
         )
     )
-    metrics.add_arguments(
-        _add(commands, "metrics", "print the numbers of a mount as OpenMetrics, for Prometheus")
-    )
+    _add_ways_out(commands)
     _add_cache_commands(commands)
     _add_recover(commands)
     _add_uploads(commands)
@@ -334,6 +333,21 @@ def _add(
         epilog=f"Exit status: {exit_status}; 2 also for a wrong command line, 130 after Ctrl-C.",
     )
     return parser
+
+
+def _add_ways_out(commands: Any) -> None:
+    """Add where to look at the numbers, other than in a terminal."""
+    metrics.add_arguments(
+        _add(commands, "metrics", "print the numbers of a mount as OpenMetrics, for Prometheus")
+    )
+    page.add_arguments(
+        _add(
+            commands,
+            "page",
+            "print where the web pages of mounts are, and the ssh command to open them from another machine",
+            "0 success, 1 a mount has no page or does not answer, or an error",
+        )
+    )
 
 
 def _add_cache_commands(commands: Any) -> None:

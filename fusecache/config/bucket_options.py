@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from fusecache.config.endpoint_options import WRITE_KEYS, key_family, parse_table
+from fusecache.config.option_groups import OLD_NAMES
 from fusecache.config.values import SLOWEST_RATE, as_prefix
 from fusecache.model.errors import ConfigError
 from fusecache.remote.endpoints import StoreKind, choose_endpoint
@@ -58,10 +59,10 @@ def bucket_tables(
             f"source = {values['source']}: a mount has one source, or several buckets; add this one as a [[bucket]] "
             "table, or as --bucket NAME=SOURCE"
         )
-    if rows and "metrics_port" in values:
+    if rows and "http_address" in values:
         raise ConfigError(
-            f"metrics_port = {values['metrics_port']}: each bucket has a daemon, and so a port, of its own: set "
-            "metrics_port in the [[bucket]] tables"
+            f"http_address = {values['http_address']}: each bucket has a daemon, and so a port, of its own: set "
+            "http_address in the [[bucket]] tables"
         )
     return {name: rows[name] for name in sorted(rows)}
 
@@ -74,7 +75,8 @@ def _tables(tables: object, known: Mapping[str, "Field[Any]"], label: str) -> di
         raise ConfigError(f"{label}: allowed are tables [[bucket]], each with a name and a source")
     rows: dict[str, dict[str, Any]] = {}
     for number, table in enumerate(tables if isinstance(tables, list) else (), 1):
-        row = parse_table(table, known, f"{label} {number}")
+        parsed = parse_table(table, known, f"{label} {number}")
+        row = {OLD_NAMES.get(key, key): value for key, value in parsed.items()}
         if "name" not in row:
             raise ConfigError(
                 f'{label} {number}: name is missing; add name = "…", the bucket\'s folder in the mount'

@@ -11,9 +11,9 @@ from fusecache.config.values import (
     as_encryption,
     as_flag,
     as_header,
+    as_http_address,
     as_names,
     as_path,
-    as_port,
     as_prefix,
     as_rate,
     as_text,
@@ -31,6 +31,9 @@ ORDER_LAST = (
     ".metadata", "*.metadata", "_metadata*", "metadata.json", "index.json", "*.index.json", "_shard_sizes.json",
     "trainer_state.json", "latest*", "last.*", "*.symlink", "commit_success.txt", "_SUCCESS", "*.done",
 )  # fmt: skip
+
+# Options by their names of the version before.
+OLD_NAMES = {"metrics_port": "http_address"}
 
 
 def option(
@@ -248,9 +251,18 @@ class MonitoringOptions:
         default="text",
         metavar="text|json",
     )
-    metrics_port: int | None = option(
-        as_port,
-        "port of 127.0.0.1 that answers Prometheus; every user of this node can read it; needs the extra `metrics`",
+    http_address: str | None = option(
+        as_http_address,
+        "IP:PORT of a web page that shows the mount, with /metrics for Prometheus; on 127.0.0.1 every user of this "
+        "node can read it, any other address needs http_token_file",
+        default=None,
+        default_text="none",
+        metavar="IP:PORT",
+    )
+    http_token_file: Path | None = option(  # noqa: RUF009  # a field
+        as_path,
+        "file with the token that http_address asks for, 16 characters or more; only its owner may have access "
+        "(chmod 600)",
         default=None,
         default_text="none",
     )

@@ -23,6 +23,7 @@ from fusecache.config.config_file import parse_config, read_config
 from fusecache.config.endpoint_options import own_endpoint, resolve_endpoints, resolve_family
 from fusecache.config.node_memory import SMALLEST_MEMORY_BYTES, default_memory
 from fusecache.config.option_groups import (
+    OLD_NAMES,
     EndpointOptions,
     MonitoringOptions,
     RequestOptions,
@@ -42,6 +43,7 @@ from fusecache.config.values import (
     as_text,
     as_url,
     as_whole,
+    is_of_this_node,
     one_of,
     parse_size,
 )
@@ -199,6 +201,7 @@ _NOT_SHOWN = frozenset(
         "profile",
         "write_profile",
         "credentials_file",
+        "http_token_file",
         "sse",
     }
 )
@@ -241,6 +244,7 @@ BUCKET_KEYS = {
         as_folder, "name of the bucket's folder in the mount", default="", default_text="required"
     ),
     **{name: item for name, item in FIELDS.items() if name != "mountpoint"},
+    **{old: FIELDS[name] for old, name in OLD_NAMES.items()},
 }
 
 # The groups of `mount --help`, in the order in which a user meets them. What no group names is for experts.
@@ -256,8 +260,8 @@ HELP_GROUPS: dict[str, list[str]] = {
     ],
     "sharing": ["allow_other", "uid", "gid", "umask", "posix_metadata", "symlinks"],
     "operating": [
-        "log_level", "log_format", "metrics_port", "upload_rate", "download_rate", "start_without", "read_timeout",
-        "drain_timeout",
+        "log_level", "log_format", "http_address", "http_token_file", "upload_rate", "download_rate",
+        "start_without", "read_timeout", "drain_timeout",
     ],
 }  # fmt: skip
 HELP_GROUPS["expert"] = [name for name in FIELDS if not any(name in names for names in HELP_GROUPS.values())]
@@ -282,6 +286,8 @@ def add_some_flags(parser: argparse._ActionsContainer, names: Iterable[str]) -> 
         if name in ("source", "mountpoint"):
             continue
         item = FIELDS[name]
+        for old in (old for old, new in OLD_NAMES.items() if new == name):
+            parser.add_argument("--" + old.replace("_", "-"), dest=name, help=argparse.SUPPRESS)
         flag = "--" + name.replace("_", "-")
         facts = item.metadata
         text = f"{facts['help']} [{facts['default_text'] or _default_text(item)}]".replace("%", "%%")
@@ -373,9 +379,11 @@ def load_mounts(
     content: dict[str, object] = {}
     if config_path is not None:
         text = read_config(config_path) if config_text is None else config_text
-        content = parse_config(config_path, text, (*FIELDS, *TABLES), TABLES)
+        content = parse_config(config_path, text, (*FIELDS, *OLD_NAMES, *TABLES), TABLES)
     chosen |= {
-        name: (value, f"{config_path}: {name}") for name, value in content.items() if name not in TABLES
+        OLD_NAMES.get(name, name): (value, f"{config_path}: {name}")
+        for name, value in content.items()
+        if name not in TABLES
     }
     chosen |= {
         name: (value, VARIABLE_PREFIX + name.upper())
@@ -528,6 +536,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
         if not variable.startswith(VARIABLE_PREFIX) or OTHER_VARIABLES.fullmatch(variable):
             continue
         name = variable.removeprefix(VARIABLE_PREFIX).lower()
+        name = OLD_NAMES.get(name, name)
         if name not in FIELDS:
             known = [VARIABLE_PREFIX + each.upper() for each in FIELDS]
             raise ConfigError(f"unknown variable {variable}{_nearest(variable, known)}")
@@ -567,6 +576,12 @@ def _check_together(options: MountOptions, *, share: str) -> None:
         raise ConfigError(
             f"{size} is below the minimum of {size_text(floor)}, the larger of 64 MiB and "
             f"memory ({size_text(options.memory)}): {', or '.join(ways)}"
+        )
+    address = options.monitoring.http_address
+    if address and not is_of_this_node(address) and options.monitoring.http_token_file is None:
+        raise ConfigError(
+            f"http_address = {address}: other machines can reach it: set http_token_file to a file with a token, or "
+            "use 127.0.0.1 and `fusecache page`, which prints the command for ssh"
         )
     if options.cache_dir == options.mountpoint or options.mountpoint in options.cache_dir.parents:
         raise ConfigError(

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TypeVar
 
@@ -259,6 +260,28 @@ def as_port(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**16:
         raise ValueError("a port from 1 to 65535")
     return value
+
+
+def as_http_address(value: object) -> str:
+    """Return an address as IP:PORT. A port alone is one of 127.0.0.1. Raises ValueError."""
+    host, colon, port = str(value).rpartition(":")
+    host = "127.0.0.1" if not colon or host == "localhost" else host
+    try:
+        address, number = ip_address(re.sub(r"^\[(.*)\]$", r"\1", host)), as_port(port)
+    except ValueError:
+        raise ValueError("an IP address and a port, like 127.0.0.1:9469 or [::1]:9469") from None
+    return f"[{address}]:{number}" if address.version == 6 else f"{address}:{number}"
+
+
+def split_http_address(address: str) -> tuple[str, int]:
+    """Return IP and port of what `as_http_address` returned."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def is_of_this_node(address: str) -> bool:
+    """Return whether only programs of this node can reach an address. address: as for `split_http_address`."""
+    return ip_address(split_http_address(address)[0]).is_loopback
 
 
 def as_argument(parse: Callable[[str], T]) -> Callable[[str], T]:

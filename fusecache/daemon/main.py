@@ -35,9 +35,9 @@ from fusecache.daemon.connect import (
 )
 from fusecache.daemon.control_server import ControlServer, Endings
 from fusecache.daemon.control_socket import ControlSocket
+from fusecache.daemon.http_server import http_served
 from fusecache.daemon.keeping import BucketAnswers, DaemonStart, prepare_successor
 from fusecache.daemon.log import begin_log
-from fusecache.daemon.metrics_port import metrics_served
 from fusecache.disk.native import forbid_core_dumps
 from fusecache.disk.staging import raise_limit
 from fusecache.disk.state_directory import StateDirectory, recorded_identity
@@ -60,6 +60,7 @@ from fusecache.model.verdict import verdict_line
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.leftover_text import found_text
 from fusecache.mount.sd_notify import notify
+from fusecache.page.history import RateHistory
 from fusecache.remote.endpoints import Endpoint
 
 log = logging.getLogger(__name__)
@@ -170,6 +171,7 @@ class _Daemon:
         self._signal = trio.Event()
         self._facts: dict[str, Any] = {"config_not_applied": start.not_applied}
         self._supervisor = Supervisor()
+        self._history = RateHistory()
         self._has_failed = False
         self._upgrading = trio.Lock()
 
@@ -206,7 +208,7 @@ class _Daemon:
             self._refuse_keys(filesystem)
             await link.start()
             try:
-                with metrics_served(options.monitoring.metrics_port, server.status):
+                with http_served(options.monitoring, server.status, self._history):
                     async with trio.open_nursery() as nursery:
                         await self._start(nursery, filesystem, server, operations)
                         link.run_in(nursery, self._supervisor)
@@ -367,6 +369,7 @@ class _Daemon:
             if not self._is_announced:
                 self._is_announced = notify(READY=1, MAINPID=self._main_process())
             status = server.status()
+            self._history.record(status)
             reasons = at_mount(verdict_line(status), self._options.mountpoint)
             verdict = f"{reasons}; " if status["reasons"] else ""
             notify(STATUS=verdict + filesystem.status.line(filesystem.pending()))

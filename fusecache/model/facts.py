@@ -60,6 +60,8 @@ ENGINE_FACTS = {
     "oldest_pending_seconds": "age of the oldest pending change that does not wait on purpose",
     "uploading": "files that are being uploaded: path, bytes, sent, under_way (bytes in requests right now), "
     "request_seconds (age of the oldest of these requests)",
+    "pending_checkpoints": "checkpoints of which the bucket lacks files still, at most 20: path; files, bytes and sent "
+    "of these files",
     "waiting": "changes that failed and are retried: path, cause, code (as `waiting_code`), remedy",
     "waiting_for": "an error that keeps a change from the bucket, preferably one that a person can fix; or empty",
     "waiting_code": "that error in one word, such as `auth-failed` or `unavailable`; or empty",

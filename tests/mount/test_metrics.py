@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
-from fusecache.daemon.metrics_port import LONGEST_SECONDS, MOST_CONNECTIONS
+from fusecache.daemon.http_server import LONGEST_SECONDS, MOST_CONNECTIONS
 from fusecache.model.latency import BOUNDS_SECONDS
 from tests.support.mounts import FUSECACHE, Mount, run, wait_until
 from tests.support.s3_buckets import Bucket
@@ -68,7 +68,7 @@ def test_buckets_of_a_histogram_are_fixed(mount: Callable[..., Mount], bucket: B
 
 def test_port_answers_until_the_end(mount: Callable[..., Mount], free_port: Callable[[], int]) -> None:
     port = free_port()
-    made = mount("--metrics-port", str(port))
+    made = mount("--http-address", f"127.0.0.1:{port}")
 
     def uptime() -> float:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
@@ -85,11 +85,11 @@ def test_port_in_use_refuses_the_mount(bucket: Bucket, tmp_path: Path) -> None:
     made = Mount(bucket, tmp_path, tmp_path.parent / "cache")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        command = made.command("--metrics-port", port)
+        command = made.command("--http-address", f"127.0.0.1:{port}")
         refused = run(*command, check=False, env=bucket.service.environment())
     assert refused.returncode == 1
     assert f"127.0.0.1:{port} cannot be used" in refused.stderr
-    assert "choose another --metrics-port" in refused.stderr
+    assert "choose another --http-address" in refused.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -127,7 +127,7 @@ def test_log_of_a_mount_is_json(mount: Callable[..., Mount]) -> None:
 
 def test_silent_connections_are_bounded(mount: Callable[..., Mount], free_port: Callable[[], int]) -> None:
     port = free_port()
-    mount("--metrics-port", str(port))
+    mount("--http-address", f"127.0.0.1:{port}")
     with contextlib.ExitStack() as stack:
         held = [
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
@@ -142,7 +142,7 @@ def test_slow_connections_of_another_user_do_not_shut_the_port(
 ) -> None:
     """Some say nothing; some send a request letter by letter, which no time limit on silence ends."""
     port = free_port()
-    mount("--metrics-port", str(port))
+    mount("--http-address", f"127.0.0.1:{port}")
     with contextlib.ExitStack() as stack:
         for number in range(2 * MOST_CONNECTIONS):
             held = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
@@ -155,7 +155,7 @@ def test_a_connection_ends_in_time_however_slowly_it_sends_or_reads(
     mount: Callable[..., Mount], free_port: Callable[[], int]
 ) -> None:
     port = free_port()
-    mount("--metrics-port", str(port))
+    mount("--http-address", f"127.0.0.1:{port}")
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", port), timeout=1) as slow:
         slow.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")

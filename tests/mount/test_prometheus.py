@@ -30,7 +30,7 @@ def test_promtool_accepts_the_examples() -> None:
 def test_prometheus_scrapes_a_mount(
     mount: Callable[..., Mount], free_port: Callable[[], int], tmp_path: Path
 ) -> None:
-    made = mount("--metrics-port", str(port := free_port()))
+    made = mount("--http-address", str(port := free_port()))
     (made.path / "file").write_bytes(bytes(1000))
     made.sync()
     place = f"127.0.0.1:{free_port()}"

@@ -108,6 +108,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "fusecache.config": ("fusecache.remote.endpoints", "fusecache.model"),
     "fusecache.mount": ("fusecache.keeper", "fusecache.model"),
+    "fusecache.page": ("fusecache.model",),
     "fusecache.bucket": (
         "fusecache.engine.admin.upload_survey",
         "fusecache.policy",
@@ -118,7 +119,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "fusecache.daemon": (
         "fusecache",
         "fusecache.config",
+        "fusecache.installation",
         "fusecache.mount",
+        "fusecache.page",
         "fusecache.engine",
         "fusecache.engine.admin",
         "fusecache.engine.cache",
@@ -237,7 +240,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "lmdb": ("fusecache.index",),
     "msgspec": ("loader.mds.index_parser",),
     "numpy": ("loader",),
-    "prometheus_client": ("fusecache.mount.metrics", "fusecache.daemon.metrics_port"),
+    "prometheus_client": ("fusecache.mount.metrics", "fusecache.daemon.http_server"),
     "pyfuse3": ("fusecache.fuse.pyfuse3_session",),
     "torch": ("loader.torch",),
     "tqdm": ("fusecache.mount.progress", "loader"),

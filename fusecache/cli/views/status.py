@@ -21,21 +21,19 @@ from fusecache.model.errors import MountError
 from fusecache.model.facts import REQUEST_VERBS
 from fusecache.model.format_text import (
     at_mount,
-    changes_text,
     count_text,
-    left_text,
     printable,
     seconds_text,
     short_text,
     size_text,
     usable_bytes,
 )
+from fusecache.model.status_text import only_here_lines, shown_jobs, upload_lines, waiting_texts
 from fusecache.model.verdict import (
     MAX_LINES,
     event_lines,
     findings,
     findings_of_path,
-    refused_changes,
     verdict_line,
 )
 from fusecache.mount.bucket_folders import mounts_meant
@@ -66,8 +64,6 @@ def endpoint_lines(endpoints: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 _SILENT_SECONDS = 90.0
-# Long enough to notice the end of a job, and for a trainer to start again.
-_ENDED_SECONDS = 60.0
 # From a shorter measurement, the start of a job would count as its rate of a day.
 _RATE_SECONDS = 60.0
 _CENT = 0.01
@@ -140,40 +136,9 @@ def _grouped(name: str, lines: Iterable[str]) -> Iterator[Row]:
         yield "" if index else name, line
 
 
-# ---- what would be lost with this node
-
-
-def only_here_lines(status: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what would be lost with this node, why it is not in the bucket yet, and how its upload goes."""
-    lost = status.get("exposed_bytes", status.get("pending_bytes", 0)) + status.get("aside_bytes", 0)
-    reasons = [*_waiting_texts(status), *_exposed_texts(status)]
-    if lost:
-        yield f"{size_text(lost)} would be lost with this node"
-    elif not reasons:
-        yield "nothing: the bucket has every closed file"
-    yield from reasons
-    if status.get("pending_files"):
-        yield from upload_lines(status)
-
-
-def _exposed_texts(status: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what only this node has, besides what waits for upload."""
-    counts = (
-        ("dirty_files", "dirty_bytes", "being written"),
-        ("local_only_files", "local_only_bytes", "local only, by option"),
-    )
-    for files, nbytes, words in counts:
-        if status.get(files):
-            yield f"{count_text(status[files], 'file')}, {size_text(status[nbytes])} {words}"
-    if refused := refused_changes(status):
-        yield f"{count_text(refused, 'change')} rejected by the bucket"
-    if status.get("aside_bytes"):
-        yield f"{size_text(status['aside_bytes'])} quarantined: see `fusecache recover`"
-
-
 def _counts_text(there: Mapping[str, Any]) -> str:
     """Return the counts behind a path's state: pending, being written, failed, in conflict, local only."""
-    words = list(_waiting_texts(there))
+    words = list(waiting_texts(there))
     if there.get("dirty_files"):
         words.append(f"{count_text(there['dirty_files'], 'file')} being written")
     for name, noun in (("failed_files", "failed"), ("conflict_files", "in conflict")):
@@ -183,37 +148,6 @@ def _counts_text(there: Mapping[str, Any]) -> str:
         files = count_text(there["local_only_files"], "file")
         words.append(f"{files}, {size_text(there['local_only_bytes'])} local only")
     return f" ({'; '.join(words)})" if words else ""
-
-
-def _waiting_texts(pending: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the pending changes, and the deferred deletions, which wait on purpose."""
-    deferred = pending.get("deferred_files", 0)
-    changes = pending.get("pending_files", 0) - deferred
-    if changes:
-        text = changes_text(changes, pending.get("pending_contents"), pending["pending_bytes"])
-        yield f"{text} not in the bucket yet, the oldest for {seconds_text(pending['oldest_pending_seconds'])}"
-    if deferred:
-        yield (
-            f"{count_text(deferred, 'deletion')} deferred, by delete_delay or because a process has the file open, "
-            f"for at most {seconds_text(pending['deferred_seconds'])} more"
-        )
-
-
-def upload_lines(status: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how uploads go: those in flight, their rate, and each file."""
-    rate, uploading = status.get("upload_bytes_per_second"), status.get("uploading", ())
-    requested = [each for each in uploading if each.get("request_seconds")]
-    if requested:
-        size = size_text(sum(each["under_way"] for each in requested))
-        oldest = seconds_text(max(each["request_seconds"] for each in requested))
-        yield f"of these {count_text(len(requested), 'file')}, {size} in flight, the oldest request for {oldest}"
-    if rate and status.get("pending_bytes"):
-        yield f"{size_text(rate)}/s{left_text(status.get('seconds_left'))}"
-    for each in uploading[:MAX_LINES]:
-        under_way = f", {size_text(each['under_way'])} in flight" if each.get("under_way") else ""
-        yield f"{each['path']}: {size_text(each['sent'])} of {size_text(each['bytes'])} sent{under_way}"
-    if len(uploading) > MAX_LINES:
-        yield f"and {count_text(len(uploading) - MAX_LINES, 'other file')}"
 
 
 # ---- rates
@@ -333,11 +267,6 @@ def _times_text(times: Mapping[str, Any]) -> str:
 def _warm_ups(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     for job in jobs[-MAX_LINES:]:
         yield "warm-up", f"{', '.join(job['paths'][:3])}: {job['state']}, {warm_text(job)}"
-
-
-def shown_jobs(hints: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the jobs that run, and jobs that ended in the last minute."""
-    return [job for job in hints.get("jobs", ()) if job.get("ended_seconds", 0.0) <= _ENDED_SECONDS]
 
 
 def _hints(hints: Mapping[str, Any]) -> Iterator[Row]:

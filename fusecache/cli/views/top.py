@@ -20,9 +20,10 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from fusecache.cli.say import print_line
-from fusecache.cli.views.status import only_here_lines, rate_lines, shown_jobs, status_of
+from fusecache.cli.views.status import rate_lines, status_of
 from fusecache.model.errors import ConfigError, FusecacheError, MountError
 from fusecache.model.format_text import count_text, printable, seconds_text, size_text, usable_bytes
+from fusecache.model.status_text import only_here_lines, rates_between, shown_jobs
 from fusecache.model.verdict import verdict_line
 from fusecache.mount.bucket_folders import mounts_in
 from fusecache.mount.control_client import not_in_a_mount
@@ -44,7 +45,7 @@ def mount_lines(
         yield f"{point}  {error or 'waiting for the daemon'}"
         return
     yield f"{point}  {status['source']}  {error or verdict_line(status)}"
-    for line in (*rate_lines(_rates(status, before)), _cache_text(status)):
+    for line in (*rate_lines(rates_between(status, before)), _cache_text(status)):
         yield f"  {line}"
     jobs = shown_jobs(status["hints"])
     yield from _table(("JOB", "STEP", "PER STEP", "AHEAD", "CACHED"), [_job_row(job) for job in jobs[:_ROWS]])
@@ -58,24 +59,6 @@ def screen_text(lines: Sequence[str], columns: int, rows: int) -> str:
         shown = [*shown[: rows - 1], f"… {count_text(len(shown) - rows + 1, 'more line')}"[:columns]]
     # Home; each line clears what is right of it, the last one what is below. No newline at the end: it would scroll.
     return "\x1b[H" + "\x1b[K\r\n".join(shown) + "\x1b[K\x1b[J"
-
-
-def _rates(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the rates between two statuses, with the keys of a status's own."""
-    seconds = status["uptime_seconds"] - before["uptime_seconds"] if before else 0.0
-    if before is None or before["pid"] != status["pid"] or seconds <= 0:
-        return dict(status["rates"])
-    now, then = _totals(status), _totals(before)
-    rates = {f"{name}_per_second": max(0, now[name] - then[name]) / seconds for name in now}
-    return {**rates, "sent_bytes_per_second": status["upload_bytes_per_second"]}
-
-
-def _totals(status: Mapping[str, Any]) -> dict[str, int]:
-    return {
-        **{f"{source}_bytes": nbytes for source, nbytes in status["cache"]["bytes_from"].items()},
-        "fetched_bytes": status["received_bytes"],
-        "requests": sum(status["requests"].values()),
-    }
 
 
 def _cache_text(status: Mapping[str, Any]) -> str:

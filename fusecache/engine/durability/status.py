@@ -12,6 +12,7 @@ Which objects of the bucket this mount still needs: open files, and names with c
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from heapq import nlargest
 from typing import Any, Self
 
 import trio
@@ -36,11 +37,13 @@ from fusecache.model.format_text import (
     size_text,
 )
 from fusecache.model.records import ConflictRecord, FileState
+from fusecache.policy.checkpoints import checkpoint_folder
 from fusecache.policy.rate_meter import RateMeter, seconds_left
 from fusecache.remote.store import Store
 
 # Names listed in an answer; the rest is only counted.
 NAMED = 50
+_CHECKPOINTS_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +65,29 @@ class Pending:
     deferred_seconds: float = 0.0
     uploading: tuple[FileVersion, ...] = ()
     failing: tuple[QueuedChange, ...] = ()
+    checkpoints: tuple["PendingCheckpoint", ...] = ()
+
+
+@dataclass(slots=True)
+class PendingCheckpoint:
+    """The files of one checkpoint that the bucket does not have yet. folder: its key prefix."""
+
+    folder: str
+    files: int = 0
+    bytes: int = 0
+    sent: int = 0
 
 
 class PendingCounter:
     """Adds up queued changes in one pass, fast enough for very long queues."""
 
-    def __init__(self, deferred_seconds: Callable[[QueuedChange], float]) -> None:
-        """deferred_seconds: for how long a change stays deferred, 0 if it is not."""
+    def __init__(self, deferred_seconds: Callable[[QueuedChange], float], below: str) -> None:
+        """deferred_seconds: for how long a change stays deferred, 0 if it is not. below: the mount's key prefix."""
         self._deferred_seconds = deferred_seconds
+        self._below = below
+        # By directory, as most files share theirs; None: it is in no checkpoint.
+        self._checkpoint_of: dict[str, PendingCheckpoint | None] = {}
+        self._checkpoints: dict[str, PendingCheckpoint] = {}
         self._files = self._contents = self._bytes = self._sent = self._deferred = 0
         self._oldest = self._longest_deferred = 0.0
         self._now, self._wall = trio.current_time(), time.time()
@@ -84,6 +102,7 @@ class PendingCounter:
                 self._contents += 1
                 self._bytes += item.size
                 self._sent += item.moved_bytes
+                self._add_to_checkpoint(item)
                 age = _age(item, self._now, self._wall)
                 if (item.in_flight or item.record.upload_id) and len(self._uploading) < NAMED:
                     self._uploading.append(item)
@@ -98,6 +117,18 @@ class PendingCounter:
                 self._failing.append(item)
         return self
 
+    def _add_to_checkpoint(self, item: FileVersion) -> None:
+        directory = item.record.key.rpartition("/")[0]
+        if directory not in self._checkpoint_of:
+            folder = checkpoint_folder(item.record.key, self._below)
+            self._checkpoint_of[directory] = (
+                None if folder is None else self._checkpoints.setdefault(folder, PendingCheckpoint(folder))
+            )
+        if (found := self._checkpoint_of[directory]) is not None:
+            found.files += 1
+            found.bytes += item.size
+            found.sent += item.moved_bytes
+
     def pending(self) -> Pending:
         """Return the sums."""
         return Pending(
@@ -110,6 +141,9 @@ class PendingCounter:
             deferred_seconds=self._longest_deferred,
             uploading=tuple(self._uploading),
             failing=tuple(self._failing),
+            checkpoints=tuple(
+                nlargest(_CHECKPOINTS_NAMED, self._checkpoints.values(), key=lambda each: each.bytes)
+            ),
         )
 
 
@@ -256,7 +290,7 @@ class QueueStatus:
         return counter.pending()
 
     def _counter(self) -> PendingCounter:
-        return PendingCounter(self._publisher.deferred_seconds)
+        return PendingCounter(self._publisher.deferred_seconds, self._tree.key_of_path(""))
 
     def statistics(self, pending: Pending) -> dict[str, Any]:
         """Return the numbers of the whole mount as plain values."""
@@ -271,6 +305,15 @@ class QueueStatus:
         local_bytes = sum(version.size for version in local)
         return {
             **self._details(pending),
+            "pending_checkpoints": [
+                {
+                    "path": self._tree.relative(each.folder),
+                    "files": each.files,
+                    "bytes": each.bytes,
+                    "sent": each.sent,
+                }
+                for each in pending.checkpoints
+            ],
             "writing": [{"path": self._name_of(each), "bytes": each.size} for each in dirty[:NAMED]],
             "dirty_files": len(dirty),
             "dirty_bytes": dirty_bytes,

@@ -69,10 +69,16 @@ def test_each_bucket_is_a_mount_in_the_folder_of_its_name(tmp_path: Path) -> Non
 
 
 def test_a_table_may_have_any_option_of_a_mount(tmp_path: Path) -> None:
-    text = f'umask = "077"\nfsync = "remote"\n{TWO}umask = "027"\nmetrics_port = 9469\ndelete_delay = "1h"'
+    text = f'umask = "077"\nfsync = "remote"\n{TWO}umask = "027"\nhttp_address = 9469\ndelete_delay = "1h"'
     one, two = load(text, tmp_path).values()
-    assert (one.umask, one.writeback.fsync, one.monitoring.metrics_port) == (0o077, "remote", None)
-    assert (two.umask, two.writeback.fsync, two.monitoring.metrics_port) == (0o027, "remote", 9469)
+    old = load(text.replace("http_address", "metrics_port"), tmp_path)["b"]
+    assert old.monitoring == two.monitoring
+    assert (one.umask, one.writeback.fsync, one.monitoring.http_address) == (0o077, "remote", None)
+    assert (two.umask, two.writeback.fsync, two.monitoring.http_address) == (
+        0o027,
+        "remote",
+        "127.0.0.1:9469",
+    )
     assert (one.writeback.delete_delay, two.writeback.delete_delay) == (0, 3600)
 
 
@@ -197,8 +203,8 @@ def test_the_cache_directory_follows_the_mountpoint(tmp_path: Path) -> None:
         ("[bucket]\nname = 'a'", r"allowed are tables \[\[bucket\]\]"),
         (f'credentials_from = "D"\n{TWO}', r"credentials_from D: write NAME=D"),
         (
-            f"metrics_port = 9469\n{TWO}",
-            r"metrics_port = 9469: each bucket has a daemon, .* \[\[bucket\]\] tables",
+            f"http_address = 9469\n{TWO}",
+            r"http_address = 127.0.0.1:9469: each bucket has a daemon, .* \[\[bucket\]\] tables",
         ),
         (f"{TWO}mountpoint = '/x'", r"2: unknown key 'mountpoint'"),
         (

@@ -127,7 +127,8 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "umask": "027",
         "log_level": "warning",
         "log_format": "json",
-        "metrics_port": "9469",
+        "http_address": "127.0.0.1:9469",
+        "http_token_file": "/etc/fusecache/token",
         "settle_seconds": "0.5",
         "attribute_seconds": "2",
         "immutable": "train/,*.mds",
@@ -239,6 +240,31 @@ def test_a_share_is_of_the_free_space() -> None:
     assert load(*MOUNT, "--cache-size=50%").cache_size == FREE // 2
 
 
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9469", "127.0.0.1:9469"),
+        ("localhost:9469", "127.0.0.1:9469"),
+        ("127.0.0.2:9469", "127.0.0.2:9469"),
+        ("[0:0::1]:9469", "[::1]:9469"),
+    ],
+)
+def test_an_address_has_an_ip_and_a_port(text: str, address: str) -> None:
+    assert load(*MOUNT, f"--http-address={text}").monitoring.http_address == address
+
+
+def test_the_old_name_of_an_option_still_works_and_is_in_no_help(tmp_path: Path) -> None:
+    found = [
+        load(*MOUNT, "--metrics-port", "9469"),
+        load(*MOUNT, environment={"FUSECACHE_METRICS_PORT": "9469"}),
+        load(*MOUNT, file="metrics_port = 9469", folder=tmp_path),
+    ]
+    assert {each.monitoring.http_address for each in found} == {"127.0.0.1:9469"}
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    assert "metrics-port" not in parser.format_help()
+
+
 # ---- refusals
 
 
@@ -263,6 +289,11 @@ def test_a_share_is_of_the_free_space() -> None:
         (("--endpoint-url=localhost:9000",), "http://host:port"),
         (("--endpoint-url=https://host/bucket",), "without a path"),
         (("--region=",), "--region = ''"),
+        (("--http-address=:9469",), "--http-address = ':9469': allowed is an IP address and a port"),
+        (("--http-address=host:9469",), "like 127.0.0.1:9469 or [::1]:9469"),
+        (("--http-address=127.0.0.1:0",), "an IP address and a port"),
+        (("--http-address=0.0.0.0:9469",), "other machines can reach it: set http_token_file"),
+        (("--http-address=[::]:9469",), "http_address = [::]:9469: other machines can reach it"),
     ],
 )
 def test_a_wrong_value_is_refused_with_key_value_and_what_is_allowed(

@@ -1,0 +1,340 @@
+"""The page of a mount as HTML: a status and the samples of the last hour, in the frame of `page.html`.
+
+All of it is made here, so that a browser without JavaScript shows it too. With JavaScript, the page fetches itself
+every few seconds and exchanges its <main>.
+
+Invariants:
+1. Whatever comes from the status passes `_text`: a writer of the bucket chooses the names of its files.
+2. The number of rows is bounded, so the size of the page is.
+3. The policy (CSP) of HEADERS allows the script and the style of the frame by their hashes, and nothing else.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from fusecache.model.format_text import (
+    at_mount,
+    count_text,
+    printable,
+    seconds_text,
+    short_text,
+    size_text,
+    usable_bytes,
+)
+from fusecache.model.status_text import only_here_lines, shown_jobs
+from fusecache.model.verdict import Judgement, findings, verdict_line
+from fusecache.page.history import HOUR_SECONDS, Sample
+
+# Rows of each table. Counts cover the others.
+_ROWS = 12
+_FRAME = Path(__file__).with_name("page.html").read_text()
+_MARK = re.compile(r"\{\{(\w+)\}\}")
+_WORDS = {"OK": "Everything works."}
+# Curves are drawn in units of 5 s and of 1/100 of their height.
+_WIDTH, _HEIGHT = 720, 100
+
+
+def _hash_of(tag: str) -> str:
+    content = _FRAME.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+    return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
+
+
+HEADERS = (
+    ("Content-Type", "text/html; charset=utf-8"),
+    ("Cache-Control", "no-store"),
+    (
+        "Content-Security-Policy",
+        f"default-src 'none'; script-src {_hash_of('script')}; style-src {_hash_of('style')}; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("Referrer-Policy", "no-referrer"),
+    ("X-Content-Type-Options", "nosniff"),
+)
+
+
+def page(status: Mapping[str, Any], samples: Sequence[Sample]) -> str:
+    """Return the page of a status. samples: of the last hour, the oldest first."""
+    parts = {
+        "title": _text(f"{status['verdict']} · {status['mountpoint']}"),
+        "verdict": _text(status["verdict"]),
+        "mountpoint": _text(status["mountpoint"]),
+        "source": _text(status["source"]),
+        "time": f"{datetime.now().astimezone():%H:%M:%S}",
+        "main": "\n".join(_main(status, samples)),
+        "stopped": _stopped(status),
+    }
+    return _MARK.sub(lambda found: parts[found[1]], _FRAME)
+
+
+def _main(status: Mapping[str, Any], samples: Sequence[Sample]) -> Iterator[str]:
+    mountpoint = status["mountpoint"]
+    yield _verdict(status)
+    yield '<div class="two">'
+    yield _only_here(status)
+    yield _cache(status)
+    yield "</div>"
+    yield from _curves(status, samples)
+    yield _checkpoints(status)
+    yield _files(status)
+    yield _jobs(status)
+    facts = {
+        "mount": f"{status['source']} at {mountpoint}, "
+        f"{'read-only' if status['options'].get('read_only') else 'read-write'}",
+        "endpoint": status["endpoint"],
+        "daemon": f"fusecache {status['version']}, pid {status['pid']}, "
+        f"up for {seconds_text(status['uptime_seconds'])}",
+        "log": status["log"],
+    }
+    rows = "".join(f"<dt>{name}</dt><dd>{_text(text)}</dd>" for name, text in facts.items() if text)
+    yield f"<dl>{rows}</dl>"
+
+
+def _text(text: object) -> str:
+    """Return text as HTML: invisible characters are shown, and commands in backticks are code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(printable(str(text))))
+
+
+# ---- what to know first
+
+
+def _verdict(status: Mapping[str, Any]) -> str:
+    level, mountpoint = status["verdict"], status["mountpoint"]
+    rest = verdict_line(status).removeprefix(level).lstrip(":, ") or _WORDS.get(level, "")
+    found = [each for each in findings(status) if each.line]
+    return (
+        f'<section class="verdict" role="status"><h1>{_text(level)}</h1>'
+        f"<p>{_text(at_mount(rest[:1].upper() + rest[1:], mountpoint))}</p>"
+        f"{_lines('What to do', [each for each in found if each.is_to_do], mountpoint)}"
+        f"{_lines('Passes by itself', [each for each in found if not each.is_to_do], mountpoint)}</section>"
+    )
+
+
+def _lines(title: str, found: Sequence[Judgement], mountpoint: str) -> str:
+    rows = "".join(f"<li>{_text(at_mount(each.line, mountpoint))}</li>" for each in found[:_ROWS])
+    return f"<h2>{title}</h2><ul>{rows}{_more(len(found))}</ul>" if rows else ""
+
+
+def _more(count: int) -> str:
+    return f'<li class="quiet">and {count - _ROWS} more</li>' if count > _ROWS else ""
+
+
+def _only_here(status: Mapping[str, Any]) -> str:
+    lost = status["exposed_bytes"] + status["aside_bytes"]
+    lines = list(only_here_lines(status, most_files=0))
+    if lost or (len(lines) == 1 and "every closed file" in lines[0]):
+        lines = lines[1:]  # in large letters
+    words = "would be lost with this node now" if lost else "of content would be lost with this node"
+    if not lost and not lines:
+        words += ": the bucket has every closed file"
+    rest = "".join(f"<li>{_text(at_mount(line, status['mountpoint']))}</li>" for line in lines)
+    return _card(
+        "Only on this node",
+        f'<p class="big">{size_text(lost)}</p><p>{words}</p><ul class="plain">{rest}</ul>',
+    )
+
+
+def _cache(status: Mapping[str, Any]) -> str:
+    cache = status["cache"]
+    used, waits, limit = cache["used_bytes"], cache["staging_bytes"], max(1, usable_bytes(cache))
+    reads = cache["hits"] + cache["misses"]
+    hits = (
+        f"{cache['hits'] / reads:.1%} of reads did not wait for the bucket, since the start."
+        if reads
+        else "No reads yet."
+    )
+    first, second = (round(min(1.0, part / limit) * 1000) for part in (used, used + waits))
+    bar = (
+        '<svg class="bar" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="rest" width="1000" height="10"/><rect class="bucket" width="{second}" height="10"/>'
+        f'<rect class="disk" width="{first}" height="10"/></svg>'
+    )
+    legend = _legend(
+        (("disk", f"cached {size_text(used)}"), ("bucket", f"not uploaded yet {size_text(waits)}"))
+    )
+    return _card(
+        "Cache",
+        f'<p class="big">{size_text(used + waits)}</p><p>of {size_text(limit)}{_text(short_text(cache))}</p>'
+        f'{bar}{legend}<p class="quiet">{hits}</p>',
+    )
+
+
+def _card(title: str, body: str, kind: str = "") -> str:
+    return f'<section class="card {kind}"><h2>{title}</h2>{body}</section>'
+
+
+# ---- the last hour
+
+
+def _curves(status: Mapping[str, Any], samples: Sequence[Sample]) -> Iterator[str]:
+    def rate(value: float) -> str:
+        return f"{size_text(value)}/s"
+
+    yield '<div class="two">'
+    reads = ("memory", "disk", "bucket")
+    yield _curve("Reads", samples, {each: f"{each}_bytes" for each in reads}, rate, is_stacked=True)
+    yield _curve("Network", samples, {"uploads": "sent_bytes", "downloads": "fetched_bytes"}, rate)
+    yield _curve("Requests", samples, {"requests": "requests"}, lambda value: f"{value:.1f}/s")
+    if status["costs"]["prices"]:
+        yield _curve("Cost of requests", samples, {"dollars": "dollars"}, lambda value: f"${value:.2f} a day")
+    yield "</div>"
+
+
+def _curve(
+    title: str, samples: Sequence[Sample], series: Mapping[str, str], words: Any, *, is_stacked: bool = False
+) -> str:
+    """Return curves in one frame. series: the field of a sample by the name of each. words: of a value."""
+    columns = {name: [getattr(each, key) or 0.0 for each in samples] for name, key in series.items()}
+    if is_stacked:  # each with those before it, and drawn after those after it
+        total = [0.0] * len(samples)
+        for name, values in columns.items():
+            columns[name] = total = [below + value for below, value in zip(total, values, strict=True)]
+    peak = max((max(values, default=0.0) for values in columns.values()), default=0.0)
+    last = samples[-1] if samples else None
+    xs = [round(_WIDTH - (samples[-1].uptime - each.uptime) * _WIDTH / HOUR_SECONDS) for each in samples]
+    shapes = ""
+    for name, values in reversed(columns.items()):
+        ys = [round(_HEIGHT * (1 - value / peak)) if peak else _HEIGHT for value in values]
+        points = " ".join(f"{x},{y}" for x, y in zip(xs, ys, strict=True))
+        if points and is_stacked:
+            shapes += f'<polygon class="{name}" points="{xs[0]},{_HEIGHT} {points} {_WIDTH},{_HEIGHT}"/>'
+        elif points:
+            shapes += f'<polyline class="{name}" points="{points}"/>'
+    now = {name: (getattr(last, key) or 0.0) if last else 0.0 for name, key in series.items()}
+    legend = (
+        _legend((name, f"{name} {words(value)}") for name, value in now.items()) if len(series) > 1 else ""
+    )
+    big = words(sum(now.values())) if is_stacked or len(series) == 1 else ""
+    return (
+        f'<figure class="card"><figcaption><h2>{title}</h2><b>{big}</b></figcaption>'
+        f'<div class="plot"><span>{words(peak) if peak else ""}</span>'
+        f'<svg viewBox="0 -2 {_WIDTH} {_HEIGHT + 4}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{title}, last hour">'
+        f'{shapes}<path class="axis" d="M0 {_HEIGHT}H{_WIDTH}"/></svg></div>'
+        f'<div class="hour"><span>1 h ago</span><span>30 min</span><span>now</span></div>{legend}</figure>'
+    )
+
+
+def _legend(entries: Iterable[tuple[str, str]]) -> str:
+    return (
+        '<p class="legend">'
+        + "".join(f'<span class="{name}">{words}</span>' for name, words in entries)
+        + "</p>"
+    )
+
+
+# ---- tables
+
+
+def _checkpoints(status: Mapping[str, Any]) -> str:
+    found = status["pending_checkpoints"]
+    rows = []
+    for each in found[:_ROWS]:
+        below = f"{each['path'].rstrip('/')}/"
+        causes = [row["cause"] for row in status["waiting"] if row["path"].startswith(below)]
+        state = "waits: " + causes[0] if causes else "uploads" if each["sent"] else "waits for its turn"
+        if any(row["path"].startswith(below) for row in status["writing"]):
+            state = "is written"
+        done = f"{size_text(each['sent'])} of {size_text(each['bytes'])}"
+        rows.append(
+            (
+                each["path"],
+                f"{state}, {count_text(each['files'], 'file')}",
+                done,
+                each["sent"] / max(1, each["bytes"]),
+            )
+        )
+    return _table("Checkpoints not in the bucket yet", ("checkpoint", "state", "sent"), rows, len(found))
+
+
+def _files(status: Mapping[str, Any]) -> str:
+    rows: dict[str, tuple[Any, ...]] = {}
+    for each in (*status["rejected"], *status["waiting"]):
+        rows.setdefault(each["path"], (each["path"], each["cause"] or "was not uploaded", "", None))
+    for each in status["conflicts"]:
+        rows.setdefault(each["path"], (each["path"], "another client changed it first", "", None))
+    for each in status["uploading"]:
+        done = f"{size_text(each['sent'])} of {size_text(each['bytes'])}"
+        rows.setdefault(each["path"], (each["path"], "uploads", done, each["sent"] / max(1, each["bytes"])))
+    for each in status["writing"]:
+        rows.setdefault(
+            each["path"], (each["path"], "is written", f"{size_text(each['bytes'])} so far", None)
+        )
+    count = max(len(rows), status["pending_files"] + status["rejected_files"] + status["dirty_files"])
+    return _table(
+        "Files not in the bucket yet", ("file", "state", "sent"), list(rows.values())[:_ROWS], count
+    )
+
+
+def _table(title: str, heads: Sequence[str], rows: Sequence[tuple[Any, ...]], count: int) -> str:
+    """Return a table of rows that end with the part that is done, or None. count: of all rows, also those not shown."""
+    if not count:
+        return ""
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    body = ""
+    for *cells, part in rows:
+        texts = [f"<td>{_text(cell)}</td>" for cell in cells]
+        if part is not None:
+            texts[-1] = (
+                f"<td>{_text(cells[-1])}"
+                '<svg class="bar" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">'
+                '<rect class="rest" width="1000" height="10"/>'
+                f'<rect class="disk" width="{round(part * 1000)}" height="10"/></svg></td>'
+            )
+        body += f"<tr>{''.join(texts)}</tr>"
+    more = f'<p class="quiet">and {count_text(count - len(rows), "more change") if rows else ""}</p>'
+    if not rows:
+        more = f'<p class="quiet">{count_text(count, "change")} in the queue</p>'
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+    return _card(title, table + (more if count > len(rows) else ""), "wide")
+
+
+def _jobs(status: Mapping[str, Any]) -> str:
+    rows = []
+    jobs = shown_jobs(status["hints"])
+    for job in jobs[:_ROWS]:
+        read = job["hit_bytes"] + job["missed_bytes"]
+        pace = f", {seconds_text(job['seconds_a_step'])} each" if job["seconds_a_step"] else ""
+        waits = [f"{job['late']} late"] if job["late"] else []
+        waits += [f"{size_text(job['missed_bytes'])} from the bucket"] if job["missed_bytes"] else []
+        rows.append(
+            (
+                job["job"],
+                "has ended" if job["ended_seconds"] else f"{job['step']}{pace}",
+                f"{count_text(job['horizon_steps'], 'step')}, {seconds_text(job['lead_seconds'])}, "
+                f"{size_text(job['horizon_bytes'])}",
+                f"{job['hit_bytes'] / read:.1%}" if read else "",
+                ", ".join(waits) or "none",
+                None,
+            )
+        )
+    waiting = status["reads_waiting"]
+    if waiting["reads"]:
+        reads, longest = count_text(waiting["reads"], "read"), seconds_text(waiting["seconds"])
+        rows.append(("now", f"{reads} waiting for the bucket, the longest for {longest}", "", "", "", None))
+    return _table(
+        "Jobs",
+        ("job", "step", "prefetched", "cached", "waits"),
+        rows,
+        len(jobs) if len(jobs) > _ROWS else len(rows),
+    )
+
+
+# ---- the end
+
+
+def _stopped(status: Mapping[str, Any]) -> str:
+    """Return what to do once the daemon does not answer any more."""
+    mountpoint = status["mountpoint"]
+    place = status["options"].get("cache_dir", "")
+    keeper = "Its keeper starts it again, and programs wait. " if status["outlives_daemon"] else ""
+    lines = (
+        f"{keeper}If it does not come back: {at_mount('`fusecache status`', mountpoint)} on the node says why.",
+        f"What was not uploaded is in {place}: the next mount uploads it.",
+    )
+    return "".join(f"<li>{_text(line)}</li>" for line in lines)

@@ -1,0 +1,139 @@
+"""The server of the page and of /metrics: who gets an answer."""
+
+import base64
+import http.client
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from fusecache.config.option_groups import MonitoringOptions
+from fusecache.daemon.http_server import MOST_CONNECTIONS, http_served
+from fusecache.model.errors import ConfigError
+from fusecache.page.history import RateHistory
+
+TOKEN = "correct horse battery"
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def token_file(folder: Path, token: str = TOKEN, mode: int = 0o600) -> Path:
+    path = folder / "token"
+    path.write_text(f"{token}\n")
+    path.chmod(mode)
+    return path
+
+
+def ask(port: int, path: str = "/missing", method: str = "GET", **headers: str) -> tuple[int, str]:
+    """Return status and text of an answer. The path is one that needs no status of a mount."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+async def answers(
+    port: int, *asked: Callable[[], tuple[int, str]], token: Path | None = None, address: str = "127.0.0.1"
+) -> list[tuple[int, str]]:
+    options = MonitoringOptions(http_address=f"{address}:{port}", http_token_file=token)
+    with http_served(options, dict, RateHistory()):
+        return [await trio.to_thread.run_sync(each) for each in asked]
+
+
+async def test_connections_for_which_the_system_has_no_thread_do_not_use_up_the_port(
+    monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def connect() -> None:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            assert client.recv(1) == b""  # the server has closed it
+
+    with http_served(MonitoringOptions(http_address=f"127.0.0.1:{port}"), dict, RateHistory()):
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            for _ in range(MOST_CONNECTIONS + 1):
+                connect()  # in this thread: there is no other
+        assert (await trio.to_thread.run_sync(ask, port))[0] == 404
+
+
+async def test_a_token_is_asked_for_and_accepted_as_password_or_bearer(tmp_path: Path, port: int) -> None:
+    def basic(password: str) -> str:
+        return f"Basic {base64.b64encode(f'anyone:{password}'.encode()).decode()}"
+
+    given = [
+        "",
+        "Bearer wrong",
+        f"Bearer {TOKEN}",
+        basic("wrong"),
+        basic(TOKEN),
+        "Basic ???",
+        f"Token {TOKEN}x",
+    ]
+    asked = [lambda each=each: ask(port, Authorization=each) for each in given]
+    found = await answers(port, *asked, token=token_file(tmp_path), address="0.0.0.0")
+    assert [status for status, _ in found] == [401, 401, 404, 401, 404, 401, 401]
+    assert "http_token_file" in found[0][1]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 404),
+        ("127.0.0.1:9999", 404),
+        ("localhost:80", 404),
+        ("[::1]:80", 404),
+        ("evil.example", 403),
+        ("evil.example:9469", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("10.0.0.1:9469", 403),
+        ("[::1", 403),
+    ],
+)
+async def test_without_a_token_only_requests_to_loopback_are_answered(
+    port: int, host: str, status: int
+) -> None:
+    """Another site whose name leads to 127.0.0.1 reads nothing."""
+    ((found, _),) = await answers(port, lambda: ask(port, Host=host))
+    assert found == status
+
+
+async def test_the_page_is_for_looking_only(port: int) -> None:
+    ((status, _),) = await answers(port, lambda: ask(port, "/", "POST"))
+    assert status == 405
+
+
+@pytest.mark.parametrize(
+    ("token", "mode", "words"),
+    [("short", 0o600, "fewer than 16 characters"), (TOKEN, 0o644, "chmod 600")],
+)
+async def test_a_token_that_protects_nothing_is_refused(
+    tmp_path: Path, port: int, token: str, mode: int, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        await answers(port, token=token_file(tmp_path, token, mode))
+
+
+async def test_a_missing_token_file_is_refused(tmp_path: Path, port: int) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        await answers(port, token=tmp_path / "none")
+
+
+async def test_without_the_extra_metrics_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
+    monkeypatch.setattr("fusecache.daemon.http_server.find_spec", lambda _: None)
+    ((status, text),) = await answers(port, lambda: ask(port, "/metrics"))
+    assert status == 501
+    assert "pip" in text
