@@ -38,6 +38,7 @@ CEPH_PACKAGES := ceph-common ceph-mon ceph-osd radosgw
 BENCH_PACKAGES := fio s3fs
 SYSTEMD_PACKAGES := debootstrap rsync systemd-container
 MONITORING_PACKAGES := prometheus
+PAGE_PACKAGES := chromium chromium-driver fonts-dejavu-core
 TRACE_PACKAGES := rsync strace
 CONTAINER_PACKAGES := $(SYSTEMD_PACKAGES) iproute2
 DEPLOY_PACKAGES := $(CONTAINER_PACKAGES) podman runc netavark
@@ -118,7 +119,7 @@ TESTS ?= tests
 .PHONY: test
 test: setup ## all tests that need no other store and no systemd; TESTS, PYTEST_ARGS for parts
 	$(VENV)/bin/python -m pytest $(TESTS) --ignore=tests/ceph --ignore=tests/systemd --ignore=tests/trainers \
-	    --ignore=tests/recipes --ignore=tests/clusters $(IN_PARALLEL) $(PYTEST_ARGS)
+	    --ignore=tests/recipes --ignore=tests/clusters --ignore=tests/page $(IN_PARALLEL) $(PYTEST_ARGS)
 
 $(VENV)/.trainers: pyproject.toml $(VENV)/.installed
 	@echo "python packages: trainers"
@@ -128,6 +129,20 @@ $(VENV)/.trainers: pyproject.toml $(VENV)/.installed
 .PHONY: test-trainers
 test-trainers: setup $(VENV)/.trainers ## checkpoints of transformers, accelerate, Lightning and DCP on a mount
 	$(VENV)/bin/python -m pytest tests/trainers -n 2 --dist worksteal $(PYTEST_ARGS)
+
+$(VENV)/.page: pyproject.toml $(VENV)/.installed
+	@$(if $(APT),$(APT) $(PAGE_PACKAGES))
+	@echo "python packages: selenium"
+	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[page]' $(STREAMING) $(WITH_TORCH)
+	@touch $@
+
+.PHONY: test-page
+test-page: setup $(VENV)/.page ## the web page of mounts in a headless Chromium, also with 100 000 pending files; 4 minutes
+	$(VENV)/bin/python -m pytest tests/page -n 2 --dist worksteal -o faulthandler_timeout=0 $(PYTEST_ARGS)
+
+.PHONY: pictures
+pictures: setup $(VENV)/.page ## the pictures in docs/how-to/page: the web page in five situations
+	@$(VENV)/bin/python -m scripts.page_pictures
 
 $(VENV)/.streaming-suite: $(VENV)/.installed
 	@echo "python packages: moto"

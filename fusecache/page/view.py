@@ -28,9 +28,11 @@ from fusecache.model.format_text import (
     usable_bytes,
 )
 from fusecache.model.status_text import only_here_lines, shown_jobs
-from fusecache.model.verdict import Judgement, findings, verdict_line
+from fusecache.model.verdict import findings, verdict_line
 from fusecache.page.history import HOUR_SECONDS, Sample
 
+# The cells of a row of a table, and which part of it is done, if that is known.
+Row = tuple[Sequence[str], float | None]
 # Rows of each table. Counts cover the others.
 _ROWS = 12
 _FRAME = Path(__file__).with_name("page.html").read_text()
@@ -110,18 +112,16 @@ def _verdict(status: Mapping[str, Any]) -> str:
     return (
         f'<section class="verdict" role="status"><h1>{_text(level)}</h1>'
         f"<p>{_text(at_mount(rest[:1].upper() + rest[1:], mountpoint))}</p>"
-        f"{_lines('What to do', [each for each in found if each.is_to_do], mountpoint)}"
-        f"{_lines('Passes by itself', [each for each in found if not each.is_to_do], mountpoint)}</section>"
+        f"{_lines('What to do', [each.line for each in found if each.is_to_do], mountpoint, _ROWS)}"
+        f"{_lines('Passes by itself', [each.line for each in found if not each.is_to_do], mountpoint, 3)}</section>"
     )
 
 
-def _lines(title: str, found: Sequence[Judgement], mountpoint: str) -> str:
-    rows = "".join(f"<li>{_text(at_mount(each.line, mountpoint))}</li>" for each in found[:_ROWS])
-    return f"<h2>{title}</h2><ul>{rows}{_more(len(found))}</ul>" if rows else ""
-
-
-def _more(count: int) -> str:
-    return f'<li class="quiet">and {count - _ROWS} more</li>' if count > _ROWS else ""
+def _lines(title: str, lines: Sequence[str], mountpoint: str, most: int) -> str:
+    rows = "".join(f"<li>{_text(at_mount(line, mountpoint))}</li>" for line in lines[:most])
+    if len(lines) > most:
+        rows += f'<li class="quiet">and {len(lines) - most} more</li>'
+    return f"<h2>{title}</h2><ul>{rows}</ul>" if rows else ""
 
 
 def _only_here(status: Mapping[str, Any]) -> str:
@@ -129,13 +129,13 @@ def _only_here(status: Mapping[str, Any]) -> str:
     lines = list(only_here_lines(status, most_files=0))
     if lost or (len(lines) == 1 and "every closed file" in lines[0]):
         lines = lines[1:]  # in large letters
-    words = "would be lost with this node now" if lost else "of content would be lost with this node"
+    head, words = size_text(lost), "would be lost with this node now"
     if not lost and not lines:
-        words += ": the bucket has every closed file"
+        head, words = "Nothing", "would be lost with this node: the bucket has every closed file"
     rest = "".join(f"<li>{_text(at_mount(line, status['mountpoint']))}</li>" for line in lines)
     return _card(
         "Only on this node",
-        f'<p class="big">{size_text(lost)}</p><p>{words}</p><ul class="plain">{rest}</ul>',
+        f'<p class="big">{head}</p><p>{words}</p><ul class="plain">{rest}</ul>',
     )
 
 
@@ -148,12 +148,7 @@ def _cache(status: Mapping[str, Any]) -> str:
         if reads
         else "No reads yet."
     )
-    first, second = (round(min(1.0, part / limit) * 1000) for part in (used, used + waits))
-    bar = (
-        '<svg class="bar" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect class="rest" width="1000" height="10"/><rect class="bucket" width="{second}" height="10"/>'
-        f'<rect class="disk" width="{first}" height="10"/></svg>'
-    )
+    bar = _bar(("bucket", (used + waits) / limit), ("disk", used / limit))
     legend = _legend(
         (("disk", f"cached {size_text(used)}"), ("bucket", f"not uploaded yet {size_text(waits)}"))
     )
@@ -161,6 +156,17 @@ def _cache(status: Mapping[str, Any]) -> str:
         "Cache",
         f'<p class="big">{size_text(used + waits)}</p><p>of {size_text(limit)}{_text(short_text(cache))}</p>'
         f'{bar}{legend}<p class="quiet">{hits}</p>',
+    )
+
+
+def _bar(*parts: tuple[str, float]) -> str:
+    """Return a bar. parts: the colour of each, and where it ends, from the longest to the shortest."""
+    rects = "".join(
+        f'<rect class="{name}" width="{round(1000 * min(1.0, end))}" height="10"/>'
+        for name, end in (("rest", 1.0), *parts)
+    )
+    return (
+        f'<svg class="bar" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">{rects}</svg>'
     )
 
 
@@ -233,96 +239,90 @@ def _legend(entries: Iterable[tuple[str, str]]) -> str:
 
 def _checkpoints(status: Mapping[str, Any]) -> str:
     found = status["pending_checkpoints"]
-    rows = []
+    rows: list[Row] = []
     for each in found[:_ROWS]:
         below = f"{each['path'].rstrip('/')}/"
-        causes = [row["cause"] for row in status["waiting"] if row["path"].startswith(below)]
-        state = "waits: " + causes[0] if causes else "uploads" if each["sent"] else "waits for its turn"
+        codes = [row["code"] for row in status["waiting"] if row["path"].startswith(below)]
+        state = f"waits: {codes[0]}" if codes else "uploads" if each["sent"] else "waits for its turn"
         if any(row["path"].startswith(below) for row in status["writing"]):
             state = "is written"
-        done = f"{size_text(each['sent'])} of {size_text(each['bytes'])}"
-        rows.append(
-            (
-                each["path"],
-                f"{state}, {count_text(each['files'], 'file')}",
-                done,
-                each["sent"] / max(1, each["bytes"]),
-            )
-        )
+        words, part = _sent(each)
+        rows.append(((each["path"], f"{state}, {count_text(each['files'], 'file')}", words), part))
     return _table("Checkpoints not in the bucket yet", ("checkpoint", "state", "sent"), rows, len(found))
 
 
+def _sent(each: Mapping[str, Any]) -> tuple[str, float]:
+    return f"{size_text(each['sent'])} of {size_text(each['bytes'])}", each["sent"] / max(1, each["bytes"])
+
+
 def _files(status: Mapping[str, Any]) -> str:
-    rows: dict[str, tuple[Any, ...]] = {}
-    for each in (*status["rejected"], *status["waiting"]):
-        rows.setdefault(each["path"], (each["path"], each["cause"] or "was not uploaded", "", None))
+    rows: dict[str, Row] = {}  # by path, the gravest state
+    for name, state in (
+        ("rejected", "rejected"),
+        ("waiting", "waits"),
+    ):  # the cause is above, with what to do
+        for each in status[name]:
+            rows.setdefault(each["path"], ((each["path"], f"{state}: {each['code']}", ""), None))
     for each in status["conflicts"]:
-        rows.setdefault(each["path"], (each["path"], "another client changed it first", "", None))
+        rows.setdefault(each["path"], ((each["path"], "another client changed it first", ""), None))
     for each in status["uploading"]:
-        done = f"{size_text(each['sent'])} of {size_text(each['bytes'])}"
-        rows.setdefault(each["path"], (each["path"], "uploads", done, each["sent"] / max(1, each["bytes"])))
+        words, part = _sent(each)
+        rows.setdefault(each["path"], ((each["path"], "uploads", words), part))
     for each in status["writing"]:
         rows.setdefault(
-            each["path"], (each["path"], "is written", f"{size_text(each['bytes'])} so far", None)
+            each["path"], ((each["path"], "is written", f"{size_text(each['bytes'])} so far"), None)
         )
-    count = max(len(rows), status["pending_files"] + status["rejected_files"] + status["dirty_files"])
-    return _table(
-        "Files not in the bucket yet", ("file", "state", "sent"), list(rows.values())[:_ROWS], count
+    count = (
+        status["pending_files"] + status["rejected_files"] + status["conflict_files"] + status["dirty_files"]
     )
-
-
-def _table(title: str, heads: Sequence[str], rows: Sequence[tuple[Any, ...]], count: int) -> str:
-    """Return a table of rows that end with the part that is done, or None. count: of all rows, also those not shown."""
-    if not count:
-        return ""
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    body = ""
-    for *cells, part in rows:
-        texts = [f"<td>{_text(cell)}</td>" for cell in cells]
-        if part is not None:
-            texts[-1] = (
-                f"<td>{_text(cells[-1])}"
-                '<svg class="bar" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">'
-                '<rect class="rest" width="1000" height="10"/>'
-                f'<rect class="disk" width="{round(part * 1000)}" height="10"/></svg></td>'
-            )
-        body += f"<tr>{''.join(texts)}</tr>"
-    more = f'<p class="quiet">and {count_text(count - len(rows), "more change") if rows else ""}</p>'
-    if not rows:
-        more = f'<p class="quiet">{count_text(count, "change")} in the queue</p>'
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
-    return _card(title, table + (more if count > len(rows) else ""), "wide")
+    shown = list(rows.values())[:_ROWS]
+    return _table("Files not in the bucket yet", ("file", "state", "sent"), shown, max(count, len(rows)))
 
 
 def _jobs(status: Mapping[str, Any]) -> str:
-    rows = []
     jobs = shown_jobs(status["hints"])
+    rows: list[Row] = []
     for job in jobs[:_ROWS]:
         read = job["hit_bytes"] + job["missed_bytes"]
         pace = f", {seconds_text(job['seconds_a_step'])} each" if job["seconds_a_step"] else ""
         waits = [f"{job['late']} late"] if job["late"] else []
         waits += [f"{size_text(job['missed_bytes'])} from the bucket"] if job["missed_bytes"] else []
-        rows.append(
-            (
-                job["job"],
-                "has ended" if job["ended_seconds"] else f"{job['step']}{pace}",
-                f"{count_text(job['horizon_steps'], 'step')}, {seconds_text(job['lead_seconds'])}, "
-                f"{size_text(job['horizon_bytes'])}",
-                f"{job['hit_bytes'] / read:.1%}" if read else "",
-                ", ".join(waits) or "none",
-                None,
-            )
+        ahead = (
+            count_text(job["horizon_steps"], "step"),
+            seconds_text(job["lead_seconds"]),
+            size_text(job["horizon_bytes"]),
         )
+        step = "has ended" if job["ended_seconds"] else f"{job['step']}{pace}"
+        cached = f"{job['hit_bytes'] / read:.1%}" if read else ""
+        rows.append(((job["job"], step, ", ".join(ahead), cached, ", ".join(waits) or "none"), None))
+    table = _table("Jobs", ("job", "step", "prefetched", "cached", "waits"), rows, len(jobs))
     waiting = status["reads_waiting"]
     if waiting["reads"]:
         reads, longest = count_text(waiting["reads"], "read"), seconds_text(waiting["seconds"])
-        rows.append(("now", f"{reads} waiting for the bucket, the longest for {longest}", "", "", "", None))
-    return _table(
-        "Jobs",
-        ("job", "step", "prefetched", "cached", "waits"),
-        rows,
-        len(jobs) if len(jobs) > _ROWS else len(rows),
-    )
+        table += _card(
+            "Reads that wait now", f"<p>{reads} of the bucket, the longest for {longest}</p>", "wide"
+        )
+    return table
+
+
+def _table(title: str, heads: Sequence[str], rows: Sequence[Row], count: int) -> str:
+    """Return a table. count: of all rows, also of those not shown."""
+    if not count:
+        return ""
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    body = ""
+    for (first, *others), part in rows:
+        cells = f"<td>{_text(first)}</td>"
+        for name, other in zip(heads[1:], others, strict=True):
+            is_last = name == heads[-1]
+            bar = _bar(("disk", part)) if is_last and part is not None else ""
+            cells += f'<td data-name="{name}">{_text(other)}{bar}</td>' if other else "<td></td>"
+        body += f"<tr>{cells}</tr>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+    rest = count - len(rows)
+    if rest:
+        table += f'<p class="quiet">{count_text(rest, "more change" if rows else "change")} in the queue</p>'
+    return _card(title, table, "wide")
 
 
 # ---- the end
