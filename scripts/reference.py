@@ -78,7 +78,11 @@ def page() -> str:
         [
             "# Reference",
             "",
-            "Written from the code by `python -m scripts.reference`. Do not edit.",
+            "Everything that `fusecache` has a name for: its [commands](#commands) with their arguments and exit",
+            "statuses, the [options of a mount](#options-of-a-mount) with their defaults, and the",
+            "[fields of its status](#json-keys-of-status). To get something done, begin with a how-to.",
+            "",
+            "<!-- Written from the code by `python -m scripts.reference`. Do not edit. -->",
             "",
             *_commands(),
             *_options(),

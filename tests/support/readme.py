@@ -33,8 +33,8 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CACHE_SIZE = "500GiB"
 
 
-def readme_blocks(language: str = "") -> list[str]:
-    """Return the blocks of a language, in order; "" is the shell. Without those for people who change the project."""
+def readme_blocks(language: str = "sh") -> list[str]:
+    """Return the blocks of a language, in order. Without those for people who change the project."""
     page = (ROOT / "README.md").read_text().partition("\n## Develop")[0]
     return [code for found, code in _BLOCK.findall(page) if found == language]
 
