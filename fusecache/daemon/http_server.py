@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 from socketserver import TCPServer, ThreadingMixIn
-from threading import Thread
+from threading import BoundedSemaphore, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -137,10 +137,22 @@ class _Answers:
         self._read_history = read_history
         self._token = token.encode()
         self._metrics = _metrics_app(read_status)
+        self._places = BoundedSemaphore(MOST_CONNECTIONS)
 
     def __call__(self, request: "WSGIEnvironment", start: "StartResponse") -> Iterable[bytes]:
         """Answer a request."""
-        path = request.get("PATH_INFO", "/")
+        # While the loop hangs, threads wait for it that the end of their connections does not end.
+        if not self._places.acquire(blocking=False):
+            return _text(start, HTTPStatus.SERVICE_UNAVAILABLE, "too many requests wait for the daemon")
+        try:
+            body = self._answer(request, start)
+        except trio.RunFinishedError:
+            return _text(start, HTTPStatus.SERVICE_UNAVAILABLE, "the daemon ends")
+        finally:
+            self._places.release()
+        return [] if request["REQUEST_METHOD"] == "HEAD" else body
+
+    def _answer(self, request: "WSGIEnvironment", start: "StartResponse") -> Iterable[bytes]:
         if self._token and not self._has_token(request.get("HTTP_AUTHORIZATION", "")):
             challenge = ("WWW-Authenticate", 'Basic realm="fusecache: any user name, the token as password"')
             return _text(
@@ -152,6 +164,7 @@ class _Answers:
             )
         if request["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return _text(start, HTTPStatus.METHOD_NOT_ALLOWED, "this page only shows", ("Allow", "GET, HEAD"))
+        path = request.get("PATH_INFO", "/")
         if path == "/metrics":
             return self._metrics(request, start)
         if path != "/":

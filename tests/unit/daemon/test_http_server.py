@@ -1,6 +1,7 @@
 """The server of the page and of /metrics: who gets an answer."""
 
 import base64
+import contextlib
 import http.client
 import socket
 import threading
@@ -110,8 +111,8 @@ async def test_without_a_token_only_requests_to_loopback_are_answered(
 
 
 async def test_the_page_is_for_looking_only(port: int) -> None:
-    ((status, _),) = await answers(port, lambda: ask(port, "/", "POST"))
-    assert status == 405
+    found = await answers(port, lambda: ask(port, "/", "POST"), lambda: ask(port, "/missing", "HEAD"))
+    assert found == [(405, "this page only shows\n"), (404, "")]
 
 
 @pytest.mark.parametrize(
@@ -137,3 +138,30 @@ async def test_without_the_extra_metrics_say_what_to_install(
     ((status, text),) = await answers(port, lambda: ask(port, "/metrics"))
     assert status == 501
     assert "pip" in text
+
+
+async def test_while_the_loop_hangs_few_threads_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
+    monkeypatch.setattr(
+        "fusecache.daemon.http_server.LONGEST_SECONDS", 0.1
+    )  # of a connection, not of its thread
+
+    def ask_often() -> None:
+        """Connect again and again, as a browser does that gives up on each answer."""
+        for _ in range(2 * MOST_CONNECTIONS):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+                client.settimeout(0.2)
+                with contextlib.suppress(TimeoutError):
+                    found.append(client.recv(12))
+
+    found: list[bytes] = []
+    before = threading.active_count()
+    with http_served(MonitoringOptions(http_address=f"127.0.0.1:{port}"), dict, RateHistory()):
+        asking = threading.Thread(target=ask_often)
+        asking.start()
+        asking.join()  # this is the loop's thread: it answers nothing
+        # Those, the server itself, and one or two that are about to end.
+        assert threading.active_count() <= before + MOST_CONNECTIONS + 3
+        assert b"HTTP/1.0 503" in found
