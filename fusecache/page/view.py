@@ -133,10 +133,7 @@ def _only_here(status: Mapping[str, Any]) -> str:
     if not lost and not lines:
         head, words = "Nothing", "would be lost with this node: the bucket has every closed file"
     rest = "".join(f"<li>{_text(at_mount(line, status['mountpoint']))}</li>" for line in lines)
-    return _card(
-        "Only on this node",
-        f'<p class="big">{head}</p><p>{words}</p><ul class="plain">{rest}</ul>',
-    )
+    return _card("Only on this node", f'<p class="big">{head}</p><p>{words}</p><ul class="plain">{rest}</ul>')
 
 
 def _cache(status: Mapping[str, Any]) -> str:
@@ -144,14 +141,10 @@ def _cache(status: Mapping[str, Any]) -> str:
     used, waits, limit = cache["used_bytes"], cache["staging_bytes"], max(1, usable_bytes(cache))
     reads = cache["hits"] + cache["misses"]
     hits = (
-        f"{cache['hits'] / reads:.1%} of reads did not wait for the bucket, since the start."
-        if reads
-        else "No reads yet."
+        f"{cache['hits'] / reads:.1%} of reads did not wait for the bucket, since the start" if reads else ""
     )
     bar = _bar(("bucket", (used + waits) / limit), ("disk", used / limit))
-    legend = _legend(
-        (("disk", f"cached {size_text(used)}"), ("bucket", f"not uploaded yet {size_text(waits)}"))
-    )
+    legend = _legend([("disk", f"cached {size_text(used)}"), ("bucket", f"not uploaded {size_text(waits)}")])
     return _card(
         "Cache",
         f'<p class="big">{size_text(used + waits)}</p><p>of {size_text(limit)}{_text(short_text(cache))}</p>'
@@ -165,9 +158,8 @@ def _bar(*parts: tuple[str, float]) -> str:
         f'<rect class="{name}" width="{round(1000 * min(1.0, end))}" height="10"/>'
         for name, end in (("rest", 1.0), *parts)
     )
-    return (
-        f'<svg class="bar" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">{rects}</svg>'
-    )
+    frame = 'class="bar" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true"'
+    return f"<svg {frame}>{rects}</svg>"
 
 
 def _card(title: str, body: str, kind: str = "") -> str:
@@ -212,9 +204,8 @@ def _curve(
         elif points:
             shapes += f'<polyline class="{name}" points="{points}"/>'
     now = {name: (getattr(last, key) or 0.0) if last else 0.0 for name, key in series.items()}
-    legend = (
-        _legend((name, f"{name} {words(value)}") for name, value in now.items()) if len(series) > 1 else ""
-    )
+    texts = [(name, f"{name} {words(value)}") for name, value in now.items()]
+    legend = _legend(texts) if len(texts) > 1 else ""
     big = words(sum(now.values())) if is_stacked or len(series) == 1 else ""
     return (
         f'<figure class="card"><figcaption><h2>{title}</h2><b>{big}</b></figcaption>'
@@ -227,11 +218,8 @@ def _curve(
 
 
 def _legend(entries: Iterable[tuple[str, str]]) -> str:
-    return (
-        '<p class="legend">'
-        + "".join(f'<span class="{name}">{words}</span>' for name, words in entries)
-        + "</p>"
-    )
+    spans = "".join(f'<span class="{name}">{words}</span>' for name, words in entries)
+    return f'<p class="legend">{spans}</p>'
 
 
 # ---- tables
@@ -257,24 +245,14 @@ def _sent(each: Mapping[str, Any]) -> tuple[str, float]:
 
 def _files(status: Mapping[str, Any]) -> str:
     rows: dict[str, Row] = {}  # by path, the gravest state
-    for name, state in (
-        ("rejected", "rejected"),
-        ("waiting", "waits"),
-    ):  # the cause is above, with what to do
-        for each in status[name]:
-            rows.setdefault(each["path"], ((each["path"], f"{state}: {each['code']}", ""), None))
-    for each in status["conflicts"]:
-        rows.setdefault(each["path"], ((each["path"], "another client changed it first", ""), None))
-    for each in status["uploading"]:
-        words, part = _sent(each)
-        rows.setdefault(each["path"], ((each["path"], "uploads", words), part))
-    for each in status["writing"]:
-        rows.setdefault(
-            each["path"], ((each["path"], "is written", f"{size_text(each['bytes'])} so far"), None)
-        )
-    count = (
-        status["pending_files"] + status["rejected_files"] + status["conflict_files"] + status["dirty_files"]
-    )
+    # The cause is above, with what to do.
+    states = {"rejected": "rejected", "waiting": "waits", "conflicts": "in conflict", "uploading": "uploads"}
+    for group, state in {**states, "writing": "is written"}.items():
+        for each in status[group]:
+            words, part = _sent(each) if group == "uploading" else ("", None)
+            code = f": {each['code']}" if each.get("code") else ""
+            rows.setdefault(each["path"], ((each["path"], state + code, words), part))
+    count = sum(status[f"{kind}_files"] for kind in ("pending", "rejected", "conflict", "dirty"))
     shown = list(rows.values())[:_ROWS]
     return _table("Files not in the bucket yet", ("file", "state", "sent"), shown, max(count, len(rows)))
 
@@ -287,21 +265,16 @@ def _jobs(status: Mapping[str, Any]) -> str:
         pace = f", {seconds_text(job['seconds_a_step'])} each" if job["seconds_a_step"] else ""
         waits = [f"{job['late']} late"] if job["late"] else []
         waits += [f"{size_text(job['missed_bytes'])} from the bucket"] if job["missed_bytes"] else []
-        ahead = (
-            count_text(job["horizon_steps"], "step"),
-            seconds_text(job["lead_seconds"]),
-            size_text(job["horizon_bytes"]),
-        )
+        ahead = f"{count_text(job['horizon_steps'], 'step')}, {seconds_text(job['lead_seconds'])}"
+        ahead += f", {size_text(job['horizon_bytes'])}"
         step = "has ended" if job["ended_seconds"] else f"{job['step']}{pace}"
         cached = f"{job['hit_bytes'] / read:.1%}" if read else ""
-        rows.append(((job["job"], step, ", ".join(ahead), cached, ", ".join(waits) or "none"), None))
+        rows.append(((job["job"], step, ahead, cached, ", ".join(waits) or "none"), None))
     table = _table("Jobs", ("job", "step", "prefetched", "cached", "waits"), rows, len(jobs))
     waiting = status["reads_waiting"]
     if waiting["reads"]:
         reads, longest = count_text(waiting["reads"], "read"), seconds_text(waiting["seconds"])
-        table += _card(
-            "Reads that wait now", f"<p>{reads} of the bucket, the longest for {longest}</p>", "wide"
-        )
+        table += _card("Reads that wait for the bucket", f"<p>{reads}, the longest for {longest}</p>", "wide")
     return table
 
 
@@ -319,9 +292,9 @@ def _table(title: str, heads: Sequence[str], rows: Sequence[Row], count: int) ->
             cells += f'<td data-name="{name}">{_text(other)}{bar}</td>' if other else "<td></td>"
         body += f"<tr>{cells}</tr>"
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
-    rest = count - len(rows)
-    if rest:
-        table += f'<p class="quiet">{count_text(rest, "more change" if rows else "change")} in the queue</p>'
+    if rest := count - len(rows):
+        words = f"and {count_text(rest, 'other')}" if rows else f"{count_text(rest, 'change')} in the queue"
+        table += f'<p class="quiet">{words}</p>'
     return _card(title, table, "wide")
 
 
