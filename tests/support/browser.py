@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from selenium.webdriver import Chrome, ChromeOptions
@@ -62,7 +63,7 @@ class Browser:
         return [str(row["message"]) for row in self._driver.get_log("browser")]
 
     def picture(self, path: Path) -> None:
-        """Write what is shown to a PNG, as long as the whole page."""
+        """Write what is shown to a PNG."""
         self._driver.save_screenshot(str(path))
 
     def _send(self, command: str, parameters: dict[str, Any]) -> Any:
@@ -78,10 +79,11 @@ def browsing(*, width: int = DESKTOP[0], height: int = DESKTOP[1]) -> Iterator[B
         options.add_argument(f"--{word}")
     if os.geteuid() == 0:
         options.add_argument("--no-sandbox")  # it does not start otherwise
-    driver = Chrome(options=options, service=Service(DRIVER))
-    try:
-        browser = Browser(driver)
-        browser.resize(width, height)
-        yield browser
-    finally:
-        driver.quit()
+    with TemporaryDirectory() as folder:  # the browser leaves its folders behind
+        driver = Chrome(options=options, service=Service(DRIVER, env={**os.environ, "TMPDIR": folder}))
+        try:
+            browser = Browser(driver)
+            browser.resize(width, height)
+            yield browser
+        finally:
+            driver.quit()
