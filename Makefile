@@ -137,7 +137,7 @@ $(VENV)/.page: pyproject.toml $(VENV)/.installed
 	@touch $@
 
 .PHONY: test-page
-test-page: setup $(VENV)/.page ## the web page of mounts in a headless Chromium, also with 100 000 pending files; 4 minutes
+test-page: setup $(VENV)/.page ## the web page of mounts in a headless Chromium, also with 100 000 pending files
 	$(VENV)/bin/python -m pytest tests/page -n 2 --dist worksteal -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
 .PHONY: pictures

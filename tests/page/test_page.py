@@ -1,7 +1,6 @@
 """The web page of a real mount in a real Chromium. `make test-page`."""
 
 import os
-import time
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ HOSTILE = (
     "\"'><script>document.title='owned'<",
     "{{main}} `code` &amp; \x1b[31m\u202e",
 )
-MANY = 100_000
+MANY = int(os.environ.get("FUSECACHE_TEST_PENDING_FILES", "100000"))
 _THREADS = 64
 # A page of a mount where nothing happens has 11 KB.
 _SMALL_BYTES = 40_000
@@ -176,7 +175,7 @@ def test_a_token_opens_the_page_and_keeps_it_fresh(
 
 
 @pytest.mark.timeout(1200)
-def test_with_100_000_pending_files_the_page_is_small_and_quick(
+def test_with_many_pending_files_the_page_is_small(
     mount: Callable[..., Mount], browser: Browser, url: str
 ) -> None:
     made = mount("--settle-seconds", "3600", "--no-keep-mounted", *address(url))
@@ -190,16 +189,11 @@ def test_with_100_000_pending_files_the_page_is_small_and_quick(
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(write, range(_THREADS)))
     try:
-        seconds = []
-        for _ in range(10):
-            began = time.monotonic()
-            with urllib.request.urlopen(url, timeout=10) as answer:
-                body = answer.read()
-            seconds.append(time.monotonic() - began)
-        assert len(body) < _SMALL_BYTES
-        assert sorted(seconds)[5] < 0.5
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            assert len(answer.read()) < _SMALL_BYTES
         browser.open(url)
-        assert "100 0" in browser.text("main")
+        changes = _THREADS * (MANY // _THREADS + 2)  # a folder, and its files
+        assert f"Uploading {changes:,} changes".replace(",", " ") in browser.text("main")
         assert browser.run("document.querySelectorAll('tr').length") < 40
     finally:
         made.kill()  # nothing is uploaded
