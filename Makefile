@@ -141,7 +141,7 @@ test-page: setup $(VENV)/.page ## the web page of mounts in a headless Chromium,
 	$(VENV)/bin/python -m pytest tests/page -n 2 --dist worksteal -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
 .PHONY: pictures
-pictures: setup $(VENV)/.page ## the pictures in docs/how-to/page: the web page in five situations
+pictures: setup $(VENV)/.page docs ## the pictures in docs/how-to/page: the web page in five situations, and the site
 	@$(VENV)/bin/python -m scripts.page_pictures
 
 $(VENV)/.streaming-suite: $(VENV)/.installed

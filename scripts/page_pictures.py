@@ -1,6 +1,6 @@
-"""Writes docs/how-to/page/*.png: the web page in five situations, on a desktop and on a phone.
+"""Writes docs/how-to/page/*.png: the web page in five situations, and this site, on a desktop and on a phone.
 
-`make pictures`, with FUSE and Debian's Chromium. The status is that of a real mount of the test server. Its folder's
+`make pictures`, with FUSE, Debian's Chromium and the site of `make docs`. The status is that of a real mount of the test server. Its folder's
 name, the curves of the hour before, the job and the prices are made up: they would take an hour and a GPU.
 """
 
@@ -25,6 +25,7 @@ from tests.support.browser import DESKTOP, PHONE, Browser, browsing
 from tests.support.daemons import MIB, Daemon, wait_until
 
 FOLDER = ROOT / "docs" / "how-to" / "page"
+SITE = ROOT / "build" / "site"
 MOST_BYTES = 60_000
 _COLOURS = (64, 48, 32, 24)
 # An epoch begins when the hour is a quarter over: its first reads come from the bucket.
@@ -103,12 +104,13 @@ def html(mount: Daemon, situation: str) -> str:
     return text.replace(mount.server.endpoint_url, "https://ACCOUNT.r2.cloudflarestorage.com")
 
 
-def picture(browser: Browser, name: str) -> None:
-    """Write both pictures of what the browser shows."""
+def picture(browser: Browser, name: str, *, is_whole: bool = True) -> None:
+    """Write both pictures of what the browser shows. is_whole: also what one would have to scroll to."""
     for screen, (width, height) in {"desktop": DESKTOP, "phone": PHONE}.items():
         browser.resize(width, height)
         browser.prefer_dark(is_dark=screen == "phone")
-        browser.resize(width, int(browser.run("document.documentElement.scrollHeight")))
+        if is_whole:
+            browser.resize(width, int(browser.run("document.documentElement.scrollHeight")))
         path = FOLDER / f"{name}-{screen}.png"
         browser.picture(path)
         with Image.open(path) as image:
@@ -167,6 +169,9 @@ def main() -> int:
                 picture(browser, "stopped")
         finally:
             mount.clean_up()
+        browser.prefer_dark(is_dark=False)
+        browser.open(f"file://{SITE}/how-to/install.html")
+        picture(browser, "site", is_whole=False)
     return 0
 
 
