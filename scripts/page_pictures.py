@@ -1,8 +1,8 @@
 """Writes docs/how-to/page/*.png: the web page in five situations, and this site, on a desktop and on a phone.
 
-`make pictures`, with FUSE, Debian's Chromium and the site of `make docs`. The status is that of a real mount of the test
-server. Its folder's name, the curves of the hour before, the job and the prices are made up: they would take an hour and
-a GPU.
+`make pictures`, with FUSE, Debian's Chromium and the site of `make docs`. The status is that of a real mount of the
+test server. Its folder's name, the curves of the hour before, the job and the prices are made up: they would take an
+hour and a GPU.
 """
 
 import math
