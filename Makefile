@@ -410,6 +410,10 @@ bench-loader: setup $(VENV)/.bench ## the loader, beside six other libraries; an
 bench-file-hints: setup $(VENV)/.bench ## single files and tars, with hints and without; 6 minutes as root
 	@$(VENV)/bin/python -m benchmarks.file_hints $(BENCH_ARGS)
 
+.PHONY: bench-serving
+bench-serving: setup $(VENV)/.bench ## loading a model's weights, cold and again; 5 minutes as root; BENCH_ARGS for parts
+	@$(VENV)/bin/python -m benchmarks.serving $(BENCH_ARGS)
+
 AGAINST ?= HEAD
 
 .PHONY: bench-pairs

@@ -43,6 +43,10 @@ COLOURS = {
     "whole": "#9a9a9a",
     "lru": "#7ba7cc",
     "ideal": "#d0d0d0",
+    "sequence": "#6f6f6f",
+    "file-order": "#e79aa5",
+    "quarters": "#c0576b",
+    "unguessed": "#d0d0d0",
 }
 TITLES = {
     "fusecache-remote": "fusecache, fsync remote",
@@ -73,6 +77,10 @@ TITLES = {
     "whole": "the shards read whole",
     "lru": "least recently used, counted",
     "ideal": "the least possible",
+    "sequence": "fusecache, in sequence",
+    "file-order": "fusecache, mapped, the file's order",
+    "quarters": "fusecache, 4 processes, quarters",
+    "unguessed": "fusecache, without whole_files",
 }
 Panels = Sequence[Sequence[tuple[str, tuple[str, ...]]]]
 # Rows of panels, each with its title and its cases; a panel is as wide as it has bars.

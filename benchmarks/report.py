@@ -28,6 +28,10 @@ def _megabytes(value: float) -> str:
     return f"{value / 1e6:,.0f} MB/s"
 
 
+def _megabytes_in_all(value: float) -> str:
+    return f"{value / 1e6:,.0f} MB"
+
+
 def _seconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
 
@@ -87,6 +91,10 @@ SHOWN = {
     "order-native": Shown("first batch of 1 000 000 000, native", "batch_seconds", _seconds),
     "index": Shown("index of 1 000 000 shards", "seconds", _seconds),
     "import": Shown("import", "seconds", _seconds),
+    "model": Shown("cold 512 MiB of weights", "rate", _megabytes),
+    "shards": Shown("cold 1 GiB in 8 shards", "rate", _megabytes),
+    "sampled": Shown("fetched for 200 bytes of a mapping", "fetched_bytes", _megabytes_in_all),
+    "model-again": Shown("weights again, from the disk", "rate", _megabytes),
     "images-epoch": Shown("waited for batches of single files", "waited_seconds", _seconds),
     "tars-epoch": Shown("waited for batches of tars", "waited_seconds", _seconds),
 }
@@ -121,6 +129,10 @@ ORDER = (
     "energon",
     "lru",
     "ideal",
+    "sequence",
+    "file-order",
+    "quarters",
+    "unguessed",
 )
 # Shown besides, where they were measured.
 PER_GIB = {"CPU s a GiB": "cpu_per_gib", "interpreter's lock s a GiB": "lock_per_gib"}
