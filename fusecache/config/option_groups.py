@@ -31,6 +31,10 @@ ORDER_LAST = (
     ".metadata", "*.metadata", "_metadata*", "metadata.json", "index.json", "*.index.json", "_shard_sizes.json",
     "trainer_state.json", "latest*", "last.*", "*.symlink", "commit_success.txt", "_SUCCESS", "*.done",
 )  # fmt: skip
+# Weights of models, of which programs read all, in any order. torch's have no header that tells them from other data.
+WHOLE_FILES = (
+    "*.safetensors", "*.gguf", "*.distcp", "pytorch_model*.bin", "consolidated*.pth", "*_states.pt",
+)  # fmt: skip
 
 # Options by their names of the version before.
 OLD_NAMES = {"metrics_port": "http_address"}

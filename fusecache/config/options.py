@@ -24,6 +24,7 @@ from fusecache.config.endpoint_options import own_endpoint, resolve_endpoints, r
 from fusecache.config.node_memory import SMALLEST_MEMORY_BYTES, default_memory
 from fusecache.config.option_groups import (
     OLD_NAMES,
+    WHOLE_FILES,
     EndpointOptions,
     MonitoringOptions,
     RequestOptions,
@@ -158,6 +159,13 @@ class MountOptions:
         unit="list",
         default=(),
     )
+    whole_files: tuple[str, ...] = option(
+        as_names,
+        "weights of models: all of such a file is fetched once a program reads beyond its header, as of files that "
+        "begin as safetensors or GGUF; your list replaces this one, an empty one turns it off",
+        unit="list",
+        default=WHOLE_FILES,
+    )
     symlinks: str = option(
         one_of("inside", "all", "none"),
         "symlinks to follow: inside, only into the mount (a relative target, `..` only at its start); all; none. Other "
@@ -253,7 +261,7 @@ HELP_GROUPS: dict[str, list[str]] = {
         "endpoint_url", "region", "profile", "write_profile", "credentials_file", "credentials_from", "unsigned",
         "requester_pays",
     ],
-    "cache": ["cache_dir", "cache_size", "pin", "immutable"],
+    "cache": ["cache_dir", "cache_size", "pin", "whole_files", "immutable"],
     "writing": [
         "read_only", "order_last", "temp_names", "local_only", "delete_delay", "settle_seconds", "fsync", "conflict",
         "sse", "storage_class",

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import trio
 
 from fusecache import __version__
+from fusecache.config.node_memory import memory_bytes
 from fusecache.config.options import MountOptions, shown_options
 from fusecache.daemon.connect import (
     StartConnection,
@@ -320,6 +321,8 @@ def engine_options(
         fsync_is_remote=options.writeback.fsync == "remote",
         local_only=options.writeback.local_only,
         pin=options.pin,
+        whole_files=options.whole_files,
+        page_bytes=memory_bytes() // 2,
         symlinks=options.symlinks,
         download_rate=options.requests.download_rate,
         patience_seconds=options.requests.read_timeout,

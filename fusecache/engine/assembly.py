@@ -27,6 +27,7 @@ from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.operations import ImmutableDirectories, NamespaceOps
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.prefetch.hint_service import HintService
+from fusecache.engine.prefetch.model_loads import ModelLoads
 from fusecache.engine.prefetch.sibling_readahead import SiblingReadahead
 from fusecache.engine.publish.bucket_writer import BucketWriter
 from fusecache.engine.publish.multipart_uploader import MultipartUploader
@@ -206,6 +207,15 @@ def build_write_back(
         storage.boot_id,
     )
     events.sibling_readahead = SiblingReadahead(tree, lookup, cache, names.hints)
+    events.model_loads = ModelLoads(
+        lookup,
+        cache,
+        names.hints,
+        tasks,
+        events,
+        patterns=options.whole_files,
+        most_page_bytes=options.page_bytes,
+    )
     uploader = events.uploader = MultipartUploader(
         store,
         tree,

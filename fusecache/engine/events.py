@@ -1,9 +1,11 @@
 """The wiring of the engine: which part hears of which event of another part."""
 
 from fusecache.engine.admin.pinning import PinnedObjects
+from fusecache.engine.cache.block_cache import ReadHandle
 from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import FileVersion, Node, QueuedChange
+from fusecache.engine.prefetch.model_loads import ModelLoads
 from fusecache.engine.prefetch.sibling_readahead import SiblingReadahead
 from fusecache.engine.publish.multipart_uploader import MultipartUploader
 from fusecache.engine.publish.preparer import Preparer
@@ -14,6 +16,7 @@ from fusecache.engine.write.snapshots import OpenFileSnapshots
 from fusecache.engine.writeback.conflict_log import ConflictLog
 from fusecache.index.journal import Change
 from fusecache.model.errors import FusecacheError
+from fusecache.model.objects import ObjectId
 from fusecache.model.records import FileRecord
 
 
@@ -26,6 +29,7 @@ class EngineEvents(Events):
     conflict_log: ConflictLog
     lookup: Lookup
     client: MetadataClient
+    model_loads: ModelLoads
     pinned: PinnedObjects
     preparer: Preparer
     publisher: Publisher
@@ -64,6 +68,10 @@ class EngineEvents(Events):
         """The kernel drops its cached pages."""
         await self.kernel.on_evicted(inodes)
 
+    async def on_fetched(self, node: Node, object_id: ObjectId, offset: int, data: memoryview) -> None:
+        """The kernel gets them, so that their reads need no request."""
+        await self.kernel.on_fetched(node, object_id, offset, data)
+
     # ---- names that programs here change
 
     def on_key_removed(self, key: str) -> None:
@@ -79,6 +87,10 @@ class EngineEvents(Events):
     def on_read(self, node: Node, pid: int) -> None:
         """The file that the process reads next is guessed, unless a hint covers this one."""
         self.sibling_readahead.on_read(node, pid)
+
+    def on_bytes_read(self, node: Node, handle: ReadHandle, offset: int, data: bytes | memoryview) -> None:
+        """If the file is weights that are being loaded, the rest of it is fetched."""
+        self.model_loads.on_bytes_read(node, handle, offset, data)
 
     def on_dirty(self) -> None:
         """The file is watched, and published when it stays open for long."""

@@ -38,6 +38,15 @@ class FetchSource(enum.Enum):
     DISK = "the cache file"
 
 
+class FetchedTo(enum.Enum):
+    """Where the bytes of a model go that is fetched as a whole."""
+
+    NOWHERE = "it is not fetched as a whole"
+    DISK = "the cache file"
+    PAGES = "the kernel's pages: the disk has no space"
+    READERS = "only those who ask: neither has space"
+
+
 class FetchState(enum.Enum):
     """The life of a fetch: QUEUED -> RUNNING -> (PAUSED -> QUEUED …) DONE; QUEUED -> DONE: cancelled."""
 
@@ -59,7 +68,8 @@ class ChunkWaiter:
 @dataclass(eq=False, slots=True)
 class CachedObject:
     """One object version in memory. blocks: how many of its blocks have a granule on disk; warming: how many warm-ups
-    are fetching it; number: of its cache file."""
+    are fetching it; number: of its cache file. load_begins_at: a read from here on means that all of the object will be
+    read, None if that is not known; fetched_to: whether all of it is being fetched for that reason."""
 
     object_id: ObjectId
     size: int
@@ -69,6 +79,8 @@ class CachedObject:
     blocks: int = 0
     handles: int = 0
     warming: int = 0
+    load_begins_at: float | None = None
+    fetched_to: FetchedTo = FetchedTo.NOWHERE
     disk_operations: int = 0
     chunks: dict[int, "Chunk"] = field(default_factory=dict)
 

@@ -23,7 +23,7 @@ import trio
 
 from fusecache.disk.cache_files import CacheFiles
 from fusecache.engine.cache.block_table import BlockTable
-from fusecache.engine.cache.chunks import CachedObject, Chunk
+from fusecache.engine.cache.chunks import CachedObject, Chunk, FetchedTo
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import CacheIndex, Evicted
@@ -43,6 +43,8 @@ from fusecache.policy.cache.space_ledger import SpaceLedger
 _SAMPLE_SEEKS = 128
 _SAMPLE_RUN = 8
 _SAMPLE_SEEKS_LEAST = 16
+# Next use 0.0 means pinned, or being warmed. What is read now must rank below that.
+SOON = 1e-6
 # An incoming block with a known next use takes up to 32 samples to find blocks that are read later.
 _SEARCHES = 32
 
@@ -94,9 +96,9 @@ class WarmedFiles:
             self._warmed = [other for other in self._warmed if other is not warmed]
 
     def next_use(self, entry: CachedObject | None, candidate: EvictionCandidate) -> float | None:
-        """Return 0.0 for a block that a warm-up under way has fetched, None for others."""
-        if entry is not None and entry.warming:
-            return 0.0
+        """Return 0.0 for a block that a warm-up under way has fetched, SOON for one of a load; None for others."""
+        if entry is not None and (entry.warming or entry.fetched_to is not FetchedTo.NOWHERE):
+            return 0.0 if entry.warming else SOON
         return 0.0 if any(candidate.file_number in warmed for warmed in self._warmed) else None
 
 
@@ -151,8 +153,8 @@ class Evictor:
 
     def incoming_use(self, chunk: Chunk, mask: int) -> float | None:
         """Return when granules about to be written are read next; as `_next_use` for cached blocks."""
-        if chunk.owner.warming:
-            return 0.0
+        if chunk.owner.warming or chunk.owner.fetched_to is not FetchedTo.NOWHERE:
+            return 0.0 if chunk.owner.warming else SOON
         if self._hints is None:
             return None
         start, stop = next(runs(mask))

@@ -8,7 +8,7 @@ Invariants:
 """
 
 import mmap
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -127,9 +127,11 @@ class CacheMaintenance:
         mask: int | None = None,
         depth: int = 0,
         attempts: int = _FILL_ATTEMPTS,
+        most_bytes: int = CHUNK_BYTES,
     ) -> None:
         """Fetch a chunk, or the granules of `mask`, to disk, after the fetches that readers wait for.
 
+        most_bytes: of one GET.
         The caller keeps the object in memory. Raises the fetch's error; NoSpace if it was fetched and not stored.
         """
         chunk = await self._table.loaded_chunk(entry, index)
@@ -140,7 +142,7 @@ class CacheMaintenance:
                 if not full & ~chunk.present:
                     return
                 await self._store_buffers(chunk, full & ~chunk.present)
-                await self._fetch(chunk, full & ~chunk.present, depth)
+                await self._fetch(chunk, full & ~chunk.present, depth, most_bytes)
             # Granules that other callers fetched during this are not stored by them if the disk is slow.
             await self._store_buffers(chunk, full & ~chunk.present)
             if full & ~chunk.present:
@@ -152,6 +154,39 @@ class CacheMaintenance:
             for buffer in chunk.buffers:
                 # Recycled first: a later reader finds these bytes on disk.
                 self._buffer_pool.mark_consumed(buffer)
+            self._table.drop_if_idle(chunk)
+
+    async def use(
+        self,
+        entry: CachedObject,
+        index: int,
+        mask: int,
+        use: Callable[[int, memoryview], Awaitable[None]],
+    ) -> None:
+        """Call `use` with an offset and its bytes, for each run of granules of `mask`, from memory, disk or bucket.
+
+        The bytes stay until it returns. Raises the fetch's error.
+        """
+        chunk = await self._table.loaded_chunk(entry, index)
+        chunk.readers += 1
+        try:
+            while mask & ~chunk.in_memory():
+                self._fetcher.request(chunk, mask, Cause.HINT)
+                self._fetcher.pump()
+                await self._fetcher.wait_for(chunk, mask)
+            for buffer in list(chunk.buffers):
+                found = buffer.valid & mask
+                mask &= ~found
+                self._buffer_pool.acquire_use(buffer)
+                try:
+                    for first, stop in runs(found):
+                        start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
+                        await use(index * CHUNK_BYTES + start, buffer.view(start, end))
+                finally:
+                    self._buffer_pool.release_use(buffer, trio.current_time())
+                    self._buffer_pool.mark_consumed(buffer)
+        finally:
+            chunk.readers -= 1
             self._table.drop_if_idle(chunk)
 
     async def _store_buffers(self, chunk: Chunk, missing: int) -> None:
@@ -180,8 +215,8 @@ class CacheMaintenance:
         """Return how many bytes may be fetched without an eviction."""
         return self._disk_space.free_bytes() if self._table.accepts_blocks else 0
 
-    async def _fetch(self, chunk: Chunk, missing: int, depth: int) -> None:
-        self._fetcher.request(chunk, missing, Cause.HINT, depth=depth)
+    async def _fetch(self, chunk: Chunk, missing: int, depth: int, most_bytes: int) -> None:
+        self._fetcher.request(chunk, missing, Cause.HINT, depth=depth, most_bytes=most_bytes)
         self._fetcher.pump()
         fetches = [
             fetch for fetch in chunk.fetches if fetch.source is FetchSource.NETWORK and fetch.mask & missing

@@ -1,8 +1,10 @@
 """What parts of the engine tell each other. A part emits an event, and does not know who hears of it."""
 
+from fusecache.engine.cache.block_cache import ReadHandle
 from fusecache.engine.namespace.nodes import FileVersion, Node, QueuedChange
 from fusecache.index.journal import Change
 from fusecache.model.errors import FusecacheError
+from fusecache.model.objects import ObjectId
 from fusecache.model.records import FileRecord
 
 
@@ -34,6 +36,9 @@ class Events:
     async def on_evicted(self, inodes: list[int]) -> None:
         """A user evicts these files: no copy of their bytes shall stay in memory either."""
 
+    async def on_fetched(self, node: Node, object_id: ObjectId, offset: int, data: memoryview) -> None:
+        """These bytes of a published file, which programs have open, will be read soon."""
+
     # ---- names that programs here change
 
     def on_key_removed(self, key: str) -> None:
@@ -46,6 +51,9 @@ class Events:
 
     def on_read(self, node: Node, pid: int) -> None:
         """A process begins to read a published file at its first byte. pid: its thread, 0 if unknown."""
+
+    def on_bytes_read(self, node: Node, handle: ReadHandle, offset: int, data: bytes | memoryview) -> None:
+        """A program has read bytes of a published file."""
 
     def on_dirty(self) -> None:
         """A file has changes that no durable close covers."""

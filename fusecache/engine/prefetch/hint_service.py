@@ -19,6 +19,7 @@ from typing import Any
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
+from fusecache.engine.cache.evictor import SOON
 from fusecache.engine.cache.range_cache import is_worth_it
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Node
@@ -63,8 +64,6 @@ class ReadLog:
 
 # Every 2 s the daemon looks for silent jobs and for jobs whose process has ended: neither sends an event.
 _POLL_SECONDS = 2.0
-# Next use 0.0 means pinned. A hinted read that is due now must rank below that.
-_NOW = 1e-6
 
 
 @dataclass(eq=False, repr=False)
@@ -237,7 +236,7 @@ class HintService:
         node = self._tree.find(object_id.key)
         if node is not None and node.object is not None and node.object.etag != object_id.etag:
             return None  # the bucket has a newer version
-        return max(_NOW, seconds)
+        return max(SOON, seconds)
 
     def names(self, object_id: ObjectId) -> bool:
         """Return whether a job's plan names a file. If so, its read pattern is not guessed."""

@@ -20,6 +20,7 @@ from functools import partial
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
+from fusecache.engine.cache.evictor import SOON
 from fusecache.engine.cache.range_cache import CachedRange
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Node
@@ -47,8 +48,6 @@ _HOLD_SECONDS = 2.0
 # The job unpacks and distributes its first bytes right after reading them. Whole files wait that time, to leave the
 # job CPU and link.
 _HAND_OUT_SECONDS = 0.25
-# Next use 0.0 means pinned. A planned read that is due now must rank below that.
-_NOW = 1e-6
 
 
 @dataclass(eq=False, slots=True)
@@ -243,7 +242,7 @@ class Prefetcher:
         assert piece is not None
         assert planned is not None
         if piece.mask and piece.nbytes > free:
-            seconds = max(_NOW, cursor.job.seconds_until(planned.first))
+            seconds = max(SOON, cursor.job.seconds_until(planned.first))
             if not await self._cache.maintenance.evict_for(running + piece.nbytes, seconds):
                 cursor.rests_until = trio.current_time() + REST_SECONDS
                 return True

@@ -14,6 +14,7 @@ import trio
 
 from fusecache.disk.staging import StagingDirectory, StagingFile
 from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
+from fusecache.engine.cache.chunks import FetchedTo
 from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, Operation, attributes_of
 from fusecache.engine.namespace.tree import Tree
@@ -57,7 +58,10 @@ class FileReader:
         if offset == 0 and handle.reader is None:
             self._events.on_read(node, handle.pid)
         try:
-            return await self._cache.read(self._reader(handle, remote), offset, size)
+            reader = self._reader(handle, remote)
+            data = await self._cache.read(reader, offset, size)
+            self._events.on_bytes_read(node, reader, offset, data)
+            return data
         except (ObjectChanged, ObjectMissing):
             # During the wait our own publisher may have given the node another object, or another key.
             await self.wait_moved(node)
@@ -72,6 +76,8 @@ class FileReader:
         if handle.node.version is not None or remote is None or offset >= remote.size:
             return False
         reader = self._reader(handle, remote)
+        if reader.entry.fetched_to is not FetchedTo.NOWHERE:
+            return False  # all of it is on its way
         return not await self._cache.is_whole(reader, offset, min(offset + size, remote.size))
 
     def _reader(self, handle: FileHandle, remote: ObjectInfo) -> ReadHandle:

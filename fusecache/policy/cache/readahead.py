@@ -129,6 +129,11 @@ def side_stream(stop: int, near_bytes: int = NEAR_BYTES) -> ReadPattern:
     return ReadPattern(Phase.RANDOM, position=stop, near_bytes=near_bytes)
 
 
+def reader_of_all(stop: int) -> ReadPattern:
+    """Return the pattern of a reader that jumped and read up to `stop`, in a file of which all bytes will be read."""
+    return ReadPattern(Phase.SEQUENTIAL, stop, window_bytes=CHUNK_BYTES, consumed_bytes=CHUNK_BYTES)
+
+
 def demand_stop(pattern: ReadPattern, start: int, stop: int, size: int) -> int:
     """Return where the fetch for a read of [start, stop) should stop, after a cache miss.
 

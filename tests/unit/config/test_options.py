@@ -141,6 +141,7 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "fsync": "remote",
         "local_only": "tmp/",
         "pin": "last/,*.ckpt",
+        "whole_files": "*.safetensors,*.ot",
         "symlinks": "none",
     }
     # It needs other variables: `test_bucket_options.py`.
