@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fusecache.cli.say import print_line, say_error
-from fusecache.cli.views.status import warm_text
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import count_text, size_text
 from fusecache.mount.bucket_folders import mounts_in
 from fusecache.mount.control_client import Mount, ask, request_stream
 from fusecache.mount.launch import mount_of_this_node, resolve_in_mount
-from fusecache.mount.progress import StepView, show_check, show_warm_up
+from fusecache.mount.progress import StepView, show_check, show_warm_up, warm_text
 
 
 def warm(arguments: argparse.Namespace, _: Sequence[str]) -> int:

@@ -275,7 +275,7 @@ class FileSystem:
             },
             "hidden_keys": self.lookup.hidden_keys,
             "read_directly": {
-                "kernel": self.cache.maintenance.passed_through_files,
+                "kernel": self.cache.maintenance.passed_through_opens,
                 "loader": self.cache.maintenance.handed_out_files,
             },
             "journal_error": str(self.journal.refusal or ""),

@@ -116,7 +116,7 @@ class Passthrough:
         if number not in self._backings:
             self._backings[number] = _Backing(backing_id, _nothing)
         self._backings[number].opens += 1
-        self._fs.cache.maintenance.passed_through_files += 1
+        self._fs.cache.maintenance.passed_through_opens += 1
 
     async def hold_adopted(self) -> None:
         """Have the cache hold the files that were adopted, which it protects until then as found."""
@@ -139,7 +139,7 @@ class Passthrough:
         if backing is None:
             return 0
         backing.opens += 1
-        self._fs.cache.maintenance.passed_through_files += 1
+        self._fs.cache.maintenance.passed_through_opens += 1
         self._fs.file_io.announce_read(handle)
         return backing.number
 
@@ -149,7 +149,7 @@ class Passthrough:
         if backing is None:
             return
         backing.opens -= 1
-        self._fs.cache.maintenance.passed_through_files -= 1
+        self._fs.cache.maintenance.passed_through_opens -= 1
         if not backing.opens:
             del self._backings[node.number]
             if self._session is not None:

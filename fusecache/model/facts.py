@@ -103,7 +103,7 @@ ENGINE_FACTS = {
     "cache.disk_errors": "errors of the cache disk",
     "cache.uncached": "fetches that could not be kept on the disk",
     "read_directly": "open files that the `kernel`, and cache files that `loader` reads by itself: these reads are not "
-    "counted",
+    "counted, nor are files that are closed and still mapped, as weights are",
     "reads_waiting": "reads that wait for the bucket right now: `reads`, and `seconds` of the longest",
     "hidden_keys": "keys in the directories listed so far that the mount does not show, as no path can name them",
     "in_memory": "what the daemon's memory has: `inodes`, and `listing_bytes` that the cache disk refused",

@@ -105,9 +105,19 @@ def show_warm_up(view: StepView, facts: Mapping[str, Any]) -> None:
         words = f"counting, {count_text(files, 'file')}"
         view.show(0, None, words, words)
         return
-    done = f"{facts['files_done']} of {count_text(files, 'file')}"
-    line = f"{done}, {size_text(facts['bytes_done'])} of {size_text(nbytes)}"
-    view.show(facts["bytes_done"], nbytes, done, line)
+    beside = f"{facts['files_done']} of {count_text(files, 'file')}"
+    view.show(facts["bytes_done"], nbytes, beside, warm_text(facts))
+
+
+def warm_text(facts: Mapping[str, Any]) -> str:
+    """Return the progress of a warm-up: `3 of 10 files, 1.0 GiB of 4.0 GiB, 512.0 MiB/s, about 6 s left`."""
+    done, total = facts["bytes_done"], facts["bytes_total"]
+    words = f"{facts['files_done']} of {count_text(facts['files_total'], 'file')}, "
+    words += f"{size_text(done)} of {size_text(total)}"
+    if facts["state"] == "running" and done and facts["seconds"] >= 1:
+        rate = done / facts["seconds"]
+        words += f", {size_text(rate)}/s, about {seconds_text((total - done) / rate)} left"
+    return words + (f", {facts['files_failed']} failed" if facts["files_failed"] else "")
 
 
 def show_check(view: StepView, facts: Mapping[str, Any], cached_bytes: int | None) -> None:

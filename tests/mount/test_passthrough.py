@@ -186,6 +186,22 @@ def fd(one: Mount, whole: str) -> Iterator[int]:
 # ---- reading
 
 
+def test_a_file_that_is_mapped_and_closed_is_not_counted_and_still_read_by_the_kernel(
+    one: Mount, whole: str, data: bytes
+) -> None:
+    """As programs read weights: no descriptor is left, and the daemon sees no read."""
+    fd = passed_descriptor(one, whole)
+    memory = Mapping(fd, SIZE)
+    os.close(fd)
+    try:
+        wait_until(lambda: passed(one) == 0, "the close")
+        before = one.read_by_daemon()
+        assert memory.content() == data
+        assert one.read_by_daemon() == before
+    finally:
+        memory.close()
+
+
 def test_all_ways_to_read_give_the_objects_bytes_without_the_daemon(
     one: Mount, whole: str, fd: int, data: bytes
 ) -> None:

@@ -39,6 +39,7 @@ from fusecache.model.verdict import (
 from fusecache.mount.bucket_folders import mounts_meant
 from fusecache.mount.control_client import Mount, ask
 from fusecache.mount.launch import resolve_in_mount
+from fusecache.mount.progress import warm_text
 
 
 def endpoint_lines(endpoints: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -304,15 +305,6 @@ def _hints(hints: Mapping[str, Any]) -> Iterator[Row]:
             yield "", ", ".join(words)
     if len(jobs) > MAX_LINES:
         yield "", f"and {count_text(len(jobs) - MAX_LINES, 'job')} more"
-
-
-def warm_text(job: Mapping[str, Any]) -> str:
-    """Return the progress of a warm-up: `3 of 10 files, 1.0 GiB of 4.0 GiB`."""
-    words = (
-        f"{job['files_done']} of {count_text(job['files_total'], 'file')}, "
-        f"{size_text(job['bytes_done'])} of {size_text(job['bytes_total'])}"
-    )
-    return words + (f", {job['files_failed']} failed" if job["files_failed"] else "")
 
 
 def status(arguments: argparse.Namespace, _: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ Invariants:
 """
 
 import enum
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
@@ -52,7 +53,7 @@ class WarmupState(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class Warmup:
-    """One warm-up. Totals are final once `counted` is set; message: why it failed as a whole."""
+    """One warm-up. Totals are final once `counted` is set, at `began`; message: why it failed as a whole."""
 
     paths: tuple[str, ...]
     state: WarmupState = WarmupState.COUNTING
@@ -63,6 +64,7 @@ class Warmup:
     files_failed: int = 0
     failures: list[str] = field(default_factory=list)
     message: str = ""
+    began: float = math.inf
     counted: trio.Event = field(default_factory=trio.Event)
     ended: trio.Event = field(default_factory=trio.Event)
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -77,6 +79,7 @@ class Warmup:
             "files_failed": self.files_failed,
             "bytes_total": self.bytes_total,
             "bytes_done": self.bytes_done,
+            "seconds": round(max(0.0, trio.current_time() - self.began), 1),
             "failures": list(self.failures),
             "message": self.message,
         }
@@ -153,7 +156,7 @@ class WarmupRunner:
             job.bytes_total += info.size
             disk_bytes += -(-info.size // PAGE_BYTES) * PAGE_BYTES
         self._check_space(disk_bytes)
-        job.state = WarmupState.RUNNING
+        job.state, job.began = WarmupState.RUNNING, trio.current_time()
         job.counted.set()
         with self._cache.maintenance.protect_warmed() as warmed:
             async with trio.open_nursery() as nursery:

@@ -97,8 +97,9 @@ class CacheMaintenance:
     def __post_init__(self) -> None:
         # Most chunks in flight at once: three quarters of the buffers are left to readers.
         self.large_at_once = max(1, self._buffer_pool.large_count // 4)
-        # Open files that programs read by themselves; counted by the caller.
-        self.passed_through_files = 0
+        # Opens of files that the kernel reads by itself, until their close; counted by the caller. A mapping may
+        # outlive that: see `_release`.
+        self.passed_through_opens = 0
         self._verifying: dict[int, trio.Event] = {}
         self._verifiers = trio.CapacityLimiter(_VERIFY_AT_ONCE)
         self._found: dict[int, int] = {}
