@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 _EXPECTED = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED, errno.EPERM}
 )
+# A process that ends goes on with a call that the kernel blocks: what it stores then is to be little.
+_STORE_BYTES = 1 << 20
 
 
 class Notifier:
@@ -55,7 +57,9 @@ class Notifier:
 
     def store_pages(self, inode: int, offset: int, data: memoryview) -> None:
         """Give the kernel clean pages of an inode. Blocks and raises as `invalidate_inode`."""
-        self._send(Notify.STORE, NOTIFY_STORE_OUT.pack(inode, offset, len(data), 0), data)
+        for start in range(0, len(data), _STORE_BYTES):
+            piece = data[start : start + _STORE_BYTES]
+            self._send(Notify.STORE, NOTIFY_STORE_OUT.pack(inode, offset + start, len(piece), 0), piece)
 
     def close(self) -> None:
         """Stop sending. A call that the kernel blocks goes on."""

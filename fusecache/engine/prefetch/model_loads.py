@@ -1,8 +1,8 @@
-"""Fetches all of a model's weights once a program reads them out of order, by many connections.
+"""Fetches all of a model's weights once a program begins to read them, by many connections.
 
 A program that maps weights reads them in the order in which the model asks for them: small requests of the kernel far
 apart, one round trip each. So the rest comes behind the reads of programs, in the order of the files, as a warm-up
-does, and goes on into the kernel's pages. The index beside a shard names the other shards.
+does. The kernel gets it as its pages: then a page fault is no request. The index beside a shard names the others.
 
 Used on the trio loop.
 
@@ -153,7 +153,9 @@ class ModelLoads:
             entry.load_begins_at = load_begins_at(node.name, entry.size, start, self._patterns)
         load = self._loads.get(entry.object_id)
         if load is None:
-            if not is_load(entry.load_begins_at, entry.size, offset) or not _jumps(handle):
+            # Reads in sequence of what does not fit into memory need no help: read-ahead is as fast.
+            is_helped = entry.size <= self._most_page_bytes or _jumps(handle)
+            if not is_helped or not is_load(entry.load_begins_at, entry.size, offset):
                 return
             if self._hints.names(entry.object_id):
                 return
@@ -236,21 +238,23 @@ class ModelLoads:
     async def _fetch(self, load: _Load, nursery: trio.Nursery) -> None:
         """Fetch what is missing, chunk by chunk, as slots become free, until programs stop to read."""
         while True:
+            slot = object()
+            await self._slots.acquire_on_behalf_of(
+                slot
+            )  # then choose: a program may have opened a file by now
             file = load.next_file()
-            if file is None or load.has_failed or not await self._may_fetch(load, file):
+            is_due = file is not None and not load.has_failed and await self._may_fetch(load, file)
+            if file is None or not is_due or file.next_chunk == file.chunks:  # it was opened or closed by now
+                self._slots.release_on_behalf_of(slot)
                 if not await self._is_going_on(load, is_done=file is None):
                     return
                 continue
             index = file.next_chunk
-            if index == file.chunks:
-                continue  # the file was opened or closed during the wait
             file.begun = max(file.begun, index + 1)
             if file.node.handles:
                 file.given = index + 1
             load.asked_bytes += file.chunk_bytes(index)
-            chunk = (file, index)
-            await self._slots.acquire_on_behalf_of(chunk)
-            nursery.start_soon(self._fill, load, chunk, name="model-chunk")
+            nursery.start_soon(self._fill, load, file, index, slot, name="model-chunk")
 
     async def _may_fetch(self, load: _Load, file: _Weights) -> bool:
         """Return whether the next chunk of a file may be fetched now: by what was read, and there is disk space."""
@@ -262,7 +266,7 @@ class ModelLoads:
             return entry.fetched_to is FetchedTo.PAGES and file.node.handles > 0
         if not await maintenance.missing(entry, file.next_chunk, full_mask(nbytes)):
             return True
-        coming = self._slots.borrowed_tokens * CHUNK_BYTES + nbytes
+        coming = self._slots.borrowed_tokens * CHUNK_BYTES
         if coming <= maintenance.free_bytes() or await maintenance.evict_for(coming, SOON):
             return True
         self._on_no_space(load)
@@ -279,9 +283,8 @@ class ModelLoads:
         patience = _CLOSED_SECONDS if is_done else _SILENT_SECONDS
         return now < load.read_at + patience and now < max(load.seen_at, load.read_at) + _CLOSED_SECONDS
 
-    async def _fill(self, load: _Load, chunk: tuple[_Weights, int]) -> None:
+    async def _fill(self, load: _Load, file: _Weights, index: int, slot: object) -> None:
         """Fetch a chunk. If a program has the file open, give the kernel what no program has read of it."""
-        file, index = chunk
         maintenance, entry = self._cache.maintenance, file.handle.entry
         try:
             if entry.fetched_to is FetchedTo.DISK:
@@ -296,7 +299,7 @@ class ModelLoads:
             load.has_failed = True
             log.debug("weights are not fetched further key=%s error=%s", file.handle.object_id.key, exc)
         finally:
-            self._slots.release_on_behalf_of(chunk)
+            self._slots.release_on_behalf_of(slot)
 
     def _on_no_space(self, load: _Load) -> None:
         """What does not fit into the cache goes into the kernel's pages, or only to programs that ask for it."""
@@ -313,6 +316,6 @@ class ModelLoads:
 
 
 def _jumps(handle: ReadHandle) -> bool:
-    """Return whether the reads of an open file jump. Those in sequence need no help: read-ahead is as fast."""
+    """Return whether the reads of an open file jump."""
     patterns = [stream.pattern for stream in handle.streams]
     return len(patterns) > 1 or any(each.skips or each.phase is Phase.RANDOM for each in patterns)
