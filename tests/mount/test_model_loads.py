@@ -19,7 +19,7 @@ from safetensors.numpy import save
 
 from tests.mount.conftest import Place
 from tests.s3server import Control
-from tests.support.mounts import Mount, pattern, wait_until
+from tests.support.mounts import FUSECACHE, Mount, pattern, run, wait_until
 from tests.support.s3_buckets import Bucket
 
 MIB = 2**20
@@ -288,6 +288,23 @@ with safe_open(sys.argv[1], framework="numpy") as file:
     for name in names:
         assert sent(bucket, name) <= 1.02 * size
         assert equal(one.path / name, tensors, shuffled(tensors))
+
+
+def test_a_pinned_model_stays_cached_through_a_restart_and_other_reads(
+    mount: Callable[..., Mount], bucket: Bucket
+) -> None:
+    flags = ("--pin", "llama/", "--cache-size", "128MiB", "--memory", "64MiB")
+    tensors = model(tensors=8)
+    bucket.put("llama/model.safetensors", save(tensors))
+    bucket.put("other", pattern(160 * MIB))
+    one = mount(*flags)
+    run(FUSECACHE, "warm", "--wait", one.path / "llama")
+    one.unmount()
+    one.start(*flags)
+    assert (one.path / "other").stat().st_size == len((one.path / "other").read_bytes())
+    control_of(bucket).clear_log()
+    assert equal(one.path / "llama" / "model.safetensors", tensors, shuffled(tensors))
+    assert sent(bucket, "llama/model.safetensors") == 0
 
 
 @contextmanager
