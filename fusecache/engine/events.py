@@ -88,9 +88,11 @@ class EngineEvents(Events):
         """The file that the process reads next is guessed, unless a hint covers this one."""
         self.sibling_readahead.on_read(node, pid)
 
-    def on_bytes_read(self, node: Node, handle: ReadHandle, offset: int, data: bytes | memoryview) -> None:
+    def on_file_read(
+        self, node: Node, handle: ReadHandle, offset: int, nbytes: int, data: bytes | memoryview = b""
+    ) -> None:
         """If the file is weights that are being loaded, the rest of it is fetched."""
-        self.model_loads.on_bytes_read(node, handle, offset, data)
+        self.model_loads.on_file_read(node, handle, offset, nbytes, data)
 
     def on_dirty(self) -> None:
         """The file is watched, and published when it stays open for long."""

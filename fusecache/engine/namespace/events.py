@@ -52,8 +52,10 @@ class Events:
     def on_read(self, node: Node, pid: int) -> None:
         """A process begins to read a published file at its first byte. pid: its thread, 0 if unknown."""
 
-    def on_bytes_read(self, node: Node, handle: ReadHandle, offset: int, data: bytes | memoryview) -> None:
-        """A program has read bytes of a published file."""
+    def on_file_read(
+        self, node: Node, handle: ReadHandle, offset: int, nbytes: int, data: bytes | memoryview = b""
+    ) -> None:
+        """A program reads bytes of a published file. data: those at its start, once they are there."""
 
     def on_dirty(self) -> None:
         """A file has changes that no durable close covers."""

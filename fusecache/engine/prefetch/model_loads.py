@@ -145,11 +145,15 @@ class ModelLoads:
         self._slots = trio.CapacityLimiter(2 * cache.maintenance.large_at_once)
         self._is_said = False
 
-    def on_bytes_read(self, node: Node, handle: ReadHandle, offset: int, data: bytes | memoryview) -> None:
-        """A program has read bytes of a published file."""
+    def on_file_read(
+        self, node: Node, handle: ReadHandle, offset: int, nbytes: int, data: bytes | memoryview = b""
+    ) -> None:
+        """A program reads bytes of a published file. data: those at its start, once they are there."""
         entry = handle.entry
-        if entry.load_begins_at is None or not offset:
-            start = bytes(data[:START_BYTES]) if not offset else b""
+        if offset >= entry.size:
+            return
+        if entry.load_begins_at is None or data:
+            start = bytes(data[:START_BYTES])
             entry.load_begins_at = load_begins_at(node.name, entry.size, start, self._patterns)
         load = self._loads.get(entry.object_id)
         if load is None:
@@ -164,9 +168,9 @@ class ModelLoads:
             self._tasks.start_soon("model-load", self._run, load, node, about=node.name)
         file = load.files[entry.object_id]
         file.node = node
-        for index, first, stop in split_by_chunk(Extent(offset, offset + len(data))):
+        for index, first, stop in split_by_chunk(Extent(offset, min(offset + nbytes, entry.size))):
             file.read_masks[index] = file.read_masks.get(index, 0) | mask_of_bytes(first, stop)
-        load.read_bytes += len(data)
+        load.read_bytes += nbytes
         load.read_at = trio.current_time()
         load.read.set()
 

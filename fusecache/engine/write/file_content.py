@@ -59,8 +59,11 @@ class FileReader:
             self._events.on_read(node, handle.pid)
         try:
             reader = self._reader(handle, remote)
+            if offset:
+                self._events.on_file_read(node, reader, offset, size)
             data = await self._cache.read(reader, offset, size)
-            self._events.on_bytes_read(node, reader, offset, data)
+            if not offset:  # now its first bytes are known
+                self._events.on_file_read(node, reader, offset, size, data)
             return data
         except (ObjectChanged, ObjectMissing):
             # During the wait our own publisher may have given the node another object, or another key.
