@@ -77,9 +77,10 @@ def _start(
     return messages, errors
 
 
-def named_error(name: str, error: MountError) -> MountError:
+def named_error(name: str, error: FusecacheError) -> FusecacheError:
     """Return an error of a bucket's mount with its name."""
-    error.args = (f"bucket {name}: {error}",)
+    if not str(error).startswith(f"bucket {name}: "):
+        error.args = (f"bucket {name}: {error}",)
     return error
 
 

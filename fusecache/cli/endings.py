@@ -140,7 +140,7 @@ def _unmount_one(arguments: argparse.Namespace, mountpoint: Path) -> int:
 
 
 def _upgrade(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    mounts = [Path(each) for each in mounts_meant(arguments.mountpoint)]
+    mounts = [Path(each) for each in mounts_meant(arguments.mountpoint)[0]]
     if len(mounts) > 1:
         return in_each(mounts, ["upgrade"])
     mountpoint = mounts[0]

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,6 +40,7 @@ from fusecache.cli.sources import add_source_flags
 from fusecache.cli.views.health import health
 from fusecache.cli.views.status import status
 from fusecache.cli.views.top import top
+from fusecache.config.config_file import read_config
 from fusecache.config.options import (
     FIELDS,
     FLAG_VALUES_TEXT,
@@ -440,14 +441,16 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     parent = Parent(arguments.ready_fd)
     config = config_path_of(arguments)
     take_mountpoint(arguments)
+    load = cache(partial(_load, arguments, config))
     try:
         # The options of a successor may come from its predecessor.
-        mounts = {} if arguments.only or KEPT_VARIABLE in os.environ else _load(arguments, config)
+        is_successor = arguments.only or KEPT_VARIABLE in os.environ
+        mounts = {} if is_successor else load("" if config is None else read_config(config))
         if mounts and "" not in mounts:
             return _mount_several(mounts, words[1:], foreground=arguments.foreground)
         if arguments.foreground:
             return serve(
-                partial(_load_one, arguments, config),
+                lambda text: _own_options(arguments.only, load(text)),
                 config,
                 words,
                 arguments.ready_fd,
@@ -457,8 +460,8 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
             )
     except FusecacheError as exc:
         parent.report(f"error: {exc}")
-        if arguments.only and arguments.ready_fd is None:
-            exc.args = (f"bucket {arguments.only}: {exc}",)
+        if arguments.only and arguments.ready_fd is None:  # else the parent adds the name
+            named_error(arguments.only, exc)
         raise
     options = mounts[""]
     check_mountpoint(options.mountpoint, allow_other=options.allow_other)
@@ -476,10 +479,8 @@ def _say_mounted(options: MountOptions) -> None:
     )
 
 
-def _load(
-    arguments: argparse.Namespace, config: Path | None, config_text: str | None = None
-) -> dict[str, MountOptions]:
-    """Return the options of each bucket of a mount. config_text: instead of the file's content. Raises ConfigError."""
+def _load(arguments: argparse.Namespace, config: Path | None, config_text: str) -> dict[str, MountOptions]:
+    """Return the options of each bucket of a mount. config_text: the file's content. Raises ConfigError."""
     mounts = load_mounts(
         {name: getattr(arguments, name) for name in FIELDS},
         os.environ,
@@ -493,17 +494,16 @@ def _load(
     return mounts
 
 
-def _load_one(arguments: argparse.Namespace, config: Path | None, config_text: str) -> MountOptions:
+def _own_options(name: str, mounts: Mapping[str, MountOptions]) -> MountOptions:
     """Return the options of the bucket that this daemon mounts. Raises ConfigError, MountError."""
-    mounts = _load(arguments, config, config_text)
-    if not arguments.only and "" not in mounts:
+    if not name and "" not in mounts:
         raise MountError(
             f"{top_of(mounts)} was mounted by an earlier version, in which several buckets had one daemon: this one "
             "cannot take it over; to upgrade, unmount and mount again"
         )
-    if arguments.only not in mounts:
-        raise ConfigError(f"bucket {arguments.only}: no [[bucket]] table has this name any more")
-    return mounts[arguments.only]
+    if name not in mounts:
+        raise ConfigError(f"bucket {name}: no [[bucket]] table has this name any more")
+    return mounts[name]
 
 
 def _mount_several(mounts: Mapping[str, MountOptions], words: Sequence[str], *, foreground: bool) -> int:

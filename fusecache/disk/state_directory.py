@@ -176,9 +176,10 @@ class StateDirectory:
         if identity and not self.identity:
             self._record(path, {**row, "identity": identity})
         elif identity is not None and self.identity != identity:
+            other = f"not to {_one_line(identity)}" if identity else "not to the source of this mount"
             raise StateError(
-                f"the cache directory {self.directory} belongs to {_one_line(self.identity)}, not to "
-                f"{_one_line(identity)}; choose another with --cache-dir{_pending_text(self.directory)}"
+                f"the cache directory {self.directory} belongs to {_one_line(self.identity)}, {other}; "
+                f"choose another with --cache-dir{_pending_text(self.directory)}"
             )
 
 

@@ -12,43 +12,46 @@ from pathlib import Path
 
 from fusecache.model.errors import MountError
 from fusecache.mount.launch import MountState, check_mountpoint, mount_of_this_node, mount_state
-from fusecache.mount.mount_table import mountpoints_in, our_mountpoints, root_of
+from fusecache.mount.mount_table import TABLE, mounted_types, mountpoints_in, our_mountpoints, root_of
 
 # Of a folder that a mount has made, and by which it is known: no program writes beside the mounts, to this disk.
 _TOP_MODE = 0o1555
+# Of the bare folder of a bucket: it is to be mounted. `systemd/fusecache-mountpoint` sets it too.
+_MARK = stat.S_ISVTX
 
 
-def mounts_meant(place: Path | str | None) -> Sequence[Path | str]:
+def mounts_meant(place: Path | str | None) -> tuple[Sequence[Path | str], bool]:
     """Return the mounts, or a path in one, that a command is for: of a folder of several buckets all of them.
 
-    place: as given; None means the working directory, or the only mount, or the only such folder.
-    Raises MountError if that is not clear, FileNotFoundError if the working directory was removed.
+    Return also whether it is such a folder. place: as given; None means the working directory, or the only mount, or
+    the only such folder. Raises MountError if that is not clear, FileNotFoundError if the directory was removed.
     """
-    if place is not None:
-        return mounts_in(place) or [place]
-    directory = Path.cwd()
+    directory = Path.cwd() if place is None else place
     if found := mounts_in(directory):
-        return found
+        return found, True
+    if place is not None:
+        return [place], False
     try:
-        return [mount_of_this_node(directory)]
+        return [mount_of_this_node(Path(directory))], False
     except MountError:
         points = our_mountpoints()
         if len({os.path.dirname(point) for point in points}) != 1:
             raise
-        return [Path(point) for point in points]
+        return [Path(point) for point in points], True
 
 
 def mounts_in(folder: Path | str) -> list[Path]:
     """Return the mounts right in a folder that is in no mount itself.
 
-    In one that a mount has made, also the folders of buckets that are not mounted: a command fails for these.
+    Beside these, also the folders of buckets that are not mounted: a command fails for them.
     """
     if root_of(folder) is not None:
         return []
     found = [Path(point) for point in mountpoints_in(folder)]
-    if found and stat.S_IMODE(os.stat(folder).st_mode) == _TOP_MODE:
-        top = found[0].parent
-        found += [top / name for name in sorted(os.listdir(top)) if top / name not in found]
+    if found:
+        top, mounted = found[0].parent, mounted_types(TABLE.read_bytes())
+        bare = [top / name for name in sorted(os.listdir(top)) if f"{top / name}" not in mounted]
+        found += [each for each in bare if each.is_dir() and each.lstat().st_mode & _MARK]
     return found
 
 
@@ -66,15 +69,24 @@ def make_bucket_folder(folder: Path, *, allow_other: bool) -> None:
                 folder.mkdir(mode=0o755)
             if os.geteuid() == 0:
                 os.chown(folder, top.stat().st_uid, top.stat().st_gid)
+        _mark(folder, is_bucket=True)
     except OSError as exc:
         raise MountError(
             f"{folder}: cannot be made: {exc.strerror}; make it yourself, as the mountpoint of the bucket"
         ) from exc
 
 
+def _mark(folder: Path, *, is_bucket: bool) -> None:
+    """Say in the bare folder of a bucket that it is to be mounted, or is not any more, if this user may change it."""
+    with suppress(OSError):
+        if root_of(folder) is None:
+            folder.chmod(stat.S_IMODE(folder.stat().st_mode) & ~_MARK | _MARK * is_bucket)
+
+
 def remove_bucket_folder(folder: Path) -> None:
     """After an unmount, remove the folder of one of several buckets, if the mount made the one they share."""
     top = folder.parent
+    _mark(folder, is_bucket=False)
     with suppress(OSError):
         with _changeable(top) as is_made:
             if is_made:

@@ -325,9 +325,14 @@ def test_a_mount_without_any_of_its_buckets_fails(pair: Pair, tmp_path: Path) ->
     assert not path.exists()
 
 
-def test_a_bucket_that_is_not_mounted_makes_commands_for_the_folder_fail(pair: Pair, tmp_path: Path) -> None:
+@pytest.mark.parametrize("made_by_user", [(), ("mnt",), ("mnt", "mnt/dataset", "mnt/gradients")])
+def test_a_bucket_that_is_not_mounted_makes_commands_for_the_folder_fail(
+    pair: Pair, tmp_path: Path, made_by_user: tuple[str, ...]
+) -> None:
     path = tmp_path / "mnt"
     (tmp_path / "file").touch()
+    for folder in made_by_user:
+        (tmp_path / folder).mkdir()
     config = pair.config(f"{pair.tables}cache_dir = '{tmp_path}/file/cache'\ncache_size = '1GiB'\n")
     words = ["--config", config, path, "--cache-dir", tmp_path / "c", *FLAGS]
     assert run(FUSECACHE, "mount", *words, check=False).returncode == 1
@@ -346,7 +351,9 @@ def test_a_bucket_that_is_not_mounted_makes_commands_for_the_folder_fail(pair: P
         )  # fmt: skip
     finally:
         run(FUSECACHE, "unmount", path)
-    assert not path.exists()
+    assert path.exists() == bool(made_by_user)
+    if made_by_user:
+        assert run(FUSECACHE, "health", path, check=False).stdout.startswith(f"ACTION: {path} is not in a")
 
 
 def test_a_bucket_that_cannot_be_mounted_is_named_and_the_others_are(pair: Pair, tmp_path: Path) -> None:
@@ -562,6 +569,8 @@ def test_the_folder_that_the_mount_makes_takes_no_files_and_goes_with_it(pair: P
     run(FUSECACHE, "unmount", made.path / "dataset")
     assert os.listdir(made.path) == ["gradients"]
     assert run(FUSECACHE, "health", made.path).stdout.startswith("OK")
+    left = json.loads(run(FUSECACHE, "status", "--json", made.path).stdout)
+    assert [each["mountpoint"] for each in left] == [f"{made.path}/gradients"]
     run(FUSECACHE, "unmount", made.path)
     assert not made.path.exists()
 
@@ -616,9 +625,21 @@ def test_a_missing_variable_is_named_by_bucket(
     config = pair.config(pair.tables)
     done = run(FUSECACHE, "mount", "--config", config, tmp_path / "mnt", check=False)
     assert done.returncode == 1
-    assert "bucket gradients: " in done.stderr
-    assert "GRADIENTS_WRITE_SECRET_ACCESS_KEY" in done.stderr
-    assert "read_only = true" in done.stderr
+    alone = run(
+        FUSECACHE,
+        "mount",
+        "--foreground",
+        "--only=gradients",
+        "--config",
+        config,
+        tmp_path / "mnt",
+        check=False,
+    )
+    assert (done.returncode, alone.returncode) == (1, 1)
+    for text in (done.stderr, alone.stderr):
+        assert text.count("bucket gradients: ") == 1
+        assert "GRADIENTS_WRITE_SECRET_ACCESS_KEY" in text
+        assert "read_only = true" in text
 
 
 def test_a_bucket_may_have_several_endpoints(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -309,8 +309,8 @@ def _hints(hints: Mapping[str, Any]) -> Iterator[Row]:
 
 def status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Print the status of a path, of the only mount, or of each mount in a folder; return the exit status."""
-    places = mounts_meant(arguments.path)
-    if len(places) == 1:
+    places, is_folder = mounts_meant(arguments.path)
+    if not is_folder:
         found = status_of(places[0])
         text = at_mount(status_view(found), found["mountpoint"])
         sys.stdout.write(json.dumps(found, indent=2) + "\n" if arguments.json else text)

@@ -30,8 +30,8 @@ def test_a_directory_belongs_to_a_bucket_once_that_has_answered(tmp_path: Path) 
         assert recorded_identity(tmp_path) == ""
         directory.add("here s3://one/")
     assert recorded_identity(tmp_path) == "here s3://one/"
-    for other in ("", "here s3://two/"):
-        with pytest.raises(StateError, match=r"belongs to here s3://one/, not to"):
+    for other, words in (("", "the source of this mount"), ("here s3://two/", "here s3://two/")):
+        with pytest.raises(StateError, match=rf"belongs to here s3://one/, not to {words}; choose another"):
             StateDirectory(tmp_path, other)
 
 
