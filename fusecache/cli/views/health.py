@@ -28,7 +28,7 @@ def health(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     0 OK, 1 DEGRADED, 2 ACTION or no answer.
     """
     try:
-        places, _ = mounts_meant(arguments.mount)
+        places = mounts_meant(arguments.mount)[0]
     except (FusecacheError, OSError) as exc:
         print_line(f"{ACTION}: {exc}")
         return _EXIT[ACTION]
