@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     add_convert(
         commands.add_parser(
             "convert",
-            help="convert text, JSON lines, Parquet, tar files, images, LitData or another dataset to MDS",
+            help="convert text, JSON lines, CSV, Parquet, Hugging Face, tar files or another dataset to MDS",
         )
     )
     add_simulate(

@@ -23,7 +23,7 @@ from loader.errors import ArgumentError, LoaderError, NoSampleError, NotEmptyErr
 from loader.mds.index import INDEX_NAME, read_index
 from loader.waiting import wait_for
 from loader.writing.merge import merge
-from loader.writing.parallel_writer import OneFileSource, files_of
+from loader.writing.parallel_writer import OneFileSource
 from loader.writing.resume_scan import make_directory
 from loader.writing.shard_packer import PackOptions, ShardPacker, schema_of
 
@@ -106,18 +106,9 @@ def convert_on_cluster(
 def described(sources: Sequence[OneFileSource]) -> dict[str, Any]:
     """Return what a conversion reads, as JSON: `files`, in their order, and `kind` with its settings."""
     return {
-        "files": [_named(each) for each in sources],
+        "files": [os.path.abspath(each.path) for each in sources],
         "kind": f"{type(sources[0]).__name__} {getattr(sources[0], 'settings', '')}",
     }
-
-
-def _named(source: OneFileSource) -> str:
-    """Return a source's absolute path; with many files also a digest of them, since they may be millions."""
-    path = os.path.abspath(source.path)
-    files = files_of(source)
-    if files == [source.path]:
-        return path
-    return f"{path}: {len(files)} files, {hashlib.sha256(json.dumps(list(files)).encode()).hexdigest()}"
 
 
 def check_no_conversion(root: Path) -> None:
@@ -196,7 +187,7 @@ def _keys(settings: Mapping[str, Any], sizes: Sequence[int], counts: Sequence[in
 
 def _size(source: OneFileSource) -> int:
     try:
-        return sum(os.path.getsize(path) for path in files_of(source))
+        return os.path.getsize(source.path)
     except OSError as problem:
         raise LoaderError(
             f"{problem.filename} cannot be read: {problem.strerror}: correct its name; all nodes need it at this path"

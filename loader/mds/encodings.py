@@ -172,6 +172,23 @@ NAMES = (
     *("jpeg_array", "jpegarray", "list[pil]", "list[jpeg]", "list[png]", "pkl"),
     *SCALARS,
 )
+# What an encoding stores: the table of docs/datasets.md, and of `convert --help`.
+MEANINGS = {
+    "bytes": "bytes, as they are",
+    "str": "text",
+    "json": "what JSON can hold, also null",
+    "int": "a whole number of 64 bits",
+    "int8 … int64, uint8 … uint64": "a whole number of so many bits",
+    "float16, float32, float64": "a number; a shorter one loses digits",
+    "str_int, str_float, str_decimal": "a number of any size, as text",
+    "ndarray:DTYPE:SHAPE": "an array of one shape, as in ndarray:float32:3,224,224; with ndarray:DTYPE of any shape, "
+    "with ndarray also of any type",
+    "jpeg, png": "an image: the bytes of its file as they are, if it is whole",
+    "pil": "an image: its pixels, uncompressed",
+    "list[jpeg], list[png], list[pil], jpeg_array": "several images",
+    "pkl": "any object of Python; a reader must allow it, as it can run code",
+}
+ENCODINGS_TEXT = "Encodings:\n" + "\n".join(f"  {name:<46} {text}" for name, text in MEANINGS.items())
 # Encodings whose bytes are a file of an image.
 _IMAGE_FILES = ("jpeg", "png")
 # Encodings of lists of such files, and the bytes before a list.

@@ -1,4 +1,4 @@
-"""Implements `fusecache dataset convert`: makes a dataset of text, rows, tar files, images or another dataset.
+"""Implements `fusecache dataset convert`: makes a dataset of text, rows, tar files or another dataset.
 
 Writes down what an unfinished local conversion reads and how it writes, so that nothing else continues it.
 
@@ -20,25 +20,32 @@ from fusecache.disk.beneath import replace_text
 from loader.base.paths import check_is_local
 from loader.clusters.conversion import ENGINES, check_no_conversion, convert_on_cluster, described
 from loader.errors import ArgumentError, LoaderError, NoSampleError, WriterError
+from loader.mds.encodings import ENCODINGS_TEXT
 from loader.mds.index import INDEX_NAME, read_index
 from loader.tools.commands import count_text, progress_bar, say
-from loader.tools.image_folder import COLUMNS as IMAGE_COLUMNS
-from loader.tools.image_folder import image_sources
-from loader.tools.lit_chunks import lit_sources
-from loader.tools.row_sources import JsonLines, ParquetRows, json_columns, parquet_columns
+from loader.tools.row_sources import (
+    ArrowRows,
+    CsvRows,
+    JsonLines,
+    ParquetRows,
+    arrow_columns,
+    csv_columns,
+    json_columns,
+    parquet_columns,
+    saved_files,
+)
 from loader.tools.tar_rows import TarRows, tar_columns
 from loader.tools.tokens import TokenOptions, TokenSource, load_tokenizer
 from loader.writing.parallel_writer import (
     OneFileSource,
     Source,
-    files_of,
     numbered,
     part_folders,
     write_named,
     write_parallel,
 )
 from loader.writing.recompress import recompress
-from loader.writing.resume_scan import check_not_below, left_over_shards
+from loader.writing.resume_scan import left_over_shards
 from loader.writing.shard_packer import DEFAULT_SIZE_LIMIT, PackOptions, packer_of
 from loader.writing.shuffle import shuffle
 from loader.writing.writer import MDSWriter
@@ -59,9 +66,9 @@ def conversion_of(
 
 
 def _size(source: OneFileSource) -> int | None:
-    """Return the size of a source's file. None if it cannot be read, which reading names, or if its files are many."""
+    """Return the size of a source's file. None if it cannot be read, which reading names."""
     try:
-        return os.path.getsize(source.path) if files_of(source) == [source.path] else None
+        return os.path.getsize(source.path)
     except OSError:
         return None
 
@@ -146,7 +153,9 @@ DEFAULT_HASHES = ["xxh64"]
 # Kind -> (source of one file, function that detects the columns from the files).
 ROW_KINDS: Mapping[str, tuple[Callable[..., OneFileSource], Callable[[Sequence[str]], dict[str, str]]]] = {
     "jsonl": (JsonLines, json_columns),
+    "csv": (CsvRows, csv_columns),
     "parquet": (ParquetRows, parquet_columns),
+    "huggingface": (ArrowRows, arrow_columns),
     "tar": (TarRows, tar_columns),
     "webdataset": (TarRows, tar_columns),
 }
@@ -167,24 +176,25 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     )
     text.add_argument("--field", default="text", help="field of JSON lines with the text (default: text)")
     text.add_argument("--lines", action="store_true", help="each line is a document, instead of each file")
-    rows = kinds.add_parser("jsonl", help="JSON lines (also .gz, .zst), a sample a line")
-    parquet = kinds.add_parser("parquet", help="Parquet files, a sample a row")
-    tars = [
+    tar = "tar files (also .gz, .zst), a column for each extension of a sample's members"
+    helps = {
+        "jsonl": "JSON lines (also .gz, .zst), a sample a line",
+        "csv": "CSV, or TSV by its name (also .gz, .zst), with the names of the columns in the first line",
+        "parquet": "Parquet files, a sample a row",
+        "huggingface": "folders of Hugging Face's save_to_disk, a sample a row",
+        "tar": tar,
+        "webdataset": tar,
+    }
+    rows = [
         kinds.add_parser(
-            kind, help="tar files (also .gz, .zst), a column for each extension of a sample's members"
+            kind, help=text, formatter_class=argparse.RawDescriptionHelpFormatter, epilog=ENCODINGS_TEXT
         )
-        for kind in ("tar", "webdataset")
+        for kind, text in helps.items()
     ]
-    images = kinds.add_parser("imagefolder", help="a folder of class folders, a sample an image")
-    chunks = kinds.add_parser("litdata", help="folders of LitData, whose samples are dicts of plain values")
-    for command in (rows, parquet, *tars, chunks):
+    for command in rows:
         command.add_argument(
             "--columns", help="name:encoding,... (default: all, detected from the first file)"
         )
-    images.add_argument(
-        "--columns",
-        help=f"name:encoding,... (default: {','.join(f'{n}:{e}' for n, e in IMAGE_COLUMNS.items())})",
-    )
     again = kinds.add_parser(
         "recompress", help="copy a dataset with another compression; samples and shards stay the same"
     )
@@ -198,11 +208,9 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     )
     for command in (again, mixed):
         command.add_argument("source", type=Path, help="directory that contains index.json")
-    for command in (text, rows, parquet, *tars, images, chunks):
+    for command in (text, *rows):
         command.add_argument(
-            "inputs",
-            nargs="+",
-            help="files, in the order of the samples; folders of LitData, or one of images",
+            "inputs", nargs="+", help="files, in the order of the samples; folders of save_to_disk"
         )
         command.add_argument(
             "--engine",
@@ -222,7 +230,7 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
         command.add_argument(
             "--size-limit", default=DEFAULT_SIZE_LIMIT, help="raw bytes of a shard (default: 64mb)"
         )
-    for command in (text, rows, parquet, *tars, images, chunks, again, mixed):
+    for command in (text, *rows, again, mixed):
         command.add_argument(
             "out", help="directory of the new dataset; a URL that mounts show, for a cluster"
         )
@@ -252,8 +260,6 @@ def run_convert(options: Any) -> int:
             options.tokenizer, options.length, options.dtype, options.end, options.field, options.lines
         )
     columns = _columns(getattr(options, "columns", None))
-    if options.kind == "imagefolder":
-        check_not_below(Path(options.out), options.inputs[0])
     columns, sources = _sources(options.kind, options.inputs, columns, tokens, options.engine)
     how = {
         "compression": options.compression,
@@ -291,13 +297,11 @@ def convert(
 ) -> int:
     """Convert files to a dataset, as the command `convert` does; return its sample count.
 
-    kind: text, jsonl, parquet, tar, webdataset, imagefolder or litdata. columns: name -> encoding; None: detected from
-    the first file, or all of an image folder. tokens: for text.
+    kind: text, jsonl, csv, parquet, huggingface, tar or webdataset. columns: name -> encoding; None: detected from the
+    first file. tokens: for text.
     engine: local, ray or spark. processes: of the engine local. options: of MDSWriter; hashes are DEFAULT_HASHES unless
     they are given. Raises LoaderError.
     """
-    if kind == "imagefolder" and inputs:
-        check_not_below(Path(out), inputs[0])
     columns, sources = _sources(kind, [str(path) for path in inputs], dict(columns or {}), tokens, engine)
     return _write(
         out,
@@ -321,19 +325,15 @@ def _sources(
         inputs = [os.path.abspath(path) for path in inputs]
         if tokens is not None and os.path.exists(tokens.tokenizer):
             tokens = replace(tokens, tokenizer=os.path.abspath(tokens.tokenizer))
+    if kind == "huggingface":
+        inputs = [file for folder in inputs for file in saved_files(folder)]
     if kind in ROW_KINDS:
         source, detect = ROW_KINDS[kind]
         found = columns or detect(inputs)
         return found, [source(path, found, not columns) for path in inputs]
-    if kind == "imagefolder":
-        columns = columns or dict(IMAGE_COLUMNS)
-        return columns, [*image_sources(inputs, columns)]
-    if kind == "litdata":
-        columns, chunks = lit_sources(inputs, columns)
-        return columns, [*chunks]
     if kind != "text" or tokens is None:
         raise ArgumentError(
-            f"kind {kind!r}: it is {', '.join(ROW_KINDS)}, imagefolder, litdata, or text with tokens=TokenOptions(…)"
+            f"kind {kind!r}: it is {', '.join(ROW_KINDS)}, or text with tokens=TokenOptions(…)"
         )
     if tokens.length < 0:
         raise LoaderError(f"--length {tokens.length} is negative")

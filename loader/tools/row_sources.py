@@ -1,25 +1,29 @@
-"""Reads rows of JSON lines and Parquet files as samples. Each source can be pickled for other processes.
+"""Reads rows of JSON lines, CSV, Parquet and Arrow files as samples. Each source can be pickled for other processes.
 
-The encoding of a column comes from the file (Parquet), from its first rows (JSON lines), or from the user.
+The encoding of a column comes from the file (Parquet, Arrow), from its first rows (JSON lines, CSV), or from the user.
 
 Converts the values of a row for the writer of a column. A value is stored as it is, or refused.
 
 Exception: a float may lose digits in a column of shorter floats, but never becomes infinite.
 """
 
+import csv
 import gzip
 import io
 import json
 import math
 import os
+import re
 import reprlib
 import stat
+import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from itertools import chain, islice
 from numbers import Number
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +33,12 @@ from loader.errors import EncodingError, LoaderError, cause_text
 from loader.mds.encodings import DTYPE_CODES
 
 EXACT_INTS = 1 << 53  # from here on, float64 lacks some whole numbers
+WHOLE_NUMBER = re.compile(rb"\s*[+-]?\d+\s*")
+# Fields of CSV that are numbers by themselves: as such they keep all that they say. 007 may be a code.
+PLAIN_NUMBERS = {
+    "int": re.compile(r"-?(0|[1-9]\d{0,17})"),
+    "float64": re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?"),
+}
 
 Convert = Callable[[Any], Any]
 
@@ -150,6 +160,59 @@ def _overflows(number: float, dtype: str) -> bool:
         return math.isfinite(number) and math.isinf(np.dtype(dtype).type(number))
 
 
+def text_converter(name: str, encoding: str) -> Convert:
+    """Return the function from the bytes of a tar's member, or of a field of CSV, to the value of its column.
+
+    Raises LoaderError for its encoding.
+    """
+    if encoding in ("bytes", "jpeg", "png"):
+        return bytes
+    convert = value_converter(encoding)
+    parse = _parser(name, encoding)
+    return lambda data: convert(parse(data))
+
+
+def _parser(name: str, encoding: str) -> Callable[[bytes], Any]:
+    kind = encoding.partition(":")[0]
+    if kind == "ndarray":
+        return _array_of_npy if name.endswith("npy") else json.loads
+    if kind in ("str", "str_decimal"):
+        return lambda data: data.decode()
+    if kind == "json":
+        return json.loads
+    if kind.startswith(("int", "uint")) or kind == "str_int":
+        return _whole_of_text
+    if kind.startswith("float") or kind == "str_float":
+        return _float_of_text
+    raise LoaderError(
+        f"--columns {name}:{encoding}: a member of a tar, or a field of CSV, has bytes, an image, text, JSON or a "
+        f"number: choose bytes, jpeg, png, str, json, int, float64 or ndarray"
+    )
+
+
+def _whole_of_text(data: bytes) -> int:
+    if not WHOLE_NUMBER.fullmatch(data):
+        raise EncodingError(f"{data[:40]!r} is not a whole number")
+    return int(data)
+
+
+def _float_of_text(data: bytes) -> float:
+    if b"_" in data:  # Python reads 1_0 as 10
+        raise EncodingError(f"{data[:40]!r} is not a number")
+    return float(data)
+
+
+def _array_of_npy(data: bytes) -> Any:
+    file = io.BytesIO(data)
+    major, _ = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
+    read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)  # type: ignore[no-untyped-call]
+    claimed, there = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
+    if claimed != there and not dtype.hasobject:  # numpy allocates what the header claims
+        raise EncodingError(f"its header claims {claimed} bytes, and {there} follow")
+    return np.load(io.BytesIO(data), allow_pickle=False)
+
+
 def _no_fit(value: Any, encoding: str) -> EncodingError:
     return EncodingError(f"{reprlib.repr(value)} does not fit {encoding}")
 
@@ -166,8 +229,10 @@ def _shaped(found: Any, dimensions: list[int]) -> Any:
     return found.reshape(dimensions)
 
 
-ROWS_LOOKED_AT = 1000  # rows that determine the columns of JSON lines
+ROWS_LOOKED_AT = 1000  # rows that determine the columns of JSON lines or CSV
 BATCH_ROWS = 1024  # rows of Parquet in memory at a time
+# The end of Arrow's stream format. Without it, Arrow takes a file that is cut between two batches for a whole one.
+ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
 PACKED_BYTES = 64 << 10  # bytes of zstd decompressed at a time
 
 
@@ -195,6 +260,44 @@ class JsonLines:
 
 
 @dataclass(frozen=True, slots=True)
+class CsvRows:
+    """The rows of one CSV file, or TSV by its name: plain, `.gz` or `.zst`. Its first line has the columns' names.
+
+    columns: name -> encoding. all_names: all columns of the file are wanted, with encodings that its first rows told;
+    else other columns are left out.
+    """
+
+    path: str
+    columns: Mapping[str, str]
+    all_names: bool = False
+
+    def __call__(self) -> Iterator[dict[str, Any]]:
+        """Yield the samples. Raises LoaderError, naming file and line, for a row that does not fit the columns."""
+        converts = {name: text_converter(name, encoding) for name, encoding in self.columns.items()}
+        for number, row in csv_rows(self.path):
+            where = f"{self.path}, line {number}"
+            if self.all_names and row.keys() != converts.keys():
+                raise LoaderError(
+                    f"{where}: it has other columns than the first file: choose some with --columns"
+                )
+            sample: dict[str, Any] = {}
+            for name, convert in converts.items():
+                if name not in row:
+                    raise LoaderError(f"{self.path} has no column {name}: name columns of {', '.join(row)}")
+                try:
+                    plain = PLAIN_NUMBERS.get(self.columns[name]) if self.all_names else None
+                    if plain is not None and not plain.fullmatch(row[name]):
+                        raise EncodingError(f"{row[name]!r} is no plain number, as the first rows have")
+                    sample[name] = convert(row[name].encode())
+                except (EncodingError, TypeError, ValueError, ArithmeticError, RecursionError) as problem:
+                    raise LoaderError(
+                        f"{where}: {name}: {cause_text(problem)}; mend it, or keep it with --columns {name}:str, "
+                        f"with the other columns, if any"
+                    ) from None
+            yield sample
+
+
+@dataclass(frozen=True, slots=True)
 class ParquetRows:
     """The rows of one Parquet file.
 
@@ -209,24 +312,29 @@ class ParquetRows:
     def __call__(self) -> Iterator[dict[str, Any]]:
         """Yield the samples. Raises LoaderError, naming file and row, for a row that does not fit the columns."""
         converts = {name: value_converter(encoding) for name, encoding in self.columns.items()}
-        file = _parquet_file(self.path)
-        missing = sorted(set(self.columns) - set(file.schema_arrow.names))
+        names, batches = self._opened()
+        missing = sorted(set(self.columns) - set(names))
         if missing:
             raise LoaderError(
-                f"{self.path} has no column {', '.join(missing)}: name columns of {', '.join(file.schema_arrow.names)}"
+                f"{self.path} has no column {', '.join(missing)}: name columns of {', '.join(names)}"
             )
-        more = set(file.schema_arrow.names) - set(self.columns)
+        more = set(names) - set(self.columns)
         if self.all_names and more:
             raise _no_column(more, self.path)
         nullable = _nullable(self.columns)
-        for number, row in enumerate(chain.from_iterable(self._batches(file)), start=1):
+        for number, row in enumerate(chain.from_iterable(self._rows(batches)), start=1):
             yield _converted(row, converts, nullable, f"{self.path}, row {number}")
 
-    def _batches(self, file: Any) -> Iterator[list[dict[str, Any]]]:
+    def _opened(self) -> tuple[Sequence[str], Iterator[Any]]:
+        """Return the names of all columns, and what reads the wanted ones, in pieces."""
+        file = _parquet_file(self.path)
+        return file.schema_arrow.names, file.iter_batches(BATCH_ROWS, columns=list(self.columns))
+
+    def _rows(self, batches: Iterator[Any]) -> Iterator[list[dict[str, Any]]]:
         arrow = optional_module("pyarrow", why="Parquet")
         number = 1
         try:
-            for batch in file.iter_batches(BATCH_ROWS, columns=list(self.columns)):
+            for batch in batches:
                 rows: list[dict[str, Any]] = batch.to_pylist()
                 yield rows
                 number += len(rows)
@@ -237,14 +345,24 @@ class ParquetRows:
             ) from problem
 
 
-def text_lines(path: str) -> Iterator[str]:
-    """Yield the lines of a text file; decompresses `.gz` and `.zst`.
+@dataclass(frozen=True, slots=True)
+class ArrowRows(ParquetRows):
+    """The rows of one Arrow file of Hugging Face's `save_to_disk`, as of a Parquet file."""
+
+    def _opened(self) -> tuple[Sequence[str], Iterator[Any]]:
+        file = _arrow_file(self.path)
+        return file.schema.names, (batch.select(list(self.columns)) for batch in file)
+
+
+def text_lines(path: str, newline: str | None = None) -> Iterator[str]:
+    """Yield the lines of a text file; decompresses `.gz` and `.zst`. newline: as of `open`.
 
     Raises LoaderError, naming the file, the line and a remedy, if it is damaged, truncated, or not UTF-8.
     """
     number = 0
     try:
-        with _open_text(path) as file:
+        # Bytes that are not UTF-8 become surrogates, so that the error can name the line: decoding covers more.
+        with io.TextIOWrapper(open_unpacked(path), "utf-8", "surrogateescape", newline) as file:
             for number, line in enumerate(file, start=1):
                 if not line.isascii():
                     _check_utf8(line, f"{path}, line {number}")
@@ -256,11 +374,6 @@ def text_lines(path: str) -> Iterator[str]:
             f"{path}, line {number + 1}: {cause_text(problem)}; it is damaged, cut short, or not what its name says: "
             f"fetch it again, or rename it to match its format"
         ) from problem
-
-
-def _open_text(path: str) -> io.TextIOWrapper:
-    # Bytes that are not UTF-8 become surrogates, so that the error can name the line: decoding covers larger pieces.
-    return io.TextIOWrapper(open_unpacked(path), encoding="utf-8", errors="surrogateescape")
 
 
 def open_unpacked(path: str) -> Any:
@@ -372,6 +485,88 @@ def json_columns(paths: Sequence[str]) -> dict[str, str]:
             else "json"
         )
     return columns
+
+
+def csv_rows(path: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the rows of a CSV file, each with the number of its last line. Raises LoaderError that names the line."""
+    csv.field_size_limit(sys.maxsize)
+    is_tabbed = re.search(r"\.tsv(\.\w+)?$", path.lower()) is not None
+    lines = text_lines(path, newline="")  # a field may have line ends, which stay as they are
+    rows = csv.reader(lines, delimiter="\t" if is_tabbed else ",", strict=True)
+    names: list[str] = []
+    try:
+        for row in rows:
+            where = f"{path}, line {rows.line_num}"
+            if not names:
+                names = [name.removeprefix("\ufeff") for name in row]  # Excel's byte order mark
+                if not all(names) or len(set(names)) < len(names):
+                    raise LoaderError(
+                        f"{where}: it is the names of the columns: give each column one of its own"
+                    )
+            elif len(row) != len(names):
+                raise LoaderError(
+                    f"{where} has {len(row)} fields, and the first line {len(names)}: mend it, or quote the field"
+                )
+            else:
+                yield rows.line_num, dict(zip(names, row, strict=True))
+    except csv.Error as problem:
+        raise LoaderError(
+            f"{path}, line {rows.line_num}: {problem}; mend it, or write the file again"
+        ) from None
+
+
+def csv_columns(paths: Sequence[str]) -> dict[str, str]:
+    """Return the columns by the first rows of the first file: numbers where all are plain ones, else text."""
+    rows = [row for _, row in islice(csv_rows(paths[0]), ROWS_LOOKED_AT)]
+    if not rows:
+        raise LoaderError(f"{paths[0]} has no row to determine the columns from: name them with --columns")
+    return {
+        name: next(
+            (
+                kind
+                for kind, number in PLAIN_NUMBERS.items()
+                if all(number.fullmatch(row[name]) for row in rows)
+            ),
+            "str",
+        )
+        for name in rows[0]
+    }
+
+
+def saved_files(folder: str) -> list[str]:
+    """Return the Arrow files of a folder that Hugging Face's `save_to_disk` wrote. Raises LoaderError for others."""
+    splits, state = (Path(folder) / name for name in ("dataset_dict.json", "state.json"))
+    try:
+        if splits.exists():
+            names = ", ".join(
+                os.path.join(folder, name) for name in json.loads(splits.read_bytes())["splits"]
+            )
+            raise LoaderError(f"{folder} holds several datasets: name one of {names}")
+        return [
+            os.path.join(folder, row["filename"]) for row in json.loads(state.read_bytes())["_data_files"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise LoaderError(
+            f"{folder} is no folder of save_to_disk: {cause_text(problem)}: name a folder with state.json"
+        ) from None
+
+
+def arrow_columns(paths: Sequence[str]) -> dict[str, str]:
+    """Return the columns by the schema of the first file, as `parquet_columns` does."""
+    return {field.name: _arrow_encoding(field, paths[0]) for field in _arrow_file(paths[0]).schema}
+
+
+def _arrow_file(path: str) -> Any:
+    arrow = optional_module("pyarrow", why="Arrow")
+    try:
+        with open(path, "rb") as file:
+            file.seek(-min(len(ARROW_END), os.fstat(file.fileno()).st_size), os.SEEK_END)
+            is_whole = file.read() == ARROW_END
+        if not is_whole:
+            raise LoaderError(f"{path} is cut short, or not an Arrow file: fetch it again")
+        return arrow.ipc.open_stream(arrow.memory_map(path))
+    except (arrow.ArrowException, OSError) as problem:
+        raise LoaderError(f"{path} is not an Arrow file: {cause_text(problem)}; fetch it again") from None
 
 
 def parquet_columns(paths: Sequence[str]) -> dict[str, str]:

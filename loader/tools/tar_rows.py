@@ -5,9 +5,6 @@ the column. A tar that is cut short or damaged is an error: Python's tarfile tak
 """
 
 import io
-import json
-import math
-import re
 import tarfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,15 +15,12 @@ from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Any, Self
 
-import numpy as np
-
 from loader.errors import EncodingError, LoaderError, cause_text
-from loader.tools.row_sources import Convert, open_unpacked, value_converter
+from loader.tools.row_sources import Convert, open_unpacked, text_converter
 
 SAMPLES_LOOKED_AT = 100  # samples that determine the columns; they may be images
 PIECE_BYTES = 1 << 18  # bytes of a tar read at a time
 DETECTED = {"txt": "str", "cls": "int", "json": "json"}
-WHOLE_NUMBER = re.compile(rb"\s*[+-]?\d+\s*")
 
 # Sample, column, name of the member, what returns its bytes; None for a member of no wanted column, which is left out.
 Member = tuple[str, str, str, Callable[[], bytes] | None]
@@ -45,7 +39,7 @@ class TarRows:
 
     def __call__(self) -> Iterator[dict[str, Any]]:
         """Yield the samples. Raises LoaderError, naming tar and member, for what is damaged or fits no column."""
-        converts = {name: _member_converter(name, encoding) for name, encoding in self.columns.items()}
+        converts = {name: text_converter(name, encoding) for name, encoding in self.columns.items()}
         members = _members(self.path, None if self.all_names else self.columns.keys())
         for sample, group in groupby(members, key=itemgetter(0)):
             found: dict[str, Any] = {}
@@ -218,53 +212,3 @@ def _converted(convert: Convert, data: bytes, where: str) -> Any:
         raise LoaderError(
             f"{where}: {cause_text(problem)}; mend it, or choose another encoding with --columns (bytes keeps any)"
         ) from None
-
-
-def _member_converter(name: str, encoding: str) -> Convert:
-    """Return the function from a member's bytes to the value of its column. Raises LoaderError for its encoding."""
-    if encoding in ("bytes", "jpeg", "png"):
-        return bytes
-    convert = value_converter(encoding)
-    parse = _parser(name, encoding)
-    return lambda data: convert(parse(data))
-
-
-def _parser(name: str, encoding: str) -> Callable[[bytes], Any]:
-    kind = encoding.partition(":")[0]
-    if kind == "ndarray":
-        return _array_of_npy if name.endswith("npy") else json.loads
-    if kind in ("str", "str_decimal"):
-        return lambda data: data.decode()
-    if kind == "json":
-        return json.loads
-    if kind.startswith(("int", "uint")) or kind == "str_int":
-        return _whole
-    if kind.startswith("float") or kind == "str_float":
-        return _float
-    raise LoaderError(
-        f"--columns {name}:{encoding}: a member of a tar has bytes, an image, text, JSON or a number: choose bytes, "
-        f"jpeg, png, str, json, int, float64 or ndarray"
-    )
-
-
-def _whole(data: bytes) -> int:
-    if not WHOLE_NUMBER.fullmatch(data):
-        raise EncodingError(f"{data[:40]!r} is not a whole number")
-    return int(data)
-
-
-def _float(data: bytes) -> float:
-    if b"_" in data:  # Python reads 1_0 as 10
-        raise EncodingError(f"{data[:40]!r} is not a number")
-    return float(data)
-
-
-def _array_of_npy(data: bytes) -> Any:
-    file = io.BytesIO(data)
-    major, _ = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
-    read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)  # type: ignore[no-untyped-call]
-    claimed, there = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
-    if claimed != there and not dtype.hasobject:  # numpy allocates what the header claims
-        raise EncodingError(f"its header claims {claimed} bytes, and {there} follow")
-    return np.load(io.BytesIO(data), allow_pickle=False)

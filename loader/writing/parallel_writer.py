@@ -22,7 +22,7 @@ Source = Callable[[], Iterable[Mapping[str, Any]]]
 
 
 class OneFileSource(Protocol):
-    """A source that reads one file, `path`. A source with a file for each sample has `files` too.
+    """A source that reads one file, `path`.
 
     One whose samples are the lines or rows of its file has `counted`: what they are called.
     """
@@ -31,12 +31,6 @@ class OneFileSource(Protocol):
     def path(self) -> str: ...
 
     def __call__(self) -> Iterable[Mapping[str, Any]]: ...
-
-
-def files_of(source: OneFileSource) -> Sequence[str]:
-    """Return the paths of the files that a source reads."""
-    files: Sequence[str] | None = getattr(source, "files", None)
-    return [source.path] if files is None else files
 
 
 def write_parallel(
@@ -172,16 +166,9 @@ def write_named(writer: MDSWriter, sample: Mapping[str, Any], where: tuple[Sourc
         writer.write(sample)
     except EncodingError as problem:
         source, number = where
-        files = getattr(source, "files", None)
         file = f"{source.path}, " if hasattr(source, "path") else ""
         counted = getattr(source, "counted", "")
-        place = (
-            files[number]
-            if files
-            else f"{file}{counted} {number + 1}"
-            if counted
-            else f"{file}sample {number}"
-        )
+        place = f"{file}{counted} {number + 1}" if counted else f"{file}sample {number}"
         raise EncodingError(
             f"{place}: {problem}; leave the sample out, or choose another encoding for its column"
         ) from problem

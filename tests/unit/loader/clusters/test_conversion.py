@@ -13,8 +13,7 @@ from loader import LoaderError, MDSDataset, convert
 from loader.__main__ import main
 from loader.clusters.conversion import ENGINES, RECORD_NAME, _file_counts
 from loader.clusters.parts import Attempt, PartTask, write_attempt
-from loader.tools.image_folder import ImageFiles
-from loader.tools.row_sources import JsonLines, ParquetRows
+from loader.tools.row_sources import ArrowRows, CsvRows, JsonLines, ParquetRows
 from loader.tools.tar_rows import TarRows
 
 MODULES = {"ray": "ray.data", "spark": "pyspark.sql"}
@@ -52,9 +51,9 @@ def test_what_cannot_work_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(LoaderError, match="only local has processes"):
         convert("jsonl", [source], out, engine="ray", processes=2)
     with pytest.raises(
-        LoaderError, match="kind 'csv': it is jsonl, parquet, tar, webdataset, imagefolder, litdata, or text"
+        LoaderError, match="kind 'xml': it is jsonl, csv, parquet, huggingface, tar, webdataset, or text"
     ):
-        convert("csv", [source], out)
+        convert("xml", [source], out)
     with pytest.raises(LoaderError, match="no file to convert"):
         convert("jsonl", [], out)
     assert not out.exists()
@@ -226,13 +225,14 @@ def test_a_path_that_reads_as_a_pattern_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == [source]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "tar", "imagefolder"])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "huggingface", "tar"])
 def test_trouble_of_one_node_is_raised_so_that_another_node_tries_again(tmp_path: Path, kind: str) -> None:
     """Its input is not there, as on a node without the mount."""
     sources = {
         "jsonl": JsonLines(str(tmp_path / "none.jsonl"), COLUMNS),
         "tar": TarRows(str(tmp_path / "none.tar"), COLUMNS),
-        "imagefolder": ImageFiles(str(tmp_path), {"image": "bytes"}, ("none.png",), (0,)),
+        "csv": CsvRows(str(tmp_path / "none.csv"), COLUMNS),
+        "huggingface": ArrowRows(str(tmp_path / "none.arrow"), COLUMNS),
         "parquet": ParquetRows(str(tmp_path / "none.parquet"), COLUMNS),
     }
     task = PartTask(0, "00000-key", str(tmp_path / "out"), sources[kind].columns, (sources[kind],), {})

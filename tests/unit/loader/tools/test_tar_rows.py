@@ -145,7 +145,7 @@ def test_chosen_columns_are_decoded_by_their_encoding(tmp_path: Path) -> None:
         ([("0.txt", b"\xff")], {}, r"member 0\.txt: txt: 'utf-8' codec"),
         ([("0.a", b"[1.5]")], {"a": "ndarray:int32"}, r"member 0\.a: a: 1.5 does not fit ndarray:int32"),
         ([("0.a", b"300")], {"a": "uint8"}, r"in\.tar, sample 0: column 'a': 300 is out of range"),
-        ([("0.a", b"x")], {"a": "pil"}, r"--columns a:pil: a member of a tar has bytes"),
+        ([("0.a", b"x")], {"a": "pil"}, r"--columns a:pil: a member of a tar, or a field of CSV, has bytes"),
         ([("0.a", b"x"), ("0.a", b"y")], {}, r"member 0\.a: the sample 0 has a twice"),
         (
             [("0.a", b"x"), ("1.a", b"y"), ("1.b", b"z")],
