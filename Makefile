@@ -6,8 +6,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-# How packages get onto the system; empty: they are there already, or are not apt's.
-APT ?= scripts/apt_packages.sh
+# How packages get onto the system, by apt or dnf; empty: they are there already.
+APT ?= PYTHON="$(PYTHON)" scripts/system_packages.sh
 # What pip is told to install as torch, and where from: TORCH_FLAGS="--index-url …" for a build without CUDA, say,
 # which is 0.2 GB instead of several. TORCH= (empty): without torch, and without the tests that import it.
 TORCH ?= torch==2.13.0
@@ -28,6 +28,8 @@ BINDIR ?= /usr/local/bin
 SBINDIR ?= /usr/sbin
 SYSCONFDIR ?= /etc
 UNITDIR ?= $(SYSCONFDIR)/systemd/system
+# The man page and the completions.
+SHAREDIR ?= /usr/local/share
 DESTDIR ?=
 # More for pip, when installing without a network: PIP_INSTALL="--no-index --find-links wheels".
 PIP_INSTALL ?=
@@ -64,7 +66,7 @@ fuse-device:
 	@$(REQUIRE_PYTHON)
 	@scripts/require_fuse.sh
 
-$(VENV)/.packages: scripts/apt_packages.sh
+$(VENV)/.packages: scripts/system_packages.sh
 	@$(if $(APT),$(APT) $(DAEMON_PACKAGES) $(TEST_PACKAGES))
 	@mkdir -p $(VENV) && touch $@
 
@@ -102,12 +104,8 @@ $(VENV)/.docs: pyproject.toml $(VENV)/.installed
 .PHONY: docs
 docs: setup $(VENV)/.docs ## the documentation as a site, the man page and completions for bash and zsh, in build
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict -f scripts/site/mkdocs.yml
-	@mkdir -p build/man build/completions
-	@$(VENV)/bin/argparse-manpage --module fusecache.cli.main --function make_parser --prog fusecache \
-	    --project-name fusecache --format single-commands-section --output build/man/fusecache.1
-	@for shell in bash zsh; do $(VENV)/bin/shtab --shell $$shell fusecache.cli.main.make_parser \
-	    > build/completions/fusecache.$$shell; done
-	@echo "build/site/index.html, build/man/fusecache.1, build/completions"
+	@packaging/manual $(VENV)/bin/python build/share site-functions
+	@echo "build/site/index.html; below build/share: man/man1, bash-completion/completions, zsh/site-functions"
 
 # ---- testing
 
@@ -459,7 +457,7 @@ release-packages:
 # ---- installing the daemon
 
 .PHONY: install
-install: ## the daemon, its command and its unit; PREFIX, DESTDIR
+install: ## the daemon, its command, unit, man page and completions; PREFIX, DESTDIR
 	@$(REFUSE_BESIDE_PACKAGE)
 	@$(REQUIRE_PYTHON)
 	@$(if $(APT),$(APT) $(DAEMON_PACKAGES))
@@ -470,7 +468,10 @@ install: ## the daemon, its command and its unit; PREFIX, DESTDIR
 	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; \
 	cp -r pyproject.toml README.md LICENSE fusecache loader "$$copy"; \
 	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --require-hashes -r requirements.lock; \
-	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --no-deps "$$copy"
+	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --no-deps "$$copy"; \
+	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --require-hashes --target "$$copy/tools" \
+	    -r packaging/requirements.lock; \
+	PYTHONPATH="$$copy/tools" packaging/manual $(DESTDIR)$(DAEMON_VENV)/bin/python $(DESTDIR)$(SHAREDIR) site-functions
 	@# A script names its interpreter; under DESTDIR that is not yet where it will be.
 	@$(if $(DESTDIR),sed --in-place '1s|^#!$(abspath $(DESTDIR))|#!|' $(addprefix $(DESTDIR)$(DAEMON_VENV)/bin/,fusecache mount.fusecache))
 	@install -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(SBINDIR) $(DESTDIR)$(UNITDIR) $(DESTDIR)$(SYSCONFDIR)/fusecache
@@ -490,12 +491,14 @@ uninstall: ## what install made; never a config, a cache or a bucket
 	@if [ -z "$(DESTDIR)" ] && $(DAEMON_RUNS); then \
 	    echo "a daemon still runs; first: systemctl disable --now 'fusecache@*'" >&2; exit 1; fi
 	@rm -f $(DESTDIR)$(BINDIR)/fusecache $(DESTDIR)$(SBINDIR)/mount.fusecache $(DESTDIR)$(UNITDIR)/fusecache@.service
-	@rm -f $(DESTDIR)$(SYSCONFDIR)/fusecache/example.toml.sample
+	@rm -f $(DESTDIR)$(SYSCONFDIR)/fusecache/example.toml.sample $(addprefix $(DESTDIR)$(SHAREDIR)/,$(MANUAL))
 	@systemd/fusecache-updatedb remove $(DESTDIR)$(SYSCONFDIR)/updatedb.conf
 	@rm -rf $(DESTDIR)$(DAEMON_VENV)
 	@for folder in $(DESTDIR)$(SYSCONFDIR)/fusecache $(DESTDIR)$(PREFIX); do \
 	    if [ -d "$$folder" ]; then rmdir --ignore-fail-on-non-empty "$$folder"; fi; done
 	@$(RELOAD_SYSTEMD)
+
+MANUAL = man/man1/fusecache.1 bash-completion/completions/fusecache zsh/site-functions/_fusecache
 
 # Both would have the same links, and one of them would remove the other's.
 REFUSE_BESIDE_PACKAGE = if [ -z "$(DESTDIR)" ] && [ -d /opt/fusecache/dist ]; then \

@@ -10,5 +10,6 @@ $1 is Python $version, and fusecache needs Python 3.11 or newer. Nothing was cha
   make ${2:-install} PYTHON=python3.12
 
 On Ubuntu 22.04:  sudo apt-get install python3.11 python3.11-venv python3.11-dev
+On Rocky 9 and Amazon Linux 2023 that command installs python3.11 by itself, if you name it.
 END
 exit 1

@@ -260,9 +260,15 @@ def uninstalling_leaves_what_is_not_its_own(_: ServerProcess) -> None:
     make = ["make", "--no-print-directory", "uninstall"]
     refused = subprocess.run(make, capture_output=True, text=True, check=False)
     expect(refused.returncode != 0 and "still runs" in refused.stderr, "uninstalled under a running daemon")
+    manual = Path("/usr/local/share/man/man1/fusecache.1")
+    completions = Path("/usr/local/share/bash-completion/completions/fusecache")
+    expect(
+        "doctor" in manual.read_text() and "doctor" in completions.read_text(), "no manual, or no completions"
+    )
     systemctl("stop", UNIT)
     subprocess.run(make, check=True)
     expect(not Path("/opt/fusecache").exists(), "/opt/fusecache is still there")
+    expect(not manual.exists() and not completions.exists(), "the manual or the completions are still there")
     expect(not Path("/usr/sbin/mount.fusecache").is_symlink(), "mount.fusecache is still there")
     expect(CONFIG.exists() and KEYS.exists() and any(CACHE.iterdir()), "a config or the cache is gone")
 

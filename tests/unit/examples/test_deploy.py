@@ -1,5 +1,6 @@
 """What of examples/deploy can be checked without its platforms: schemas, shell scripts. More: `make test-deploy`."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,6 +29,25 @@ def test_manifest_is_valid(path: Path, version: str) -> None:
     assert documents
     for document in documents:
         kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize("path", sorted(DEPLOY.glob("compose/*.yaml")), ids=lambda path: path.stem)
+def test_the_readme_says_what_a_compose_file_asks_for(path: Path) -> None:
+    asked = set(re.findall(r"(?<!\$)\$\{(\w+)\}", path.read_text()))
+    block = (DEPLOY / "README.md").read_text().partition("cat >.env <<END\n")[2].partition("END\n")[0]
+    assert asked <= set(re.findall(r"^(\w+)=", block, re.MULTILINE))
+
+
+def test_images_have_the_name_that_the_docs_give_them() -> None:
+    """What `make release` builds is tagged, and pushed, as the files name it."""
+    assert (
+        "podman tag localhost/fusecache:0.4.0 fusecache:latest"
+        in (ROOT / "docs/how-to/install.md").read_text()
+    )
+    assert "for tag in 0.4.0 latest" in (ROOT / "docs/how-to/release.md").read_text()
+    files = [*MANIFESTS, *DEPLOY.glob("compose/*.yaml")]
+    named = {name for path in files for name in re.findall(r"[\w/]*fusecache:[\w.]+", path.read_text())}
+    assert named == {"REGISTRY/fusecache:latest", "fusecache:latest"}
 
 
 def test_wrong_manifest_is_found() -> None:
