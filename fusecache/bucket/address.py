@@ -1,9 +1,13 @@
-"""Where a bucket is, and the keys for it, for commands that do not need a mount."""
+"""Where a bucket is, the keys for it, and its unfinished uploads, for commands that do not need a mount."""
 
 import os
+from collections.abc import Collection
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from fusecache.engine.admin.upload_survey import UploadsInUse, UploadSurvey, survey_bucket
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport, choose_endpoint
 from fusecache.remote.s3.store import S3Store
 
@@ -58,3 +62,23 @@ def open_store(place: Place, keys: BucketKeys, transport: Transport = PATIENT) -
         profile=keys.profile,
         transport=transport,
     )
+
+
+def bucket_uploads(
+    place: Place,
+    keys: BucketKeys,
+    prefix: str,
+    in_use: Collection[tuple[Collection[str], Collection[str]]],
+    *,
+    older_than_seconds: float,
+    aborts: bool,
+) -> dict[str, Any]:
+    """Return the uploads whose keys begin with a prefix, as the daemon does for a mount; abort the old ones if asked.
+
+    in_use: the upload ids and keys that each running mount of this node needs.
+    """
+    used = [UploadsInUse(frozenset(upload_ids), frozenset(keys)) for upload_ids, keys in in_use]
+    survey = UploadSurvey(older_than_seconds, used)
+    with closing(open_store(place, keys)) as store:
+        survey_bucket(store, prefix, survey, aborts=aborts)
+    return survey.as_dict()

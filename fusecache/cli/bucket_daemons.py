@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fusecache.cli.say import say
 from fusecache.config.options import MountOptions, top_of
-from fusecache.model.errors import FusecacheError, MountError
+from fusecache.model.errors import FusecacheError, MountError, StateError
 from fusecache.mount.bucket_folders import make_bucket_folder, remove_bucket_folder
 from fusecache.mount.launch import MountState, begin_daemon, clear_dead, mount_state, own_program
 from fusecache.mount.sd_notify import notify
@@ -87,17 +87,14 @@ def named_error(name: str, error: FusecacheError) -> FusecacheError:
 def prepare(mounts: Mapping[str, MountOptions]) -> None:
     """Make the folders of the buckets. Raises MountError, StateError."""
     for directory in {each.cache_dir.parent for name, each in mounts.items() if each.cache_dir.name == name}:
-        _make_way(directory)
+        if (directory / "fusecache.json").exists():
+            raise StateError(
+                f"{directory} is the cache directory of one mount, and may have what its bucket lacks: `fusecache "
+                f"recover {directory}` lists them. Several buckets need a directory of their own; choose another with "
+                "--cache-dir"
+            )
     for each in mounts.values():
         make_bucket_folder(each.mountpoint, allow_other=each.allow_other)
-
-
-def _make_way(directory: Path) -> None:
-    """Remove what an earlier version cached of several buckets in one directory. Raises StateError if more is there."""
-    if (directory / "fusecache.json").exists():
-        from fusecache.engine.recovery.offline import remove_common_cache  # only now is the engine needed
-
-        remove_common_cache(directory)
 
 
 @dataclass(eq=False)

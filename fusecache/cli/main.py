@@ -47,12 +47,11 @@ from fusecache.config.options import (
     MountOptions,
     add_flags,
     load_mounts,
-    top_of,
 )
 from fusecache.config.values import Duration, as_argument, as_count
 from fusecache.folder import arguments as folder_arguments
 from fusecache.keeper import KEPT_VARIABLE
-from fusecache.model.errors import ConfigError, FusecacheError, MountError
+from fusecache.model.errors import ConfigError, FusecacheError
 from fusecache.model.format_text import nearest_text, size_text
 from fusecache.mount.bucket_folders import mounts_in
 from fusecache.mount.control_client import ask
@@ -495,12 +494,7 @@ def _load(arguments: argparse.Namespace, config: Path | None, config_text: str) 
 
 
 def _own_options(name: str, mounts: Mapping[str, MountOptions]) -> MountOptions:
-    """Return the options of the bucket that this daemon mounts. Raises ConfigError, MountError."""
-    if not name and "" not in mounts:
-        raise MountError(
-            f"{top_of(mounts)} was mounted by an earlier version, in which several buckets had one daemon: this one "
-            "cannot take it over; to upgrade, unmount and mount again"
-        )
+    """Return the options of the bucket that this daemon mounts. Raises ConfigError."""
     if name not in mounts:
         raise ConfigError(f"bucket {name}: no [[bucket]] table has this name any more")
     return mounts[name]

@@ -73,8 +73,6 @@ def ask_mounts(
 def _may_have(source: str, bucket: str, prefix: str) -> bool:
     """Return whether a mount of `source`, as the mount table has it, may have keys with this prefix in this bucket."""
     prefix = printable(prefix)
-    if source.startswith("buckets:"):  # a mount of an earlier version
-        return True
     mounted_bucket, _, mounted = source.removeprefix(SCHEME).partition("/")
     below = f"{mounted.strip('/')}/".removeprefix("/")
     return mounted_bucket == bucket and (below.startswith(prefix) or prefix.startswith(below))

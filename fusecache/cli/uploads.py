@@ -60,8 +60,11 @@ def _in_mount(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _in_bucket(arguments: argparse.Namespace) -> dict[str, Any]:
-    from fusecache.bucket.address import BucketKeys, place_of  # other commands do not need boto3
-    from fusecache.bucket.uploads import bucket_uploads
+    from fusecache.bucket.address import (  # other commands do not need boto3
+        BucketKeys,
+        bucket_uploads,
+        place_of,
+    )
 
     bucket, prefix = split_source(arguments.place)
     aborts = arguments.abort and arguments.yes

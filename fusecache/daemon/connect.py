@@ -30,7 +30,7 @@ from fusecache.model.errors import (
     Untrusted,
 )
 from fusecache.mount.sd_notify import notify
-from fusecache.remote.endpoint_group import EndpointGroup, EndpointReader
+from fusecache.remote.endpoint_group import EndpointGroup, EndpointReader, within
 from fusecache.remote.endpoints import (
     AZURE_ACCOUNT_VARIABLES,
     URL_VARIABLES,
@@ -38,6 +38,7 @@ from fusecache.remote.endpoints import (
     Endpoint,
     StoreKind,
     Transport,
+    UploadPace,
     choose_endpoint,
     read_key_file,
 )
@@ -45,8 +46,6 @@ from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.request_settings import CUSTOMER_KEY_BYTES, RequestSettings
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import ConditionalWrites, ReadStore
-from fusecache.remote.upload_pace import UploadPace
-from fusecache.remote.within import within
 
 log = logging.getLogger(__name__)
 # What a store does with the conditions of writes, if a later mount need not test it again.
@@ -195,7 +194,7 @@ def open_remote(
         )
 
     stores = [open_store(each, each.profile, each.read_keys) for each in endpoints]
-    reader: ReadStore = stores[0]
+    reader: ReadStore | EndpointGroup = stores[0]
     if len(endpoints) > 1:
         reader = EndpointGroup(
             [
@@ -276,7 +275,7 @@ def refuse_without_writes(options: MountOptions, refusal: RemoteError) -> NoRetu
 
 def check_conditions(options: MountOptions, remote: ReadWriteSplit) -> None:
     """Find out whether the store honours preconditions of writes. Raises MountError if the mount relies on them."""
-    found = remote.probe_conditions()
+    found = remote.probe_conditions(options.prefix)
     if found not in (ConditionalWrites.REFUSED, ConditionalWrites.IGNORED):
         return
     verb = "refuses" if found is ConditionalWrites.REFUSED else "ignores"

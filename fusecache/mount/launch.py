@@ -42,10 +42,10 @@ from fusecache.mount.mount_table import (
     our_entries,
     our_mountpoints,
     root_of,
+    users_text,
 )
 from fusecache.mount.progress import pending_text
 from fusecache.mount.runtime_folder import peer_of
-from fusecache.mount.users_of_mount import users_text
 
 
 def own_program() -> list[str]:

@@ -22,7 +22,9 @@ from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, NoReturn, TypeVar
 
 from fusecache.model.errors import (
     AccessDenied,
@@ -43,11 +45,8 @@ from fusecache.remote.store import (
     ListPage,
     ObjectContent,
     ReadStore,
-    SupportsContent,
-    SupportsReload,
     UploadPage,
 )
-from fusecache.remote.within import within
 
 log = logging.getLogger(__name__)
 
@@ -202,17 +201,14 @@ class EndpointReader:
 
     def content(self, key: str) -> ObjectContent:
         """Return what tells an object's content from another."""
-        if isinstance(self.store, SupportsContent):
-            return self.store.content(self.there(key))
-        info = self.head(key)
-        return ObjectContent(info.etag, info.size, info.modified, {})
+        return self.store.content(self.there(key))
 
     def _here(self, key: str) -> str:
         return self._prefix + key.removeprefix(self._prefix_there)
 
 
 class EndpointGroup:
-    """Several endpoints as one `ReadStore`. Thread-safe."""
+    """Several endpoints, which answer reads as one store does. Thread-safe."""
 
     def __init__(self, endpoints: Sequence[EndpointReader]) -> None:
         """endpoints: in order of preference for names; the first is the primary."""
@@ -501,7 +497,7 @@ class EndpointGroup:
     def _probe(self, index: int, ask: Callable[[EndpointReader], object]) -> None:
         endpoint, began = self._endpoints[index], time.monotonic()
         try:
-            if endpoint.is_denied and isinstance(endpoint.store, SupportsReload):
+            if endpoint.is_denied:
                 endpoint.store.reload()
             with suppress(ObjectMissing, ObjectChanged, Refused):  # an answer, too
                 ask(endpoint)
@@ -575,3 +571,34 @@ def _request_facts(made: StoreStatistics) -> dict[str, int]:
         "bytes_read": made.bytes_read,
         "errors": made.errors,
     }
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """Return a blocking call's result. Raises its error.
+
+    Raises Unavailable if the call is not done in time. Its thread then goes on, and its result is dropped.
+    """
+    results: SimpleQueue[Callable[[], T]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            value = call()
+        except Exception as exc:  # noqa: BLE001  # raised by the caller
+            results.put(partial(_raise, exc))
+        else:
+            results.put(lambda: value)
+
+    # No thread of a pool: the interpreter does not wait for a daemon thread.
+    Thread(target=run, name="limited request", daemon=True).start()
+    try:
+        return results.get(timeout=seconds)()
+    except Empty:
+        raise Unavailable(f"the bucket has not answered for {seconds:g} s") from None
+
+
+def _raise(failure: Exception) -> NoReturn:
+    """Raise it, and keep no reference: its traceback has this frame, and would live with it until a collection."""
+    try:
+        raise failure
+    finally:
+        del failure

@@ -12,6 +12,8 @@ import ipaddress
 import os
 import re
 import stat
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +21,7 @@ from urllib.parse import urlsplit
 
 from fusecache.model.errors import ConfigError
 from fusecache.model.objects import GIB, MIB
-from fusecache.remote.upload_pace import UploadPace
+from fusecache.policy.backoff import Pace
 
 # Longer files hold no keys.
 _BYTES_MAX = 1 << 20
@@ -92,6 +94,23 @@ class Credentials:
     access_key: str
     secret_key: str = field(repr=False)
     session_token: str | None = field(default=None, repr=False)
+
+
+class UploadPace:
+    """The limit of all uploads of a mount. Bodies take turns piece by piece, so none of them stands still for long."""
+
+    def __init__(self, bytes_per_second: float | None = None) -> None:
+        """bytes_per_second: None sets no limit."""
+        self._pace = Pace(bytes_per_second)
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> None:
+        """A piece of a body was sent: sleep until another one may be. nbytes: negative if it counts no more."""
+        if nbytes > 0:
+            with self._lock:
+                seconds = self._pace.charge(time.monotonic(), nbytes)
+            if seconds > 0:
+                time.sleep(seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 from fusecache.model.errors import (
     AccessDenied,
@@ -36,8 +36,6 @@ from fusecache.remote.store import (
     ListPage,
     ReadStore,
     Store,
-    SupportsClose,
-    SupportsReload,
     UploadPage,
 )
 
@@ -118,28 +116,14 @@ class RefusedKeys:
 T = TypeVar("T")
 
 
-@runtime_checkable
-class SupportsConditionProbe(Protocol):
-    """A store that can find out whether it honours preconditions of writes. conditional_writes: as far as known."""
-
-    conditional_writes: ConditionalWrites
-
-    def probe_conditions(self, prefix: str) -> ConditionalWrites:
-        """Find out what the store does with If-Match."""
-        ...
-
-    def send_no_conditions(self) -> None:
-        """From now on send writes without their conditions."""
-        ...
-
-
-class ReadWriteSplit:
+class ReadWriteSplit(Store):
     """A `Store` over a reader and a writer, or none for a read-only mount: then every writing call raises ReadOnly."""
 
-    def __init__(self, reader: ReadStore, writer: Store | None, *, prefix: str = "") -> None:
+    def __init__(self, reader: ReadStore | EndpointGroup, writer: Store | None, *, prefix: str = "") -> None:
         """prefix: of the mount, below which the writer's credentials must allow writes."""
-        self._reader = reader
+        self._reader: ReadStore | EndpointGroup = reader
         self._group = reader if isinstance(reader, EndpointGroup) else None
+        self._readers = reader.stores if isinstance(reader, EndpointGroup) else (reader,)
         self._writer = writer
         self._prefix = prefix
         self._refused_keys = RefusedKeys(self._probe_writer)
@@ -147,7 +131,7 @@ class ReadWriteSplit:
         self.times = RequestTimes()
 
     def primary(self) -> Store:
-        """Return the same store, whose reads only the endpoint that takes the writes answers."""
+        """Return the same store, of which the reads only the endpoint that takes the writes answers."""
         if self._group is None:
             return self
         view = copy.copy(self)
@@ -163,12 +147,12 @@ class ReadWriteSplit:
 
         One failure does not stop the others: it is raised at the end, and that store keeps its credentials.
         """
-        refused = [*(self._readers() if self.health.reads_refused_since else ())]
+        refused = [*(self._readers if self.health.reads_refused_since else ())]
         if self.health.writes_refused_since and self._writer is not None:
             refused.append(self._writer)
         failures: list[FusecacheError] = []
         for store in self._stores():
-            if isinstance(store, SupportsReload) and (store in refused or not refused):
+            if store in refused or not refused:
                 try:
                     store.reload()
                 except FusecacheError as exc:
@@ -179,19 +163,15 @@ class ReadWriteSplit:
     def close(self) -> None:
         """Close the idle connections of every store."""
         for store in self._stores():
-            if isinstance(store, SupportsClose):
-                store.close()
+            store.close()
 
     def statistics(self) -> StoreStatistics:
         """Return the summed request counts of all stores."""
         return sum((store.statistics() for store in self._stores()), StoreStatistics())
 
-    def _readers(self) -> tuple[ReadStore, ...]:
-        return (self._reader,) if self._group is None else self._group.stores
-
     def _stores(self) -> list[ReadStore]:
         """Return each store once: the writer is often also a reader."""
-        return list({id(store): store for store in (*self._readers(), self._writer) if store}.values())
+        return list({id(store): store for store in (*self._readers, self._writer) if store}.values())
 
     def list_page(
         self,
@@ -291,29 +271,20 @@ class ReadWriteSplit:
     @property
     def conditional_writes(self) -> ConditionalWrites:
         """What the writer's store does with preconditions, as far as known."""
-        writer = self._writer
-        return (
-            writer.conditional_writes
-            if isinstance(writer, SupportsConditionProbe)
-            else ConditionalWrites.UNKNOWN
-        )
+        return ConditionalWrites.UNKNOWN if self._writer is None else self._writer.conditional_writes
 
-    def probe_conditions(self) -> ConditionalWrites:
+    def probe_conditions(self, prefix: str) -> ConditionalWrites:
         """Find out what the writer's store does with preconditions. Leaves nothing behind."""
-        if isinstance(self._writer, SupportsConditionProbe):
-            self._writer.probe_conditions(self._prefix)
-        return self.conditional_writes
+        return self.conditional_writes if self._writer is None else self._writer.probe_conditions(prefix)
 
     def take_conditions(self, found: ConditionalWrites) -> None:
         """Use the result of an earlier probe, after which the mount accepted the store."""
-        if isinstance(self._writer, SupportsConditionProbe):
-            self._writer.conditional_writes = found
-        if found in (ConditionalWrites.REFUSED, ConditionalWrites.IGNORED):
-            self.send_no_conditions()
+        if self._writer is not None:
+            self._writer.take_conditions(found)
 
     def send_no_conditions(self) -> None:
         """From now on send writes without their conditions."""
-        if isinstance(self._writer, SupportsConditionProbe):
+        if self._writer is not None:
             self._writer.send_no_conditions()
 
     def _probe_writer(self) -> None:
@@ -345,7 +316,7 @@ class ReadWriteSplit:
             raise
         self._refused_keys.on_accepted(key)
         self.health.on_write(None)
-        if self._writer in self._readers():
+        if self._writer in self._readers:
             self.health.on_read(None)  # reads use the same credentials
         return answer
 

@@ -131,7 +131,20 @@ class Interruption:
 
 
 class ReadStore(Protocol):
-    """The reading part of a store."""
+    """The reading part of a store. What has a body here, most stores need not have."""
+
+    def reload(self) -> None:
+        """Reload the credentials, if there are any."""
+        return
+
+    def close(self) -> None:
+        """Close idle connections."""
+        return
+
+    def content(self, key: str) -> ObjectContent:
+        """Return what tells an object's content from another. Raises ObjectMissing."""
+        info = self.head(key)
+        return ObjectContent(info.etag, info.size, info.modified, {})
 
     def list_page(
         self,
@@ -177,6 +190,23 @@ class ReadStore(Protocol):
 
 class Store(ReadStore, Protocol):
     """A bucket behind one endpoint and one set of credentials."""
+
+    @property
+    def conditional_writes(self) -> ConditionalWrites:
+        """What the store does with preconditions of writes, as far as known."""
+        return ConditionalWrites.UNKNOWN
+
+    def probe_conditions(self, prefix: str) -> ConditionalWrites:
+        """Find out what the store does with If-Match. Leaves nothing behind."""
+        return self.conditional_writes
+
+    def take_conditions(self, found: ConditionalWrites) -> None:
+        """Use the result of an earlier probe."""
+        return
+
+    def send_no_conditions(self) -> None:
+        """From now on send writes without their conditions."""
+        return
 
     def put(
         self, key: str, body: FileSlice, *, metadata: Mapping[str, str], condition: Condition | None = None
@@ -225,33 +255,6 @@ class Store(ReadStore, Protocol):
 
     def probe_write(self, prefix: str) -> None:
         """Check that writing is allowed; by a write that must fail; leave nothing behind."""
-        ...
-
-
-@runtime_checkable
-class SupportsContent(Protocol):
-    """A store that can say what tells one content from another."""
-
-    def content(self, key: str) -> ObjectContent:
-        """Return size and checksums of an object. Raises ObjectMissing."""
-        ...
-
-
-@runtime_checkable
-class SupportsReload(Protocol):
-    """A store that can reload its credentials."""
-
-    def reload(self) -> None:
-        """Reload the credentials."""
-        ...
-
-
-@runtime_checkable
-class SupportsClose(Protocol):
-    """A store that holds connections."""
-
-    def close(self) -> None:
-        """Close idle connections."""
         ...
 
 

@@ -20,7 +20,7 @@ from fusecache.remote.endpoint_group import EndpointGroup, EndpointReader
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport, choose_endpoint
 from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.s3.store import S3Store
-from fusecache.remote.store import FileSlice, Store, SupportsClose
+from fusecache.remote.store import FileSlice, Store
 from tests.s3server import S3Server
 from tests.s3server.certificate import make_certificate
 from tests.support.azurite import Azurite
@@ -68,10 +68,10 @@ STORES = (
     if os.environ.get("FUSECACHE_TEST_ENDPOINT")
     else ["memory", "s3", "endpoints", "gcs", "azure"]
 )
-T = TypeVar("T", bound=SupportsClose)
+T = TypeVar("T", bound=Store)
 
 # Stores of the test that runs, and of the session.
-_STORES: list[SupportsClose] = []
+_STORES: list[Store] = []
 # The session's servers, which run in this process with a thread for each connection.
 _SERVERS: list[S3Server] = []
 

@@ -421,40 +421,16 @@ def test_buckets_may_be_added_and_taken_away(pair: Pair) -> None:
     assert (last.path / "dataset/file").read_bytes() == b"kept"
 
 
-@pytest.mark.parametrize("is_pending", [True, False])
-def test_a_common_cache_directory_of_an_earlier_version_is_never_lost(
-    pair: Pair, tmp_path: Path, *, is_pending: bool
-) -> None:
-    """With pending files the start is refused, and nothing is changed; what is only cached goes."""
-    cache = tmp_path / "cache"
-    # A directory of a mount of one bucket has the same layout; the earlier version recorded all its buckets in it.
-    alone = pair.mounted(
-        *(["--settle-seconds", "60s"] * is_pending),
-        cache=cache,
-        tables='[[bucket]]\nname = "x"\ncredentials_from = "DATASET"\n',
+def test_the_cache_directory_of_one_mount_is_not_that_of_several(pair: Pair, tmp_path: Path) -> None:
+    cache, path = tmp_path / "cache", tmp_path / "mnt"
+    cache.mkdir()
+    (cache / "fusecache.json").write_text("{}")
+    done = run(
+        FUSECACHE, "mount", "--config", pair.config(pair.tables), path, "--cache-dir", cache, check=False
     )
-    (alone.path / "x/file").write_bytes(b"here")
-    if not is_pending:
-        alone.sync()
-    alone.unmount(*["--force"] * is_pending)
-    for each in (cache / "x").iterdir():
-        each.rename(cache / each.name)
-    (cache / "x").rmdir()
-    state = cache / "fusecache.json"
-    row = json.loads(state.read_text())
-    both = "\n".join(f"{family.lower()}={row['identity']}" for family in FAMILIES)
-    state.write_text(json.dumps({**row, "identity": both}))
-    before = sorted(each.relative_to(cache) for each in cache.rglob("*"))
-    if is_pending:
-        config = pair.config(pair.tables)
-        done = run(FUSECACHE, "mount", "--config", config, alone.path, "--cache-dir", cache, check=False)
-        assert done.returncode == 1
-        assert "has 1 change that the buckets may lack. Nothing was changed." in done.stderr
-        assert sorted(each.relative_to(cache) for each in cache.rglob("*")) == before
-    else:
-        made = pair.mounted(cache=cache, path=alone.path)
-        assert (made.path / "dataset/file").read_bytes() == b"here"
-        assert not (cache / "journal").exists()
+    assert done.returncode == 1
+    assert f"{cache} is the cache directory of one mount" in done.stderr
+    assert (os.listdir(cache), path.exists()) == (["fusecache.json"], False)
 
 
 # ---- a service: one process in front of the daemons

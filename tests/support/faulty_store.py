@@ -16,7 +16,6 @@ from fusecache.remote.store import (
     ListPage,
     ObjectContent,
     Store,
-    SupportsContent,
     UploadPage,
 )
 
@@ -58,7 +57,7 @@ class _Armed:
     times: int | None
 
 
-class FaultyStore:
+class FaultyStore(Store):
     """A `Store` that fails by script and otherwise passes every call on. Safe for many threads."""
 
     def __init__(self, inner: Store, *faults: Fault) -> None:
@@ -105,10 +104,8 @@ class FaultyStore:
         return self._pass("head", key, lambda: self._inner.head(key))
 
     def content(self, key: str) -> ObjectContent:
-        """See `SupportsContent`."""
-        assert isinstance(self._inner, SupportsContent)
-        inner = self._inner
-        return self._pass("content", key, lambda: inner.content(key))
+        """See `Store`."""
+        return self._pass("content", key, lambda: self._inner.content(key))
 
     def get_into(
         self,

@@ -24,7 +24,15 @@ from fusecache.model.objects import KIB, MIB, RAW, STANDARD, Extent, ObjectId, O
 from fusecache.remote.http.put import SliceBody
 from fusecache.remote.protocol.headers import encode_metadata, multipart_etag
 from fusecache.remote.statistics import RequestCounter, StoreStatistics
-from fusecache.remote.store import Condition, FileSlice, Interruption, ListPage, ObjectContent, UploadPage
+from fusecache.remote.store import (
+    Condition,
+    FileSlice,
+    Interruption,
+    ListPage,
+    ObjectContent,
+    Store,
+    UploadPage,
+)
 
 PIECE_BYTES = 256 * KIB
 METADATA_BYTES = 8192
@@ -45,7 +53,7 @@ class _Upload:
     parts: dict[int, bytes] = field(default_factory=dict)
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """A `Store` in a dict. Safe for many threads.
 
     part_minimum_bytes: the smallest part that is not the last. now: seconds since 1970.

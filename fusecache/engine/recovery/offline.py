@@ -4,7 +4,6 @@ All calls block; no bucket is needed. Listing changes nothing: it only predicts 
 the next mount.
 """
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -14,8 +13,7 @@ from fusecache.disk.staging import StagingDirectory
 from fusecache.disk.state_directory import StateDirectory
 from fusecache.engine.recovery.quarantine import conflict_row, listing_of, operation_row, quarantine_row
 from fusecache.index.journal import DropFile, DropOperation, Journal, PutAbort, PutFile
-from fusecache.model.errors import NotFound, NotPermitted, StateError
-from fusecache.model.format_text import count_text
+from fusecache.model.errors import NotFound, NotPermitted
 from fusecache.model.records import OWED, FileRecord, FileState
 
 _KIND_AND_MESSAGE = {
@@ -26,9 +24,6 @@ _KIND_AND_MESSAGE = {
     FileState.LOCAL: ("local-only", "is never uploaded, because its path matches `local_only`"),
     **dict.fromkeys(OWED, ("waiting", "was closed: the next read-write mount uploads it")),
 }
-
-# What a start of an earlier version made. The last one says that the others are there.
-_CACHED = ("staging", "orphans", "suspect", "cache", "names", "journal", "empty", "fusecache.json")
 
 
 class OfflineCache:
@@ -53,15 +48,6 @@ class OfflineCache:
     ) -> None:
         self._journal.close()
         self._state.__exit__(kind, value, traceback)
-
-    @property
-    def identity(self) -> str:
-        """Endpoint, bucket and prefix that the directory is of."""
-        return self._state.identity
-
-    def pending_changes(self) -> int:
-        """Return how many changes of names wait for the bucket."""
-        return sum(not each.error for each in self._journal.operations())
 
     def listing(self) -> dict[str, Any]:
         """Return what `Quarantine.listing` does, and the files that wait for their upload."""
@@ -113,33 +99,6 @@ class OfflineCache:
 
     def _path(self, key: str) -> str:
         return key.removeprefix(self._prefix)
-
-
-def remove_common_cache(directory: Path) -> None:
-    """Remove a common cache directory of several buckets, whose names would be in the way of each bucket's own.
-
-    Only if all in it is cached: raises StateError if the bucket may lack something, or if it is another mount's.
-    """
-    with OfflineCache(directory) as cache:
-        if "=" not in cache.identity.partition(" ")[0]:  # of several buckets: NAME=ENDPOINT SOURCE
-            raise StateError(
-                f"the cache directory {directory} belongs to {cache.identity or 'another mount'}, and several buckets "
-                "need one of their own; choose another with --cache-dir"
-            )
-        left = cache.listing()["count"] + cache.pending_changes()
-        if left:
-            raise StateError(
-                f"the cache directory {directory} is of an earlier version, in which several buckets shared one, and "
-                f"has {count_text(left, 'change')} that the buckets may lack. Nothing was changed. Mount once with the "
-                "earlier version, run `fusecache sync` and `fusecache recover`, and unmount; or choose another "
-                "--cache-dir, and keep this one"
-            )
-        for name in _CACHED:
-            path = directory / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
 
 
 def _unknown_row(number: int, local_path: Path) -> dict[str, Any]:

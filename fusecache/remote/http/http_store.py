@@ -45,12 +45,13 @@ from fusecache.remote.store import (
     FileSlice,
     Interruption,
     ListPage,
+    Store,
     UploadPage,
 )
 
 
-class HttpStore:
-    """The shared part of a `Store`. Thread-safe.
+class HttpStore(Store):
+    """The shared part of the stores. Thread-safe.
 
     metadata_prefix: of the headers with user metadata. hyphen: what stands for `-` in their names. standard_prefix: of
     standard headers such as Content-Type, where they are set.
@@ -65,6 +66,7 @@ class HttpStore:
     impossible: Mapping[str, str]
     promise = ConditionalWrites.KEPT
     trusted_file = "SSL_CERT_FILE"
+    conditional_writes = ConditionalWrites.UNKNOWN
 
     def __init__(self, place: str, http: SignedHttp, reload: Callable[[], None] = lambda: None) -> None:
         """place: the bucket's name in errors, like gs://bucket. reload: reads the credentials again."""
@@ -73,7 +75,6 @@ class HttpStore:
         self._reload = reload
         self._counter = RequestCounter()
         self._sends_conditions = True
-        self.conditional_writes = ConditionalWrites.UNKNOWN
 
     def statistics(self) -> StoreStatistics:
         """Return the request counts."""
@@ -155,6 +156,12 @@ class HttpStore:
             return self.conditional_writes
         self.conditional_writes = self.promise
         return self.promise
+
+    def take_conditions(self, found: ConditionalWrites) -> None:
+        """Use the result of an earlier probe, after which the mount accepted the store."""
+        self.conditional_writes = found
+        if found in (ConditionalWrites.REFUSED, ConditionalWrites.IGNORED):
+            self.send_no_conditions()
 
     def send_no_conditions(self) -> None:
         """From now on send writes without their conditions, for a store that does not honour them."""

@@ -8,7 +8,7 @@ from threading import Event, Thread, current_thread
 import pytest
 
 from fusecache.model.errors import Unavailable
-from fusecache.remote.within import within
+from fusecache.remote.endpoint_group import within
 
 
 def test_a_result_and_an_error_come_back() -> None:
