@@ -28,9 +28,8 @@ from fusecache.mount.launch import (
     replace_daemon,
     resolve_in_mount,
 )
-from fusecache.mount.leftover_text import left_texts, unsent_text
 from fusecache.mount.mount_table import DaemonAway, root_of
-from fusecache.mount.progress import ProgressView
+from fusecache.mount.progress import ProgressView, left_texts, unsent_text
 
 
 def add_arguments(unmount: argparse.ArgumentParser, upgrade: argparse.ArgumentParser) -> None:

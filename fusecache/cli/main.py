@@ -63,8 +63,7 @@ from fusecache.mount.launch import (
     resolve_in_mount,
     start_daemon,
 )
-from fusecache.mount.leftover_text import missing_texts
-from fusecache.mount.progress import ProgressView, awaited_text
+from fusecache.mount.progress import ProgressView, awaited_text, missing_texts
 
 SYNC_EXIT = {"durable": 0, "ok": 0, "timeout": 1, "error": 2, "conflict": 3}
 INTERRUPTED = 130  # 128 + SIGINT, the convention of shells

@@ -29,9 +29,8 @@ from fusecache.mount.launch import (
     mount_state,
     start_daemon,
 )
-from fusecache.mount.leftover_text import unsent_text
 from fusecache.mount.mount_table import DaemonAway
-from fusecache.mount.progress import ProgressView
+from fusecache.mount.progress import ProgressView, unsent_text
 
 # Words of the command line that are not the mount's, with the number of their values.
 _OWN_FLAGS = {"--mount": 2, "--sync-deadline": 1}

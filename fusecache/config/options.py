@@ -11,14 +11,17 @@ Invariants:
 
 import argparse
 import dataclasses
+import hashlib
+import json
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fusecache.config.bucket_options import bucket_tables, bucket_values, check_apart
-from fusecache.config.cache_directory import default_cache_dir, free_bytes_at
 from fusecache.config.config_file import parse_config, read_config
 from fusecache.config.endpoint_options import own_endpoint, resolve_endpoints, resolve_family
 from fusecache.config.node_memory import SMALLEST_MEMORY_BYTES, default_memory
@@ -595,3 +598,32 @@ def _check_together(options: MountOptions, *, share: str) -> None:
         raise ConfigError(
             f"cache_dir = {options.cache_dir} is inside the mountpoint {options.mountpoint}; choose another cache_dir"
         )
+
+
+def default_cache_dir(
+    source: str, endpoint: str, *, environment: Mapping[str, str], home: Path, user_id: int
+) -> Path:
+    """Return the cache directory of one source: stable for the same endpoint, bucket and prefix, and unique to them."""
+    inner = source.partition("://")[2].rstrip("/")
+    bucket = inner.partition("/")[0]
+    digest = hashlib.sha256("\n".join((endpoint.rstrip("/"), inner)).encode()).hexdigest()[:12]
+    if user_id == 0:
+        base = Path("/var/cache/fusecache")
+    else:
+        base = Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "fusecache"
+    return base / f"{bucket}-{digest}"
+
+
+def free_bytes_at(path: Path) -> int:
+    """Return the free bytes of a cache directory's disk, as recorded when the directory was made; else as of now.
+
+    The recorded value keeps a limit in percent from shrinking while the cache fills. Raises ConfigError.
+    """
+    try:
+        with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
+            return int(json.loads((path / "fusecache.json").read_text())["free_bytes"])
+        while not path.exists():
+            path = path.parent
+        return shutil.disk_usage(path).free
+    except OSError as exc:
+        raise ConfigError(f"cache_dir = {path}: {exc.strerror}; choose another directory") from exc

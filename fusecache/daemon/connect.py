@@ -33,9 +33,11 @@ from fusecache.mount.sd_notify import notify
 from fusecache.remote.endpoint_group import EndpointGroup, EndpointReader, within
 from fusecache.remote.endpoints import (
     AZURE_ACCOUNT_VARIABLES,
+    CUSTOMER_KEY_BYTES,
     URL_VARIABLES,
     Credentials,
     Endpoint,
+    RequestSettings,
     StoreKind,
     Transport,
     UploadPace,
@@ -43,7 +45,6 @@ from fusecache.remote.endpoints import (
     read_key_file,
 )
 from fusecache.remote.read_write_split import ReadWriteSplit
-from fusecache.remote.request_settings import CUSTOMER_KEY_BYTES, RequestSettings
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import ConditionalWrites, ReadStore
 

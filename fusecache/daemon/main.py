@@ -58,7 +58,7 @@ from fusecache.model.errors import FusecacheError, MountError, NoSpace, NotPermi
 from fusecache.model.format_text import at_mount, printable
 from fusecache.model.verdict import verdict_line
 from fusecache.mount.launch import check_mountpoint
-from fusecache.mount.leftover_text import found_text
+from fusecache.mount.progress import found_text
 from fusecache.mount.sd_notify import notify
 from fusecache.page.history import RateHistory
 from fusecache.remote.endpoints import Endpoint

@@ -33,7 +33,6 @@ from fusecache.mount.control_client import (
     find_mount,
     request_stream,
 )
-from fusecache.mount.leftover_text import missing_texts
 from fusecache.mount.mount_table import (
     TABLE,
     DaemonAway,
@@ -44,7 +43,7 @@ from fusecache.mount.mount_table import (
     root_of,
     users_text,
 )
-from fusecache.mount.progress import pending_text
+from fusecache.mount.progress import missing_texts, pending_text
 from fusecache.mount.runtime_folder import peer_of
 
 

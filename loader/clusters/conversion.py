@@ -16,8 +16,7 @@ from typing import Any
 
 from fusecache.disk.beneath import open_beneath, replace_text
 from loader.base.paths import is_url
-from loader.clusters.engines import ray_engine, spark_engine
-from loader.clusters.parts import PartTask, Run, local_folder, sync
+from loader.clusters.parts import PartTask, Run, local_folder, ray_engine, spark_engine, sync
 from loader.errors import ArgumentError, LoaderError, NoSampleError, NotEmptyError, WriterError, cause_text
 from loader.mds.index import INDEX_NAME, read_index
 from loader.waiting import wait_for

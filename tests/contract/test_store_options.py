@@ -10,8 +10,7 @@ from fusecache.config.options import MountOptions, load_options
 from fusecache.daemon.connect import request_settings
 from fusecache.model.errors import AccessDenied, ConfigError, Refused, RemoteError
 from fusecache.model.objects import Extent, ObjectId
-from fusecache.remote.endpoints import Credentials, Endpoint
-from fusecache.remote.request_settings import RequestSettings
+from fusecache.remote.endpoints import Credentials, Endpoint, RequestSettings
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Condition, FileSlice
 from tests.contract.conftest import ONCE, closed_later

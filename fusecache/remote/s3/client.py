@@ -17,11 +17,10 @@ from botocore.credentials import ReadOnlyCredentials
 
 from fusecache.model.errors import ConfigError, CredentialsMissing
 from fusecache.model.format_text import nearest_text
-from fusecache.remote.endpoints import URL_VARIABLES, Credentials, Endpoint, Transport
+from fusecache.remote.endpoints import URL_VARIABLES, Credentials, Endpoint, RequestSettings, Transport
 from fusecache.remote.http.signed_requests import HttpRequest, SignedHttp, Site
 from fusecache.remote.http.tls import trust
 from fusecache.remote.protocol.signing import SigningKeys, send_unsigned, sign_by_v4
-from fusecache.remote.request_settings import RequestSettings
 from fusecache.remote.s3.credentials import FileCredentials, KeptCredentials, failure_text
 
 CREDENTIALS_HELP = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile of ~/.aws/credentials"

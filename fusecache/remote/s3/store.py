@@ -28,13 +28,12 @@ from fusecache.model.errors import (
     Unavailable,
 )
 from fusecache.model.objects import ObjectId, ObjectInfo
-from fusecache.remote.endpoints import Credentials, Endpoint, Transport
+from fusecache.remote.endpoints import NO_SETTINGS, Credentials, Endpoint, RequestSettings, Transport
 from fusecache.remote.http.http_store import XML_NAMESPACE, XmlStore, text_of, whole_response
 from fusecache.remote.http.put import part_query
 from fusecache.remote.http.signed_requests import query_of
 from fusecache.remote.protocol.headers import STANDARD_HEADERS, bare_etag, object_content, quoted_etag
 from fusecache.remote.protocol.responses import ERROR_BY_CODE
-from fusecache.remote.request_settings import NO_SETTINGS, RequestSettings
 from fusecache.remote.s3.client import open_access
 from fusecache.remote.s3.condition_probe import ask_conditions, test_conditions
 from fusecache.remote.store import PROBE_NAME, Condition, ConditionalWrites, FileSlice, ObjectContent

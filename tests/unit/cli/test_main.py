@@ -25,9 +25,8 @@ from fusecache.model.errors import MountError
 from fusecache.model.format_text import seconds_text, size_text
 from fusecache.mount import control_client, launch
 from fusecache.mount.control_client import ServerProgress, ask, find_mount
-from fusecache.mount.leftover_text import found_text, left_texts
 from fusecache.mount.mount_table import root_of
-from fusecache.mount.progress import ProgressView
+from fusecache.mount.progress import ProgressView, found_text, left_texts
 from tests.support import ROOT
 
 Row = dict[str, Any]

@@ -25,7 +25,6 @@ from fusecache.model.format_text import printable
         ("s3://bucket/run-2", "run/", False),
         ("s3://bucket/run", "run-2/", False),
         ("s3://bucket-2/run", "run/", False),
-        ("buckets:/etc/buckets.toml", "run/", True),
         (printable("s3://bucket/a\u3000b"), "a\u3000b/", True),
     ],
 )

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from fusecache.config.cache_directory import default_cache_dir, free_bytes_at
 from fusecache.config.option_groups import ORDER_LAST
 from fusecache.config.options import (
     FIELDS,
     FLAG_VALUES_TEXT,
     MountOptions,
     add_flags,
+    default_cache_dir,
+    free_bytes_at,
     load_options,
     shown_options,
 )

@@ -39,7 +39,7 @@ org.apache.spark.SparkException: Job aborted due to stage failure
 \tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAGScheduler.scala:2856)"""
 # Ray Data's error of a function that raises; its text is that of the worker's traceback.
 RAY_DATA = """ray::Map(_row)() (pid=71, ip=10.0.0.7)
-  File "/srv/loader/clusters/engines.py", line 66, in _row
+  File "/srv/loader/clusters/parts.py", line 153, in _row
     return write_attempt(pickle.loads(row["task"]))._asdict()
 {error}
 
