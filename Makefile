@@ -454,6 +454,21 @@ release-packages:
 	@$(if $(APT),$(APT) $(RELEASE_PACKAGES))
 	@$(RELEASE) packages
 
+RPM_FILE = %{NAME}-%{VERSION}-%{RELEASE}.%{ARCH}.rpm
+
+.PHONY: rpm
+rpm: ## an RPM of this commit, for this distribution and architecture, in build/release; PYTHON=python3.11
+	@$(REQUIRE_PYTHON)
+	@$(if $(APT),$(APT) $(DAEMON_PACKAGES) git rpm-build)
+	@rm -rf build/rpm && mkdir -p build/rpm/tree build/release
+	@git archive HEAD | tar -x -C build/rpm/tree
+	@rpmbuild -bb --quiet --define '_topdir $(CURDIR)/build/rpm' --define '_rpmdir $(CURDIR)/build/release' \
+	    --define '_rpmfilename $(RPM_FILE)' --define 'tree $(CURDIR)/build/rpm/tree' \
+	    --define "python $$(readlink -f "$$(command -v $(PYTHON))")" \
+	    --define "version_of_it $$(sed -n 's/^__version__ = "\(.*\)"/\1/p' fusecache/__init__.py | sed -E 's/\.?(dev|a|b|rc)/~\1/')" \
+	    packaging/fusecache.spec
+	@ls build/release/*.rpm
+
 # ---- installing the daemon
 
 .PHONY: install

@@ -8,7 +8,7 @@ set -eu
 
 if command -v dpkg-query >/dev/null; then
     is_there() { [ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
-    named() { echo "$1"; }
+    named() { case $1 in rpm-build) echo rpm ;; *) echo "$1" ;; esac; }
     steps='apt-get|-q|update apt-get|-q|install|--yes|--no-install-recommends'
 elif command -v dnf >/dev/null; then
     python=$(basename "${PYTHON:-python3}")

@@ -59,10 +59,10 @@ def test_dnf_gets_the_counterparts_of_what_is_missing(tmp_path: Path, python: st
 def test_apt_gets_what_is_missing_after_its_lists(tmp_path: Path) -> None:
     dpkg = 'case "$*" in *fuse3) echo installed ;; *) exit 1 ;; esac'
     folder = made(tmp_path, **{"apt-get": 'echo "$@" >>"$OUT"', "dpkg-query": dpkg})
-    assert asked(folder, "fuse3", "gcc", "python3-venv").returncode == 0
+    assert asked(folder, "fuse3", "gcc", "python3-venv", "rpm-build").returncode == 0
     assert (folder / "out").read_text().splitlines() == [
         "-q update",
-        "-q install --yes --no-install-recommends gcc python3-venv",
+        "-q install --yes --no-install-recommends gcc python3-venv rpm",
     ]
 
 
