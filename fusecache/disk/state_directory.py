@@ -206,7 +206,7 @@ def recorded_identity(directory: Path) -> str:
 
 
 def recorded_conditions(directory: Path) -> dict[str, str]:
-    """Return what the stores of a cache directory's buckets do with the conditions of writes, by identity."""
+    """Return what a cache directory's store does with the conditions of writes, by identity."""
     found = _recorded(directory).get("conditions")
     return dict(found) if isinstance(found, dict) else {}
 
