@@ -136,7 +136,7 @@ class MDSDataset:
         On a read-only mount the kernel reads a file by itself if it was whole in the cache when it was opened. `Loader`
         calls this at the beginning of each epoch.
         """
-        self._reader.reopen_files()
+        self._reader.files.reopen()
 
     def __len__(self) -> int:
         return self._end_list[-1] if self._end_list else 0
@@ -290,7 +290,7 @@ class MDSDataset:
         first = self._end_list[shard - 1] if shard else 0
         sound = isinstance(problem, UnmetNeedError)
         return ShardError(
-            f"{self._reader.path(shard)} (shard {shard}): sample {first + within}, number {within} of "
+            f"{self._reader.files.path(shard)} (shard {shard}): sample {first + within}, number {within} of "
             f"the shard: {problem}.{'' if sound else ' The shard is damaged, or its index belongs to another.'}"
         )
 

@@ -50,7 +50,10 @@ _OpenedShard = tuple[int, Callable[[int], int], OpenShardFile]
 
 
 class ShardReader:
-    """Reads the bytes of one dataset's samples. Raises LoaderError if the cache folder cannot be used."""
+    """Reads the bytes of one dataset's samples. Raises LoaderError if the cache folder cannot be used.
+
+    files: of the shards.
+    """
 
     def __init__(self, index: Index, options: ReadOptions | None = None) -> None:
         self._index = index
@@ -68,8 +71,8 @@ class ShardReader:
     def _reset(self) -> None:
         _keep_freed_memory()
         self._writable = [any(map(makes_views, schema.encodings)) for schema in self._index.schemas]
-        self._files = ShardFiles(self._index, self._options)
-        self._some_packed = self._files.some_packed
+        self.files = ShardFiles(self._index, self._options)
+        self._some_packed = self.files.some_packed
         self._sized: set[int] = set()
         # Shard -> the offset of its first record, where all records have one size.
         self._first_records: dict[int, int] = {}
@@ -80,10 +83,6 @@ class ShardReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._index, self._options = state["_index"], state["_options"]
         self._reset()
-
-    def reopen_files(self) -> None:
-        """Open each shard's file again when it is read next."""
-        self._files.reopen()
 
     def read_many(self, shard: int, samples: list[int]) -> list[Buffer]:
         """Return the bytes of several samples of a shard, in the requested order, each in its own buffer.
@@ -108,9 +107,9 @@ class ShardReader:
         if (firsts < 4 * (counts + 2)).any():
             return False
         if self._some_packed:
-            if any(map(self._files.is_in_memory, used.tolist())):
+            if any(map(self.files.is_in_memory, used.tolist())):
                 return False
-            self._files.thrashing.samples_read += len(block)
+            self.files.thrashing.samples_read += len(block)
         starts = firsts[which] + samples * size
         if used.size <= self._options.open_files:
             self._read_batched(used, which, starts, block, shards, samples)
@@ -134,7 +133,7 @@ class ShardReader:
             firsts[shard] = first
         view, preadv = memoryview(block.reshape(-1).data), os.preadv
         # Hold the files until this returns, so that an eviction does not close them.
-        files = {shard: self._files.file(shard) for shard in used}
+        files = {shard: self.files.file(shard) for shard in used}
         start = 0
         for shard, sample in zip(shards, samples, strict=True):
             stop = start + size
@@ -151,7 +150,7 @@ class ShardReader:
         self, used: Ids, which: Ids, starts: Ids, block: NDArray[np.uint8], shards: Ids, samples: Ids
     ) -> None:
         # Hold the files until this returns, so that an eviction does not close them.
-        held = [self._files.file(shard) for shard in used.tolist()]
+        held = [self.files.file(shard) for shard in used.tolist()]
         files = np.fromiter((file.fd for file in held), np.int32, used.size)[which]
         for row in read_batched(files, starts, block).tolist():
             block[row] = np.frombuffer(self._read_many(int(shards[row]), [int(samples[row])])[0], np.uint8)
@@ -178,7 +177,7 @@ class ShardReader:
                 return None
             found += blobs
         if self._some_packed:
-            self._files.thrashing.samples_read += len(found)
+            self.files.thrashing.samples_read += len(found)
         return found
 
     def _read_few_blobs(
@@ -213,9 +212,9 @@ class ShardReader:
 
     def _opened(self, shard: int, sample: int, around: int) -> "_OpenedShard | None":
         """Open a shard; None if it is in memory, or if its table contradicts this sample."""
-        if self._some_packed and self._files.is_in_memory(shard):
+        if self._some_packed and self.files.is_in_memory(shard):
             return None
-        file, offsets = self._files.file(shard), self._files.table(shard)
+        file, offsets = self.files.file(shard), self.files.table(shard)
         offset = offsets.__getitem__ if isinstance(offsets, range) else offsets.item
         if shard not in self._sized:
             # Detects an index that belongs to another dataset; one check a shard suffices.
@@ -228,24 +227,24 @@ class ShardReader:
     def _read_many(self, shard: int, samples: list[int]) -> list[Buffer]:
         writable = self._writable[self._index.schema_number(shard)]
         if self._some_packed:
-            self._files.thrashing.samples_read += len(samples)
-        if self._files.is_in_memory(shard):
-            whole = memoryview(self._files.whole(shard))
+            self.files.thrashing.samples_read += len(samples)
+        if self.files.is_in_memory(shard):
+            whole = memoryview(self.files.whole(shard))
             kind = bytearray if writable else bytes
             return [kind(whole[start:stop]) for start, stop in self._extents(shard, samples)]
-        file = self._files.file(shard)
+        file = self.files.file(shard)
         extents = self._extents(shard, samples)
         fill = self._read_writable if writable else self._read_immutable
         try:
             found = fill(file.fd, extents)
         except OSError as problem:
-            if self._files.avoid_cached(shard, file):
+            if self.files.avoid_cached(shard, file):
                 return self._read_many(shard, samples)
-            raise self._files.unread(shard, *_hull(extents), samples, problem) from problem
+            raise self.files.unread(shard, *_hull(extents), samples, problem) from problem
         for number, (start, stop) in enumerate(extents):
             if len(found[number]) != stop - start:
                 part = found[number]
-                found[number] = part + self._files.rest(shard, file, start + len(part), stop, samples[number])
+                found[number] = part + self.files.rest(shard, file, start + len(part), stop, samples[number])
         return found
 
     @staticmethod
@@ -264,7 +263,7 @@ class ShardReader:
         return [pread(fd, stop - start, start) for start, stop in extents]
 
     def _extents(self, shard: int, samples: list[int]) -> list[tuple[int, int]]:
-        offsets = self._files.table(shard)
+        offsets = self.files.table(shard)
         if isinstance(offsets, range):
             return [(offsets[sample], offsets[sample + 1]) for sample in samples]
         if len(samples) <= _FEW:
@@ -272,14 +271,6 @@ class ShardReader:
             return [(item(sample), item(sample + 1)) for sample in samples]
         which = np.array(samples)
         return list(zip(offsets[which].tolist(), offsets[which + 1].tolist(), strict=True))
-
-    def path(self, shard: int) -> str:
-        """Return the path of a shard's file."""
-        return self._files.path(shard)
-
-    def check_size(self, shard: int) -> None:
-        """Raise ShardError if the shard's file is missing, or its size differs from the index."""
-        self._files.check_size(shard)
 
 
 def _keep_freed_memory() -> None:

@@ -137,8 +137,8 @@ def verify(directory: Path, *, allow_pickle: bool, quick: bool) -> int:
 def _problem_of(shard: int, reader: ShardReader, index: Index, dataset: MDSDataset, samples: range) -> str:
     """Return the first problem of a shard, "" if it has none. Sizes first: a truncated file has wrong hashes too."""
     try:
-        reader.check_size(shard)
-        wrong = next(_hash_problems(index, shard, reader.path(shard)), "")
+        reader.files.check_size(shard)
+        wrong = next(_hash_problems(index, shard, reader.files.path(shard)), "")
         if wrong:
             return wrong
         for start in range(samples.start, samples.stop, VERIFY_SAMPLES):
@@ -170,7 +170,7 @@ def _column_bytes(index: Index, samples: NDArray[np.int64]) -> Iterator[tuple[st
             varying = schema.sizes.count(0)
             if len(data) < 4 * varying:
                 raise ShardError(
-                    f"{reader.path(shard)} (shard {shard}): sample {number}: "
+                    f"{reader.files.path(shard)} (shard {shard}): sample {number}: "
                     f"{head_text(len(data), 4 * varying)}. Restore the shard{VERIFY_HINT}."
                 )
             variable = iter(np.frombuffer(data, "<u4", varying).tolist())

@@ -92,7 +92,7 @@ def test_a_loader_reads_whole_shards_without_the_mount(one: Mount, bucket: Bucke
         )
         before = one.read_by_daemon()
         # All are open, and none is read through the mount.
-        dataset_files = dataset._reader._files._files.values()
+        dataset_files = dataset._reader.files._files.values()
         assert all(file.cached for file in dataset_files)
         assert [len(dataset[number]["bytes"]) for number in range(SAMPLES)] == [MIB] * SAMPLES
         assert one.read_by_daemon() == before
@@ -293,7 +293,7 @@ def test_a_shard_that_the_disk_no_longer_gives_is_read_through_the_mount(
     path = warm(one, put_dataset(bucket, tmp_path / "data"))
     values = [number.to_bytes(4, "big") * (MIB // 4) for number in range(SAMPLES)]
     dataset = MDSDataset(path, check_hashes=check_hashes)
-    files = dataset._reader._files
+    files = dataset._reader.files
 
     def all_given() -> bool:
         dataset.reopen_files()

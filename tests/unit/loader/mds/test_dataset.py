@@ -620,6 +620,6 @@ def test_nothing_is_written_beside_the_dataset(tmp_path: Path) -> None:
 def test_a_hostile_sample_count_is_named_at_once(tmp_path: Path) -> None:
     """The error of a damaged shard names its samples without walking through all that the index claims."""
     reader = ShardReader(read_index(write(tmp_path)), ReadOptions())
-    files = reader._files
+    files = reader.files
     assert "samples 0 to 1125899906842623" in str(files.failed(0, 0, 1, range(1 << 50), "damaged"))
     assert "samples 2 to 7" in str(files.failed(0, 0, 1, [7, 2, 5], "damaged"))

@@ -112,7 +112,7 @@ def test_a_shard_is_hashed_once(tmp_path: Path) -> None:
 def test_a_dataset_whose_mount_is_gone_is_dropped_without_a_word(tmp_path: Path) -> None:
     reader = ShardReader(read_index(write(tmp_path)))
     reader.read_many(0, [0])
-    os.close(reader._files.file(0).fd)  # as a dead mount does: closing it once more fails
+    os.close(reader.files.file(0).fd)  # as a dead mount does: closing it once more fails
     del reader
 
 
