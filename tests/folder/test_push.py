@@ -168,7 +168,8 @@ def test_a_push_that_is_killed_in_many_rounds_goes_on_where_it_was(node: Node, t
     control.clear_log()
     assert node.push(tmp_path).returncode == 0
     assert published(node) == []
-    assert control.uploads() == []
+    # An upload without a part stays if its process ended before it had the answer, and so its id.
+    assert [upload for upload in control.uploads() if upload.parts] == []
 
 
 def test_an_answer_that_is_lost_with_the_process_is_no_conflict(node: Node, tmp_path: Path) -> None:
