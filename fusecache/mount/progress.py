@@ -116,8 +116,9 @@ def warm_text(facts: Mapping[str, Any]) -> str:
     done, total = facts["bytes_done"], facts["bytes_total"]
     words = f"{facts['files_done']} of {count_text(facts['files_total'], 'file')}, "
     words += f"{size_text(done)} of {size_text(total)}"
-    if facts["state"] == "running" and done and facts["seconds"] >= 1:
-        rate = done / facts["seconds"]
+    seconds = facts.get("seconds", 0.0)  # a daemon of an earlier version does not say it
+    if facts["state"] == "running" and done and seconds >= 1:
+        rate = done / seconds
         words += f", {size_text(rate)}/s, about {seconds_text((total - done) / rate)} left"
     return words + (f", {facts['files_failed']} failed" if facts["files_failed"] else "")
 

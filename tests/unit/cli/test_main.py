@@ -310,14 +310,7 @@ def test_status_for_people_names_uploads_warm_ups_and_problems_only_if_there_are
                 }
             ],
             "warming": [
-                {
-                    **job,
-                    "bytes_total": 8 << 20,
-                    "bytes_done": 2 << 20,
-                    "seconds": 0.5,
-                    "failures": [],
-                    "message": "",
-                }
+                {**job, "bytes_total": 8 << 20, "bytes_done": 2 << 20, "failures": [], "message": ""}
             ],
             "waiting_for": "no network",
             "waiting": [{"path": "run/a", "cause": "no network", "remedy": "wait"}],
