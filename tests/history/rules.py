@@ -1,23 +1,21 @@
 """What a bucket may show, and when: the order rules of the contract, held against what the tree was promised.
 
 1. A name shows what the tree held under it, never something older than it showed before.
-2. Ordering points (an overwrite, a rename, a symlink, a removal, a name that is published last) come after everything
-   with a smaller sequence in their directory's subtree; a rename counts in both parents' subtrees. What one
-   command makes many of goes side by side: removals, and the renames of one directory. Its files with content are like
-   new ones.
-3. A removed file's object goes after every earlier write of the whole mount.
+2. Ordering points (an overwrite, a rename, a symlink, a name that is published last) come after everything with a
+   smaller sequence in their directory's subtree, removals left out; a rename counts in both parents' subtrees. The
+   renames of one directory go side by side. Its files with content are like new ones.
+3. A removed file's object goes after every earlier write of the whole mount. It may go late, as may what a renamed
+   file showed under its old name, with two exceptions: a commit marker's goes before ordering points in its directory's
+   subtree, and that of any file before the marker of its directory.
 4. A rename never leaves neither name; of what a directory's rename moves, what names others appears after these.
 5. A file under a temporary name stays away for 60 seconds after its close.
 6. A version that was written over need not show if an older file beside it or below was removed and never showed.
-7. A removal may come after younger ordering points if an older file was removed or renamed, after the removal and
-   before the bucket had it: what was removed then waits for all that was written until then.
 New files that are none of these may come in any order. The position of an overwrite is that of the oldest change of
 its name that the bucket lacks, as newer content takes the place of the older.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 from fusecache.config.option_groups import ORDER_LAST, TEMP_NAMES
 from fusecache.policy.name_patterns import matches_any
@@ -108,9 +106,9 @@ class Rules:
             is_one_of_many = entry.cause is Cause.FOLDER_RENAME and not _is_marker(key)
             folders = (_folder(key), _folder(entry.other))
             return self._before(entry.step, folders, {key, entry.other}, side_by_side=is_one_of_many)
-        return self._before(
-            entry.step, (_folder(key),), {key}, side_by_side=not _is_marker(key)
-        ) or self._before(entry.step, ("",), {key}, writes_only=True)
+        return self._before(entry.step, (_folder(key),), {key}) or self._before(
+            entry.step, ("",), {key}, writes_only=True
+        )
 
     def _is_skipped(self, path: str, step: int) -> bool:
         """Say whether what a name held need never show: it was written again, and may speak of what was removed since.
@@ -137,8 +135,12 @@ class Rules:
         *,
         writes_only: bool = False,
         side_by_side: bool = False,
+        emptied: str = "",
     ) -> str:
-        """Return which name below the folders is older than right before the promise; "": none."""
+        """Return which name below the folders is older than right before the promise; "": none.
+
+        emptied: the directory below which removals count, too.
+        """
         for path in sorted(self._past.files):
             if path in exempt or _is_temporary(path) or not path.startswith(folders):
                 continue
@@ -146,7 +148,11 @@ class Rules:
             if writes_only and None in held:
                 continue
             cause = self._past.entry(path, step - 1).cause
-            if side_by_side and cause in {Cause.UNLINK, Cause.FOLDER_RENAME} and not _is_marker(path):
+            if side_by_side and cause is Cause.FOLDER_RENAME and not _is_marker(path):
+                continue
+            counts = _is_marker(path) and any(each.startswith(_folder(path)) for each in folders)
+            is_gone = cause is Cause.UNLINK or (cause in RENAMES and held == NOTHING)
+            if is_gone and not counts and not (emptied and path.startswith(emptied)):
                 continue
             if None in since and since != NOTHING:
                 # Removed since: what it held is dropped, and its DELETE has a place of its own. Or made again since:
@@ -154,24 +160,9 @@ class Rules:
                 continue
             if self.shown.get(path) in since:
                 continue
-            if not self._is_skipped(path, step - 1) and not self._may_be_late(path, step - 1):
+            if not self._is_skipped(path, step - 1):
                 return f"promise {step}, but {path} still shows what it held before"
         return ""
-
-    def _may_be_late(self, path: str, step: int) -> bool:
-        """Say whether a removal waited for a file that left its name before the bucket had it (rule 6)."""
-        removal = self._past.entry(path, step)
-        if removal.cause is not Cause.UNLINK:
-            return False
-        return any(
-            entry.step < removal.step < newer.step
-            and entry.values != NOTHING
-            and None in newer.values
-            and index not in self._seen.get(other, ())
-            for other, entries in self._past.files.items()
-            if not _is_temporary(other)
-            for index, (entry, newer) in enumerate(pairwise(entries))
-        )
 
     def _moved_after(self, key: str, entry: Entry) -> str:
         """Return what a directory's rename moved with `key`, was older, and is not there yet; "": nothing."""
@@ -197,7 +188,7 @@ class Rules:
         elif self.shown.pop(effect.key, None) is not None:
             reasons = [
                 # A directory renamed onto an empty one: that one's marker goes before the other's comes.
-                self._before(step, (_folder(path),), set())
+                self._before(step, (_folder(path),), set(), emptied="" if entries[-1][1] else effect.key)
                 for step, is_there, cause in entries
                 if step and (not is_there or cause is Cause.FOLDER_RENAME)
             ]

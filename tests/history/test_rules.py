@@ -168,41 +168,36 @@ def test_removing_a_directory_before_older_changes_beside_it_is_forbidden(story:
         story.delete("d/")
 
 
-@pytest.mark.parametrize("leaves", ["unlink", "rename"])
-def test_a_removal_may_be_late_if_what_it_waited_for_left(story: Story, leaves: str) -> None:
-    """An index may precede an older removal that waited for a file which the bucket never had."""
-    story.close("old", b"1")
-    story.put("old", b"1")
-    story.close("new", b"2")
-    story.unlink("old")
-    story.close(".metadata", b"3")
-    if leaves == "unlink":
-        story.unlink("new")
-    else:
-        story.rename("new", "newer")
-    story.put(".metadata", b"3")
+def test_a_removal_may_be_late(story: Story) -> None:
+    story.close("d/old", b"1")
+    story.put("d/old", b"1")
+    story.unlink("d/old")
+    story.close("d/.metadata", b"2")
+    story.put("d/.metadata", b"2")
+    story.delete("d/old")
 
 
-def test_a_removal_whose_file_was_published_may_not_be_late(story: Story) -> None:
-    """It waits for nothing that could leave: an index before it is forbidden."""
-    story.close("old", b"1")
-    story.put("old", b"1")
-    story.close("new", b"2")
-    story.put("new", b"2")
-    story.unlink("old")
-    story.close(".metadata", b"3")
-    story.rename("new", "newer")
-    with pytest.raises(Violation, match="old still shows"):
-        story.put(".metadata", b"3")
+def test_the_removal_of_a_commit_marker_may_not_be_late_in_its_directory(story: Story) -> None:
+    """What was written over beside the old marker would look like what the marker names."""
+    for path in ("d/.metadata", "d/shard", "latest"):
+        story.close(path, b"1")
+        story.put(path, b"1")
+    story.unlink("d/.metadata")
+    story.close("latest", b"2")
+    story.close("d/shard", b"2")
+    story.put("latest", b"2")
+    with pytest.raises(Violation, match=r"d/\.metadata still shows"):
+        story.put("d/shard", b"2")
+    story.delete("d/.metadata")
+    story.put("d/shard", b"2")
 
 
-def test_a_removal_may_not_be_late_for_a_younger_file(story: Story) -> None:
-    """What was written after the removal is nothing that it waited for."""
-    story.close("old", b"1")
-    story.put("old", b"1")
-    story.unlink("old")
-    story.close("new", b"2")
-    story.close(".metadata", b"3")
-    story.unlink("new")
-    with pytest.raises(Violation, match="old still shows"):
-        story.put(".metadata", b"3")
+def test_removing_a_directory_before_what_was_removed_in_it_is_forbidden(story: Story) -> None:
+    story.past.keep(story.past.begin({}, {"d": True}, Cause.MKDIR, 0.0))
+    story.put("d/", b"")
+    story.close("d/old", b"1")
+    story.put("d/old", b"1")
+    story.unlink("d/old")
+    story.past.keep(story.past.begin({}, {"d": False}, Cause.RMDIR, 0.0))
+    with pytest.raises(Violation, match="d/old still shows"):
+        story.delete("d/")

@@ -133,7 +133,7 @@ class Publisher:
         self._progress = trio.Event()
         self._in_flight = ChangesInFlight(limit)
         self._probe: QueuedChange | None = None
-        self._failing = FailingChanges(order, self._schedule)
+        self._failing = FailingChanges(self._schedule)
         self._events = events
         self._last_wins = last_wins
 
@@ -243,7 +243,7 @@ class Publisher:
         return max(self._schedule.deferred_seconds(each, now) for each in operations)
 
     def on_failing(self, item: QueuedChange, error: FusecacheError) -> Failures:
-        """A request for a change failed in a way that may pass. If others succeed since, it blocks fewer of them.
+        """A request for a change failed in a way that may pass.
 
         The uploader also calls this, for parts that it sends ahead of the change's slot.
         """
@@ -257,7 +257,6 @@ class Publisher:
         if item not in self._queue:
             return
         self._schedule.on_success(item)
-        self._order.on_success(item.sequence)
         self._failing.clear(item)
 
     # ---- the loop

@@ -361,8 +361,7 @@ class FailingChanges:
     outage: the circuit breaker of all publishing requests.
     """
 
-    def __init__(self, order: PublishOrder, schedule: PublishSchedule) -> None:
-        self._order = order
+    def __init__(self, schedule: PublishSchedule) -> None:
         self._schedule = schedule
         self._errors: dict[QueuedChange, FusecacheError] = {}
         self.outage = Outage()
@@ -396,11 +395,9 @@ class FailingChanges:
         return max((now - self._schedule.failing_since(item) for item in self._errors), default=0.0)
 
     def add(self, item: QueuedChange, error: FusecacheError) -> Failures:
-        """A request for a queued change failed. If others succeed since, it blocks fewer of them."""
+        """A request for a queued change failed."""
         failures = self._schedule.on_failed(item, trio.current_time())
         self._errors[item] = item.error = error
-        if self.outage.last_success > failures.first:
-            self._order.on_failing(item.sequence)
         return failures
 
     def clear(self, item: QueuedChange) -> None:

@@ -277,9 +277,9 @@ class WritebackQueue:
         is_marker = self.is_commit_marker(keys[-1])
         if isinstance(item, Operation):
             record, role = item.record, _ROLES[item.record.kind]
-            is_one_of_many = not is_marker and (role is Role.REMOVAL or record.with_directory)
+            is_one_of_many = record.with_directory and not is_marker
             replaces = record.base_etag is not None or keys[-1] in self._by_key
-            if record.with_directory and is_one_of_many and record.size and not replaces:
+            if is_one_of_many and record.size and not replaces:
                 # A new file under its new name. Symlinks and empty files, which may stand for others, come after these.
                 return OrderedChange(item.sequence, keys, Role.NEW)
             return OrderedChange(

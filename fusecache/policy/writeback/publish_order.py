@@ -13,17 +13,14 @@ sequence number. The rules:
 1. Changes of one name are published in order; `d` and `d/` are one name.
 2. An ORDERED change waits for everything older in the subtrees of its directories. Everything younger there waits for
    it. Changes that are `side_by_side` do not wait for each other.
-3. A REMOVAL is ordered like that, and also waits for every older write of the whole mount.
+3. A REMOVAL waits for every older write of the whole mount. Other names do not wait for it. There is one exception:
+   what is younger in the subtree of its directory waits for the REMOVAL of a commit marker.
 4. A MARKER_DELETE (of a directory marker) waits like an ORDERED change. It also waits for older REMOVALs and
-   MARKER_DELETEs below its own directory, as that would still show with them unpublished. This includes REMOVALs that
-   are deferred (rule 5) or delayed (rule 6). It does not wait for these if a younger change is queued for its name.
-   Other changes, of other names, do not wait for a MARKER_DELETE.
+   MARKER_DELETEs below its own directory, deferred ones too, as that would still show with them unpublished. It does
+   not wait for these if a younger change is queued for its name. Other names do not wait for a MARKER_DELETE.
 5. A deferred change is not published, and holds back only other changes of its name. There are two exceptions besides
    rule 4. A REMOVAL waits for older deferred writes in its directory, and in the one of its `moved_to`. And a deferred
    REMOVAL of a commit marker holds back younger files that are written, or moved, right into its directory.
-6. A REMOVAL is delayed if it waits for rule 3 alone and the oldest write of the mount is failing. It still waits, but
-   holds back only other changes of its name. A delayed REMOVAL of a commit marker also goes on holding back what is
-   younger in the subtree of its own directory.
 """
 
 from dataclasses import dataclass
@@ -55,8 +52,8 @@ class OrderedChange:
     """One queued change. keys: the keys that it changes.
 
     is_commit_marker: whether its name is one of `order_last`. moved_to: of a REMOVAL, the key to which newer content
-    of its name was renamed before that was published; "" if there is none. side_by_side: it is one of many that are
-    made together, such as the removals of `rm -r`.
+    of its name was renamed before that was published; "" if there is none. side_by_side: it is one of many that the
+    rename of a directory makes.
     """
 
     sequence: int
@@ -139,8 +136,8 @@ class _Folder:
     plus how many child directories have any.
 
     Each barrier holds back younger changes:
-    holders: what lies at and below; for all that lies right here and is not NEW. MARKER_DELETEs are not in it.
-    ordered: ORDERED changes and REMOVALs right here; for everything at and below.
+    holders: writes at and below; for all that lies right here and is not NEW.
+    ordered: ORDERED changes and REMOVALs of commit markers right here; for everything at and below.
     holders_together, ordered_together: the same of changes that are `side_by_side`; for all others.
     deferred: deferred writes right here; for REMOVALs (rule 5).
     deferred_markers: deferred REMOVALs of commit markers right here; for files right here (rule 5).
@@ -181,7 +178,6 @@ class _Entry:
     names: tuple[str, ...]
     folders: tuple[_Folder, ...]  # of its keys
     is_deferred: bool = False
-    is_delayed: bool = False
     is_handed_out: bool = False
 
     @property
@@ -200,9 +196,6 @@ class PublishOrder:
         self._root = _Folder("", None)
         self._folders: dict[str, _Folder] = {"": self._root}
         self._writes = SequenceBarrier()
-        self._failing: set[int] = set()
-        # REMOVALs that wait for an older write (rule 3) and are not delayed: they hold others back.
-        self._holding: set[int] = set()
         # Changes that may be free; `next_free` checks them.
         self._candidates: list[int] = []
 
@@ -244,7 +237,6 @@ class PublishOrder:
     def remove(self, sequence: int) -> None:
         """Remove a change that was published, or is no longer wanted."""
         entry = self._entries.pop(sequence)
-        self._holding.discard(sequence)
         self._leave(entry)
         for name in entry.names:
             queued = self._names[name]
@@ -255,9 +247,6 @@ class PublishOrder:
                 del self._names[name]
         if entry.is_deferred:
             self._undefer(entry)
-        for above in self._ancestors(entry):
-            if above.deletes is not None:
-                self._release(above.deletes, sequence)
         for folder in entry.folders:
             self._leave_folder(folder)
 
@@ -270,17 +259,6 @@ class PublishOrder:
             self._join(entry)
             heappush(self._candidates, sequence)
 
-    def on_failing(self, sequence: int) -> None:
-        """Record that a write fails while others succeed: REMOVALs go on waiting for it, but are delayed (rule 6)."""
-        entry = self._entries.get(sequence)
-        if entry is not None and entry.change.role in _WRITES:
-            self._failing.add(sequence)
-            self._recheck_if_oldest_fails()
-
-    def on_success(self, sequence: int) -> None:
-        """Record that a change that was failing makes progress again."""
-        self._failing.discard(sequence)
-
     # ---- what may be done
 
     def next_free(self) -> int | None:
@@ -292,7 +270,7 @@ class PublishOrder:
                 continue
             barrier = self._barrier_before(entry)
             if barrier is not None:
-                self._wait(entry, barrier)
+                barrier.wait(sequence, self._entries, len(self._entries))
             elif self._is_first(entry):
                 entry.is_handed_out = True
                 return sequence
@@ -368,27 +346,20 @@ class PublishOrder:
         deletes = own.deletes if own is not None else None
         return deletes if deletes is not None and deletes.holds(entry.change.sequence) else None
 
-    def _wait(self, entry: _Entry, barrier: SequenceBarrier) -> None:
-        if barrier is self._writes and not entry.is_delayed:
-            if barrier.lowest in self._failing:
-                self._delay(entry)
-            else:
-                self._holding.add(entry.change.sequence)
-        barrier.wait(entry.change.sequence, self._entries, len(self._entries))
-
     def _join(self, entry: _Entry) -> None:
         """Enter a change into the barriers by which it holds others back."""
         change, sequence = entry.change, entry.change.sequence
-        if change.role in _WRITES:
-            self._writes.add(sequence)
-        if change.role is Role.MARKER_DELETE:
+        if change.role in _DELETES:
+            if change.is_commit_marker:
+                entry.folders[0].ordered = _with(entry.folders[0].ordered, sequence)
             return
+        self._writes.add(sequence)
         for above in self._ancestors(entry):
             if change.side_by_side:
                 above.holders_together = _with(above.holders_together, sequence)
             else:
                 above.holders.add(sequence)
-        if change.role is not Role.NEW:
+        if change.role is Role.ORDERED:
             for folder in entry.folders:
                 if change.side_by_side:
                     folder.ordered_together = _with(folder.ordered_together, sequence)
@@ -397,52 +368,23 @@ class PublishOrder:
 
     def _leave(self, entry: _Entry) -> None:
         """Undo `_join`, and have what the change held back checked again."""
-        change, sequence = entry.change, entry.change.sequence
-        if change.role in _WRITES:
-            self._failing.discard(sequence)
-            self._release(self._writes, sequence)
-            self._recheck_if_oldest_fails()
-        if change.role is Role.MARKER_DELETE:
-            return
+        sequence = entry.change.sequence
+        self._release(self._writes, sequence)
         for above in self._ancestors(entry):
-            self._release_held(above, change)
+            self._release(above.holders, sequence)
+            self._release(above.holders_together, sequence)
+            self._release(above.deletes, sequence)
         for folder in entry.folders:
-            self._release_ordered(folder, change)
-
-    def _delay(self, entry: _Entry) -> None:
-        """Release what a REMOVAL holds back (rule 6), as it waits only for a failing write elsewhere."""
-        entry.is_delayed = True
-        own = set(entry.folders) if entry.change.is_commit_marker else set()
-        for above in self._ancestors(entry):
-            if above not in own:
-                self._release_held(above, entry.change)
-        for folder in entry.folders:
-            if folder not in own:
-                self._release_ordered(folder, entry.change)
-
-    def _recheck_if_oldest_fails(self) -> None:
-        """If the oldest write is failing, have the REMOVALs that wait for it checked again: they are delayed then."""
-        if self._holding and self._writes.lowest in self._failing:
-            for sequence in self._holding:
-                heappush(self._candidates, sequence)
-            self._holding.clear()
+            self._release(folder.ordered, sequence)
+            self._release(folder.ordered_together, sequence)
 
     # ---- inside
 
-    def _release_held(self, folder: _Folder, change: OrderedChange) -> None:
-        barrier = folder.holders_together if change.side_by_side else folder.holders
+    def _release(self, barrier: SequenceBarrier | None, sequence: int) -> None:
         if barrier is not None:
-            self._release(barrier, change.sequence)
-
-    def _release_ordered(self, folder: _Folder, change: OrderedChange) -> None:
-        barrier = folder.ordered_together if change.side_by_side else folder.ordered
-        if barrier is not None:
-            self._release(barrier, change.sequence)
-
-    def _release(self, barrier: SequenceBarrier, sequence: int) -> None:
-        barrier.discard(sequence)
-        for freed in barrier.on_freed():
-            heappush(self._candidates, freed)
+            barrier.discard(sequence)
+            for freed in barrier.on_freed():
+                heappush(self._candidates, freed)
 
     def _ancestors(self, entry: _Entry) -> "tuple[_Folder, ...]":
         if len(entry.folders) == 1:
@@ -457,9 +399,8 @@ class PublishOrder:
             folder.deferred_markers = _with(folder.deferred_markers, change.sequence)
 
     def _undefer(self, entry: _Entry) -> None:
-        for barrier in (entry.folders[0].deferred, entry.folders[0].deferred_markers):
-            if barrier is not None:
-                self._release(barrier, entry.change.sequence)
+        self._release(entry.folders[0].deferred, entry.change.sequence)
+        self._release(entry.folders[0].deferred_markers, entry.change.sequence)
 
     def _folder_path(self, key: str) -> str:
         return key.removeprefix(self._prefix).rstrip("/").rpartition("/")[0]

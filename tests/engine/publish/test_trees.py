@@ -109,7 +109,7 @@ async def test_what_names_others_moves_after_the_others_of_its_directory(
     assert bucket.shows()["e/link"] == b"-> 000"
 
 
-async def test_a_commit_marker_goes_in_its_turn_among_the_removals(
+async def test_a_removed_commit_marker_goes_before_what_is_removed_after_it(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
     fill(bucket)
@@ -120,11 +120,10 @@ async def test_a_commit_marker_goes_in_its_turn_among_the_removals(
             await user.unlink(path)
         assert await user.drained() == "durable"
     deleted = bucket.sent("delete")
-    assert deleted.index("d/_SUCCESS") == 50
-    assert set(deleted[:50]) == set(names[:50])
+    assert set(names[50:]) <= set(deleted[deleted.index("d/_SUCCESS") :])
 
 
-async def test_a_write_stays_between_the_removals_before_and_after_it(
+async def test_a_write_comes_before_the_removals_after_it(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
     fill(bucket)
@@ -139,7 +138,7 @@ async def test_a_write_stays_between_the_removals_before_and_after_it(
     changes = [
         key for method, key in bucket.requests if method in {"put", "delete"} and not key.endswith("/")
     ]
-    assert changes.index("d/new") == 50
+    assert set(names[50:]) <= set(changes[changes.index("d/new") :])
 
 
 async def test_one_file_that_cannot_move_does_not_stop_the_others_of_its_directory(

@@ -48,8 +48,10 @@ class Reference:
             own = second.keys[0].rstrip("/")
             if not self._is_wanted_after(second) and self._lies_in(first, _Folders([own])):
                 return True
-        if older.deferred or first.role is Role.MARKER_DELETE:
-            return older.deferred and self._must_go_before(first, second)
+        if older.deferred:
+            return self._must_go_before(first, second)
+        if first.role in {Role.REMOVAL, Role.MARKER_DELETE}:
+            return first.is_commit_marker and self._lies_in(second, _folders(first))
         are_together = first.side_by_side and second.side_by_side
         if second.role is not Role.NEW and not are_together and self._lies_in(first, _folders(second)):
             return True
@@ -120,9 +122,7 @@ def changes(draw: st.DrawFn, sequence: int) -> OrderedChange:
         )
     if role is Role.REMOVAL:
         is_marker = draw(st.booleans())
-        return OrderedChange(
-            sequence, (draw(st.sampled_from(files)),), role, is_marker, side_by_side=not is_marker
-        )
+        return OrderedChange(sequence, (draw(st.sampled_from(files)),), role, is_marker)
     if role in {Role.NEW, Role.ORDERED} and draw(st.booleans()):
         old, new = draw(st.lists(st.sampled_from(files), min_size=2, max_size=2, unique=True))
         if role is Role.NEW:
@@ -265,38 +265,36 @@ def _order(*queued: OrderedChange) -> PublishOrder:
     return order
 
 
-def test_a_stuck_write_elsewhere_holds_a_removal_but_nobody_behind_it() -> None:
+def test_a_removal_waits_for_every_older_write_and_holds_nothing_back() -> None:
     order = _order(
         OrderedChange(1, ("other/stuck",), Role.NEW),
         OrderedChange(2, ("run/old",), Role.REMOVAL),
         OrderedChange(3, ("run/model",), Role.ORDERED),
         OrderedChange(4, ("run/new",), Role.NEW),
     )
-    assert _published(order) == [1]  # the removal waits for it, and what is behind the removal waits with it
-    order.on_failing(1)
-    assert _published(order) == [3]
+    assert _published(order) == [1, 3]
     order.remove(3)
     assert _published(order) == [4]
-    order.remove(4)
     assert _waits_for(order, 2) == 1
     order.remove(1)
     assert _published(order) == [2]
 
 
-def test_a_stuck_write_elsewhere_frees_nothing_behind_the_removal_of_a_name_that_tells_of_others() -> None:
+def test_the_removal_of_a_commit_marker_holds_back_what_is_written_in_its_directory() -> None:
     order = _order(
         OrderedChange(1, ("other/stuck",), Role.NEW),
         OrderedChange(2, ("jobs/run/.metadata",), Role.REMOVAL, is_commit_marker=True),
         OrderedChange(3, ("jobs/latest",), Role.ORDERED),
         OrderedChange(4, ("jobs/run/shard",), Role.ORDERED),
+        OrderedChange(5, ("jobs/run/deep/shard",), Role.NEW),
     )
-    assert _published(order) == [1]
-    order.on_failing(1)
-    assert _published(order) == [3]
+    assert _published(order) == [1, 3]
     order.remove(3)
     assert _published(order) == []
     order.remove(1)
     assert _published(order) == [2]
+    order.remove(2)
+    assert _published(order) == [4]
 
 
 def test_a_stuck_write_holds_its_own_subtree_alone() -> None:
@@ -306,11 +304,7 @@ def test_a_stuck_write_holds_its_own_subtree_alone() -> None:
         OrderedChange(3, ("b/latest",), Role.ORDERED),
         OrderedChange(4, ("a/x/latest",), Role.ORDERED),
     )
-    order.on_failing(1)
-    assert _published(order) == [
-        1,
-        3,
-    ]
+    assert _published(order) == [1, 3]
     assert _waits_for(order, 2) == 1
     assert _waits_for(order, 4) == 2
 
