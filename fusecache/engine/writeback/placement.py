@@ -21,10 +21,8 @@ from fusecache.index.journal import Change, DropOperation, PutOperation
 from fusecache.model.objects import MIB
 
 log = logging.getLogger(__name__)
-# A file up to this size may name others that were written before it, as a manifest does.
-_SMALL_BYTES = MIB
-# At most this many versions of a commit marker are queued, for example during an outage.
-_MARKER_VERSIONS_MAX = 1000
+# A commit marker up to this size names other files. A larger one is a checkpoint by itself: `last.ckpt`.
+_MARKER_BYTES = MIB
 # A queued file that keeps being rewritten is published as it is once its upload has waited this long.
 _REWRITE_SECONDS = 10.0
 
@@ -81,23 +79,8 @@ class QueuePlacement:
             return [DropOperation(last.sequence)]
         if not isinstance(last, FileVersion) or last.node is not version.node or last.in_flight:
             return []
-        # A small file may name what was written since its last version. Then the newer version must come after that,
-        # and the oldest version keeps its sequence for the changes that depend on it. Of a commit marker (`latest`)
-        # each version stays: a change in between, such as the delete of a checkpoint, depends on the version before it.
-        # With `follows_directly` nothing was queued in between, so there is nothing new that it could name.
-        versions = sum(isinstance(item, FileVersion) and item.node is last.node for item in queued)
-        versions_max = _MARKER_VERSIONS_MAX if self._queue.is_commit_marker(key) else 2
-        if version.size <= _SMALL_BYTES and not version.follows_directly and versions < versions_max:
-            return []
-        # A file that is rewritten again and again must not hold back the changes behind it for ever: when its upload is
-        # overdue, or has begun, its oldest version is published as it is.
-        is_overdue = (
-            trio.current_time() - last.waiting_since > _REWRITE_SECONDS or last.record.upload_id != ""
-        )
-        if is_overdue and versions == 1:
-            return []
         # A remote fsync waits for this very version. It must not wait for a later one, which may never be published.
-        if last.awaited:
+        if last.awaited or self._keeps_both(last, version, is_first=last is queued[0]):
             return []
         # The newer content takes over the sequence of the old one: whatever was written after that may depend on it.
         sequence, version.waiting_since = last.sequence, last.waiting_since
@@ -108,6 +91,16 @@ class QueuePlacement:
         version.record = replace(version.record, sequence=sequence, base_etag=base)
         self._queue.add(version)
         return changes
+
+    def _keeps_both(self, last: FileVersion, version: FileVersion, *, is_first: bool) -> bool:
+        """Return whether a queued version stays although newer content of the file waits. is_first: of its name."""
+        if self._queue.is_commit_marker(last.record.key) and version.size <= _MARKER_BYTES:
+            # Each version names what was written before it, and a change in between, such as the delete of a
+            # checkpoint, depends on the version before it. If nothing was queued in between, there is nothing new.
+            return not version.follows_directly
+        # A file that is rewritten again and again must not hold back the changes behind it for ever.
+        has_begun = last.record.upload_id or trio.current_time() - last.waiting_since > _REWRITE_SECONDS
+        return bool(is_first and has_begun)
 
     def collapse_delete(
         self, key: str, changes: list[Change], moved: Iterable[QueuedChange] = ()
