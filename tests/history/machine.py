@@ -204,8 +204,6 @@ class Machine:
         inode = self.names.get(path) or Inode(path)
         assert isinstance(inode, Inode)
         truncates = mode == "truncate" and not is_new
-        if inode.writers:
-            self._note_settling()  # an open waits for the release that follows a close
         changes = self._touched(inode) if truncates else {}
         async with self._held(path):
             handle = await self._promise(changes, Cause.TAKEN_BACK, self.user.open(path, truncate=truncates))
@@ -247,17 +245,20 @@ class Machine:
         inode.is_closed = True
 
     async def do_flush(self, slot: int) -> None:
-        """A child that inherited the descriptor closes it."""
+        """A child that inherited the descriptor closes it. While a writer is left, that promises nothing yet."""
         handle = self.slots.get(slot)
-        if handle is None:
-            return
+        if handle is not None:
+            await self._flush(handle)
+            self._widen(handle.inode)
+
+    async def _flush(self, handle: Handle) -> None:
         inode, flush = handle.inode, self.user.fs.close_protocol.flush(handle.there)
         if inode.path is None:
             await self._call(flush)
             return
         now = frozenset({inode.data})
         if not inode.is_dirty:
-            # An earlier close may have been taken back as a writer was left: then this one is the promise.
+            # An earlier close was no promise if a writer was left: then this one is.
             is_again = inode.is_flushed and self.past.now(inode.path) != now
             change = Change(now, Cause.CLOSE, closed_at=inode.flushed_at)
             await self._promise({inode.path: change} if is_again else {}, Cause.CLOSE, flush)
@@ -270,7 +271,10 @@ class Machine:
 
     async def do_close(self, slot: int) -> None:
         if slot in self.slots:
-            await self.do_flush(slot)
+            inode = self.slots[slot].inode
+            await self._flush(self.slots[slot])
+            if inode.writers > 1:
+                self._widen(inode)
             await self._release(slot)
 
     async def do_late(self, slot: int, seconds: float) -> None:
@@ -344,7 +348,6 @@ class Machine:
     # ---- the rest
 
     async def do_wait(self, seconds: float) -> None:
-        self._note_settling()
         self._note_snapshots(seconds)
         await trio.sleep(seconds)
 
@@ -356,7 +359,6 @@ class Machine:
 
     async def do_drain(self) -> None:
         self.bucket.takes_nothing = False
-        self._note_settling()
         self._note_snapshots(DRAIN_SECONDS)
         with trio.move_on_after(DRAIN_SECONDS) as scope:
             ended = await self.user.fs.wait_durable("", None)
@@ -427,7 +429,6 @@ class Machine:
 
     async def _call(self, call: Awaitable[T]) -> T:
         if self._is_slow:
-            self._note_settling()
             self._note_snapshots(_SLOW_CALL_SECONDS)
         with trio.move_on_after(CALL_SECONDS):
             return await call
@@ -463,11 +464,10 @@ class Machine:
         inode.held_since = min(inode.held_since, trio.current_time())
         inode.seen.add(data)
 
-    def _note_settling(self) -> None:
-        """Where a writer is left, the close is taken for a forked child's after the settle time."""
-        for inode in self.names.values():
-            if isinstance(inode, Inode) and inode.is_flushed and inode.path is not None:
-                self.past.widen(inode.path, inode.before)
+    def _widen(self, inode: Inode) -> None:
+        """A writer is left at a close: the name may still hold what it held before."""
+        if inode.is_flushed and inode.path is not None:
+            self.past.widen(inode.path, inode.before)
 
     def _note_snapshots(self, seconds: float = 0.0) -> None:
         """A file held open for long may be published as it was at some moment; seconds: that are about to pass."""

@@ -149,8 +149,8 @@ class PendingCounter:
 
 def _age(item: FileVersion, now: float, wall: float) -> float:
     """Return the seconds since content was closed, under this daemon or an earlier one."""
-    since = min(item.flushed_at, item.sealed_at)
-    if item.flushed_at == float("inf") and item.record.moment:
+    since = min(item.waiting_since, item.sealed_at)
+    if item.waiting_since == float("inf") and item.record.moment:
         return max(wall - item.record.moment, now - since)
     return now - since
 
@@ -212,7 +212,7 @@ _RATE_FLOOR_BYTES_PER_SECOND = 1024.0
 # A queue longer than _BATCH_CHANGES is not counted for each status request, but at this interval.
 _COUNT_SECONDS = 5.0
 
-_BEING_WRITTEN = frozenset({FileState.OPEN, FileState.FAILED})
+_BEING_WRITTEN = frozenset({FileState.OPEN, FileState.FLUSHED, FileState.FAILED})
 
 
 class QueueStatus:

@@ -24,12 +24,16 @@ from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.format_text import changes_text, count_text, seconds_text
 from fusecache.model.records import ConflictRecord, FileState
 
+# How long `sync` waits for the release of a closed file. The kernel sends it within milliseconds, unless another
+# process holds the file.
+_RELEASE_SECONDS = 1.0
+
 
 class Barrier:
     """A set of queued changes; it is over when none of them, and no successor, is queued any more.
 
     A change stays the same under another name and at another place of the queue. For content that newer content of its
-    file replaced, or whose close was revoked and repeated, the barrier waits for the successor.
+    file replaced, the barrier waits for the successor.
     """
 
     def __init__(self, queue: WritebackQueue, items: Iterable[QueuedChange]) -> None:
@@ -85,6 +89,7 @@ class Sync:
         That includes files renamed since. Deferred removals, and files still open, are named but not waited for.
         """
         key = self._tree.key_of_path(path)
+        await self._wait_released(path)
         items = [item for item in await self._status.items_at(path) if not self._publisher.is_deferred(item)]
         # Rejected changes, too: a held commit marker is queued again when the change that it waits for is resolved.
         barrier = Barrier(self._queue, [*items, *self._status.rejected_at(key)])
@@ -106,6 +111,13 @@ class Sync:
             conflicts.sort(key=lambda record: record.key)
             return Durability("conflict", self._conflicts_message(conflicts))
         return Durability("durable", await self._not_covered(path))
+
+    async def _wait_released(self, path: str) -> None:
+        """Wait for the releases of closes that returned: only these queue the content. Not for a forked child's."""
+        versions = [node.version for node in self._status.written_at(path)]
+        with trio.move_on_after(_RELEASE_SECONDS):
+            while any(each is not None and each.state is FileState.FLUSHED for each in versions):
+                await self._publisher.wait_progress()
 
     async def _not_covered(self, path: str) -> str:
         """Return a text on what `sync` does not cover: files still open, and deferred removals; "" if none."""

@@ -373,15 +373,14 @@ class CloseState:
 
     changed_since_flush: it may hold changes that no close covers. dirty_since: loop time of the first change that is
     neither published nor acknowledged by a durable close. flushed_by: the handle of the last close. killed_writer: the
-    handle whose process is being killed; such content is not published. journaling: closes whose journal row is not on
-    disk yet. changes: how often the bytes changed; flushed_changes: that count at the last durable close.
+    handle whose process is being killed; such content is not published. changes: how often the bytes changed;
+    flushed_changes: that count at the last durable close.
     """
 
     changed_since_flush: bool = True
     dirty_since: float = float("inf")
     flushed_by: "FileHandle | None" = None
     killed_writer: "FileHandle | None" = None
-    journaling: int = 0
     changes: int = 0
     flushed_changes: int = -1
 
@@ -401,14 +400,12 @@ class MarkerState:
     """State of one version of a commit marker.
 
     missing: the rejected change that it waits for, so it is held. reported_before: the sequence of the previous version
-    of its name. is_forced: the operator wants it published regardless. is_stale: it may name files that were removed
-    before it was published, so the next version supersedes it in the queue.
+    of its name. is_forced: the operator wants it published regardless.
     """
 
     missing: "QueuedChange | None" = None
     reported_before: int = 0
     is_forced: bool = False
-    is_stale: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -417,9 +414,8 @@ class FileVersion:
 
     waiting_since: when the oldest content that it superseded was closed. awaited: waiters for exactly this content to
     be in the bucket. granule_checksums: those of the sealed bytes; checksums: those at the last fsync.
-    follows_directly: its close was journaled directly after that of the previous version of the key. replaces: the
-    rejected version that this one replaces once its close is durable. successor: the newer content of the same file
-    that superseded this one; waiters for this one wait for that one.
+    replaces: the rejected version that this one replaces once its close is durable. successor: the newer content of the
+    same file that superseded this one; waiters for this one wait for that one.
     """
 
     record: FileRecord
@@ -433,11 +429,9 @@ class FileVersion:
     checksums: IncrementalChecksums = field(default_factory=IncrementalChecksums, repr=False)
     granule_checksums: bytes = field(default=b"", repr=False)
     error: FusecacheError | None = None
-    flushed_at: float = float("inf")
     waiting_since: float = float("inf")
     sealed_at: float = float("inf")
     awaited: int = 0
-    follows_directly: bool = False
     replaces: "FileVersion | None" = None
     successor: "FileVersion | None" = None
     # Few versions are of commit markers, and few writers wait for space.
@@ -453,11 +447,6 @@ class FileVersion:
         if self._marker is None:
             self._marker = MarkerState()
         return self._marker
-
-    @property
-    def is_stale_marker(self) -> bool:
-        """Whether the next version supersedes it in the queue, as it may name files that were removed."""
-        return self._marker is not None and self._marker.is_stale
 
     @property
     def growth(self) -> trio.Lock:

@@ -298,7 +298,7 @@ class NamespaceOps:
             else:
                 self._disposal.discard_upload(version)
                 changes += self._disposal.drop_replaced(version)
-                if version.state in {FileState.OPEN, FileState.LOCAL, FileState.REJECTED}:
+                if version.is_mutable or version.state is FileState.REJECTED:
                     changes.append(dropped_row(version))
         if self._queue.exists_after(key, published):
             readers = node if node.handles and node.version is None else None

@@ -61,7 +61,7 @@ class Rename:
                 changes += self._disposal.drop(target.version)
             elif target.version is not None and not self._is_queued(target):
                 changes += self._disposal.drop_replaced(target.version)
-                if target.version.state in {FileState.OPEN, FileState.LOCAL, FileState.REJECTED}:
+                if target.version.is_mutable or target.version.state is FileState.REJECTED:
                     changes.append(dropped_row(target.version))  # it ends with its last handle
             with in_use(new_parent):  # else the parent's node goes with its only child
                 self._tree.detach(target)
@@ -112,7 +112,7 @@ class Rename:
         queued = [item for item in self._queue.for_key(key_before) if item.node is node]
         version, published = node.version, node.published_etag(key_before)
         shown = self._operations.shown(node, key_before)
-        dependents = self._dependent_deletes(queued, key_before, shown, newest_fixed)
+        dependents = self._dependent_deletes(queued, key_before, newest_fixed)
         stays = published is not None and self._queue.exists_after(key_before, published)
         if dependents is None or (not queued and (version is None or stays)):
             # Also while the file is being written: what the writer adds is not closed yet, and until then what was
@@ -127,8 +127,7 @@ class Rename:
             queued.remove(replaced)
             replaced.successor = last if isinstance(last, FileVersion) else None
             changes += self._disposal.drop(replaced)
-        # Content whose close may still be revoked must not supersede a delete: the delete is published before it.
-        if queued and not any(map(_may_be_revoked, queued)):
+        if queued:
             collapsed = self._placement.collapse_delete(key_now, changes, queued)
             base = collapsed if collapsed is not None else base
         for item in queued:
@@ -169,33 +168,28 @@ class Rename:
                 break
 
     def _dependent_deletes(
-        self, queued: list[QueuedChange], key: str, shown: str | None, newest_fixed: int
+        self, queued: list[QueuedChange], key: str, newest_fixed: int
     ) -> list[Operation] | None:
         """Return the deletes that must follow what is queued for `key` to its new sequence; None: it must not be moved.
 
-        If it must not be moved, a RENAME is queued instead. That is so in four cases:
+        If it must not be moved, a RENAME is queued instead. That is so in three cases:
         - It is in flight, or a rename is queued for the key.
-        - A writer may still revoke its close, and the bucket has, or will have, an older version that must move then.
         - A delete that waits for it cannot move behind its new sequence: the delete is in flight, or other changes were
-          queued since. This counts only for sealed content: deletes do not wait for what may still be revoked.
+          queued since.
         - Any other delete that waits for it must stay where it is (`CheckpointRotation`).
         """
         if any(item.in_flight or is_rename(item) for item in queued):
             return None
-        held = next((item for item in queued if _may_be_revoked(item)), None)
-        if held is not None and self._queue.exists_before(held, key, shown):
-            return None
         removals = self._queue.deletes_waiting_for(key) if queued else []
         dependents = [each for each in removals if not each.in_flight and self._queue.ends_with(each)]
-        are_sealed = all(item.state is FileState.SEALED for item in queued if isinstance(item, FileVersion))
         is_fixed = removals != dependents or any(
             self._rotation.blocks_a_fixed_delete(item, newest_fixed) for item in queued
         )
-        return None if is_fixed and are_sealed else dependents
+        return None if is_fixed else dependents
 
     def _rekey(self, version: FileVersion, key: str, base: str | None) -> list[Change]:
         """Give content that is not queued (not closed, or rejected) another key; return the rows. base: of that key."""
-        # The sequence of a revoked close belongs to the old name. Under the new name it is as new as the rename.
+        # The sequence of a close belongs to the old name. Under the new name it is as new as the rename.
         sequence = self._journal.next_number() if version.sequence else 0
         version.record = replace(version.record, key=key, sequence=sequence, base_etag=base)
         self._disposal.discard_upload(version)
@@ -236,10 +230,3 @@ class Rename:
             if is_rename(item) and item.record.target == key:
                 return ObjectInfo(key, etag, item.record.size, item.record.modified)
         return None if version is None else ObjectInfo(key, etag, version.size, version.modified)
-
-
-def _may_be_revoked(item: FileVersion | Operation) -> bool:
-    """Return whether a writer may still revoke the close of an item."""
-    if not isinstance(item, FileVersion) or item.state is not FileState.FLUSHED:
-        return False
-    return item.node is not None and item.node.writers > 0

@@ -214,7 +214,7 @@ class DirectoryRename:
             return 2, False, sequences[-1], names_others, key  # of several versions the newest is what moves
         content = member.version
         if content is not None and content in self._local_only:
-            return 3, names_others, content.flushed_at, names_others, key
+            return 3, names_others, content.waiting_since, names_others, key
         known = member.object.modified if member.object is not None else 0.0
         return 1, names_others, listed.get(key, known), False, key
 

@@ -9,7 +9,7 @@ Invariants:
    reported. It holds back nothing but commit markers, and deletes behind them (`commit_markers.py`). Outside the queue,
    rejected changes that bring a name are repeated now and then: an object is restored from its archive, say.
 3. After a lost answer the bucket decides: a request took effect if the object there carries our uuid in its metadata.
-4. A change in state PUBLISHING cannot be revoked: later changes of the same name are queued behind it.
+4. A change in state PUBLISHING stays queued: later changes of the same name are queued behind it.
 5. After an unexpected exception, a bug, a change keeps its place in the order and is retried a few times. If that does
    not help, it is rejected like a change that the bucket rejects: it must not hold back all others.
 """
@@ -65,8 +65,6 @@ from fusecache.remote.store import Sent
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# After a pause of the loop, closes that lie unread in the kernel arrive within this time.
-_UNREAD_CLOSE_SECONDS = 0.05
 # Each file wakes the loop several times: events within this time share one pass.
 _PASS_SECONDS = 0.005
 # From this many light changes in flight on, a slot that stays empty for a moment costs little: passes and journal rows
@@ -110,7 +108,6 @@ class Publisher:
         last_wins: replace a version that another client wrote concurrently.
         """
         self._tasks = tasks
-        self._states = write.states
         self._queue = queue
         self._order = order = queue.order
         self._journal = journal
@@ -118,7 +115,6 @@ class Publisher:
         self._bucket_writer = bucket_writer
         self._offload = offload
         self._limit = limit
-        self._settle_seconds = settle_seconds
         self._schedule = PublishSchedule(
             queue, order, settle_seconds=settle_seconds, temp_names=temp_names, delete_delay=delete_delay
         )
@@ -288,7 +284,7 @@ class Publisher:
             self._wake = trio.Event()
             await self._wait_for_journal()
             now = trio.current_time()
-            next_scan = self._prepare_ahead(now)
+            self._prepare_ahead(now)
             while (item := self._next_item(now)) is not None:
                 if item in self._in_flight:
                     continue  # queued again during its attempt (rename, conflict): due again when that attempt ends
@@ -305,7 +301,7 @@ class Publisher:
                 if self._failing.outage.is_on:
                     deadline = max(deadline, self._failing.outage.quiet_until)
                 # Files settle, and are synced to the disk, also while the bucket does not answer.
-                deadline = min(deadline, now + _POLL_SECONDS, next_scan)
+                deadline = min(deadline, now + _POLL_SECONDS, self._ahead.next_scan())
             else:
                 deadline = float("inf")
             if not self._wake.is_set():
@@ -330,15 +326,13 @@ class Publisher:
                     return item
         return None
 
-    def _prepare_ahead(self, now: float) -> float:
-        """Start preparing files ahead of their slots; return when to do so again at the latest."""
+    def _prepare_ahead(self, now: float) -> None:
+        """Start preparing files ahead of their slots."""
         if now < self._ahead.next_scan():
-            return self._ahead.next_scan()
+            return
         if not self._failing.outage.is_on:
             self._ahead.retry(self._failing, now)
-        is_undecided = self._states.revoke_unfinished_closes(now, self._settle_seconds)
         self._ahead.scan(now)
-        return now + _UNREAD_CLOSE_SECONDS if is_undecided else float("inf")
 
     # ---- the queue's events
 

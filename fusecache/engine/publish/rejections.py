@@ -69,6 +69,9 @@ class BaseEtags:
         if node is not None and node.version is not None and is_its_own:
             # Local content under this name, open or queued, is older than this answer: this is its base from now on.
             self._tree.set_object(node, None if etag is None else shown or ObjectInfo(key, etag, 0, 0.0))
+            if follower is None and node.version.state is FileState.FLUSHED:
+                node.version.record = replace(node.version.record, base_etag=etag)
+                changes.append(PutFile(node.version.record))
             rejected = rejected_before(node)
             if rejected is not None:
                 rejected.record = replace(rejected.record, base_etag=etag)

@@ -313,14 +313,8 @@ class PublishSchedule:
     def _delay(self, item: QueuedChange, now: float) -> float:
         """Return the seconds until the change may be published; 0: now."""
         settle = 0.0 if self._is_draining else self._settle_seconds
-        if isinstance(item, FileVersion):
-            if item.state is FileState.FLUSHED:
-                # Either the writer's release follows at once, or another process still writes: the close is revoked.
-                return max(0.05, item.flushed_at + self._settle_seconds - now)
-            ready = item.sealed_at + settle
-        else:
-            # Removals settle too: the file that replaces the name may follow a moment later.
-            ready = item.queued_at + settle
+        # Removals settle too: the file that replaces the name may follow a moment later.
+        ready = settle + (item.sealed_at if isinstance(item, FileVersion) else item.queued_at)
         for key in item.changed_keys():
             ready = max(ready, self._last_write.get(key, float("-inf")) + KEY_INTERVAL_SECONDS)
         failures = self._failures.get(item)
@@ -333,7 +327,7 @@ class PublishSchedule:
             return float("-inf")
         if isinstance(item, FileVersion):
             is_temporary = matches_any(item.record.key.rpartition("/")[2], self._temp_names)
-            return min(item.sealed_at, item.flushed_at) + TEMPORARY_SECONDS if is_temporary else float("-inf")
+            return item.sealed_at + TEMPORARY_SECONDS if is_temporary else float("-inf")
         return (
             self._delete_deferred_until(item, now)
             if item.record.kind is OperationKind.DELETE

@@ -583,11 +583,9 @@ def rebuild_tree(found: ReplayResult, tree: Tree, queue: WritebackQueue, now: fl
             item.reserved = item.size
             _place_content(item, tree)
             if item.state is FileState.FLUSHED:
-                item.flushed_at = now
                 item.close_state.mark_flushed()
             elif item.state is not FileState.REJECTED:
                 item.sealed_at = now
-            if item.state is not FileState.REJECTED:
                 queue.add(item)
         else:
             queue.add(_replay(item, tree, queue))

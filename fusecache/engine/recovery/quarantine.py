@@ -219,7 +219,7 @@ class Quarantine:
         # request.
         version.record = replace(version.record, state=FileState.SEALED, base_etag=base, **fresh)
         version.record = replace(version.record, sequence=self._journal.next_number())
-        version.sealed_at = version.flushed_at = trio.current_time()
+        version.sealed_at = version.waiting_since = trio.current_time()
         self._queue.add(version)
         changes.append(PutFile(version.record))
         self._events.on_sealed()

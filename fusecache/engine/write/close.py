@@ -21,6 +21,7 @@ from fusecache.engine.runtime.supervisor import unwrap_single_error
 from fusecache.engine.write.disposal import LocalOnly, VersionDisposal
 from fusecache.engine.write.staging_space import Backpressure, StagingSpace
 from fusecache.engine.write.version_states import VersionStates
+from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import FusecacheError, InternalError
 from fusecache.model.records import FileState
 
@@ -30,6 +31,7 @@ class CloseProtocol:
     """Makes written content durable on this node, and queues it for the bucket."""
 
     _journal: JournalWriter
+    _queue: WritebackQueue
     _offload: Offload
     _states: VersionStates
     _disposal: VersionDisposal
@@ -47,10 +49,12 @@ class CloseProtocol:
         version = node.version
         if version is None:
             return
-        if not version.is_mutable or not version.close_state.changed_since_flush:
-            if version.state is FileState.FLUSHED and version.close_state.flushed_by is handle:
-                # The acknowledged close was a forked child's. This one is of another process, perhaps being killed.
-                _check_killed_writer(version, handle)
+        is_closed = not version.close_state.changed_since_flush
+        # The acknowledged close may be a forked child's. This one has a place of its own in the order.
+        is_again = version.state is FileState.FLUSHED and (
+            version.close_state.flushed_by is handle or not is_killed(handle)
+        )
+        if not version.is_mutable or (is_closed and not is_again):
             await self._journal.wait_committed()  # the row of another close may be on its way to the disk
         elif self._local_only.covers(node) or await self._may_journal_close(handle, version):
             version.close_state.flushed_by = handle
@@ -99,12 +103,9 @@ class CloseProtocol:
             self._states.seal_closed(node, version)
 
     def end_replaced(self, handle: FileHandle, version: FileVersion) -> None:
-        """Handle the release of a handle of an unlinked file. A version whose writer was killed is not published."""
-        node = handle.node
-        is_last = handle.writable and node.writers == 0
-        self._states.end_replaced(
-            node, version, is_unfinished=is_last and _is_unfinished_at_end(version, handle)
-        )
+        """Handle the release of a handle of an unlinked file: what is not queued ends with the last handle."""
+        if handle.node.handles == 0 and version not in self._queue:
+            self._disposal.end_unlinked(version)
 
     # ---- inside
 

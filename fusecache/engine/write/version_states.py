@@ -1,9 +1,9 @@
 """Moves file versions between their states, and journals each move: OPEN, FLUSHED, SEALED, LOCAL, FAILED.
 
-close(2) makes the version FLUSHED: its journal row is synced, then the close is acknowledged with 0. The release of the
-last writer makes it SEALED, and immutable. In between, a close can be *revoked*: the version becomes OPEN again when
-more bytes are written, or when a writer still holds the file (a forked child had closed its descriptor). If the mount
-ends before the release, what the close covers is sealed then.
+close(2) makes the version FLUSHED, with its place in the order: its journal row is synced, then the close is
+acknowledged with 0. The release of the last writer makes it SEALED, and immutable, and queues it. If more bytes are
+written in between, the version becomes OPEN again. If the mount ends before the release, what the close covers is
+sealed then.
 
 Which of these a close or a release asks for is decided in `close.py`. Versions that the bucket does not get end in
 `disposal.py`. The order of publishing is decided in `engine/writeback/placement.py`.
@@ -48,11 +48,7 @@ class VersionStates:
     _disposal: VersionDisposal
     _events: Events
     _boot_id: str
-    # Versions that were closed, perhaps not by the last writer.
-    _flushed: set[FileVersion] = field(init=False, default_factory=set)
-    # Those of them that the last `revoke_unfinished_closes` found held open for too long.
-    _overdue: set[FileVersion] = field(init=False, default_factory=set)
-    # Versions being written; `dirty_versions` takes out the ones that ended.
+    # Versions being written, or closed and not released; `dirty_versions` takes out the ones that ended.
     _dirty: set[FileVersion] = field(init=False, default_factory=set)
 
     # ---- while it is written
@@ -69,7 +65,6 @@ class VersionStates:
             self._dirty.add(version)
             self._events.on_dirty()
         while version.state is FileState.FLUSHED:
-            self._queue.discard(version)
             version.transition_to(FileState.OPEN)
             await self._journal.commit(*self.row_of(version))
 
@@ -78,7 +73,6 @@ class VersionStates:
         if version.error is None:
             log.error("write failed path=%s error=%s", version.record.key, error)
             version.error = error
-        self._queue.discard(version)
         if version.state is not FileState.FAILED:
             version.transition_to(FileState.FAILED, error=str(error))
             self._journal.submit(*self.row_of(version))
@@ -119,13 +113,7 @@ class VersionStates:
         if not self._tree.is_linked(node):
             return  # unlinked while open: its content ends with the last handle
         changes = self._mark_flushed(node, version)
-        version.close_state.journaling += 1
-        try:
-            await self._journal.commit(*changes)
-        finally:
-            version.close_state.journaling -= 1
-        version.flushed_at = max(version.flushed_at, trio.current_time())
-        self._events.on_sealed()
+        await self._journal.commit(*changes)
 
     async def journal_late_pages(self, node: Node, version: FileVersion) -> None:
         """Journal pages of a mapping that came after the close: the same sequence, with the newer bytes.
@@ -138,70 +126,23 @@ class VersionStates:
         if not version.sequence or version.record.key != key or self._queue.is_commit_marker(key):
             await self.journal_close(node, version)
             return
-        self._queue.discard(version)
         base = self._queue.base_for(key, node.published_etag(key), version.sequence)
         verified = self._verified(version)
         record = version.transition_to(
             FileState.FLUSHED, key=key, size=version.size, base_etag=base, **verified
         )
         version.close_state.mark_flushed()
-        self._flushed.add(version)
-        self._queue.add(version)
         await self._journal.commit(PutFile(record))
 
-    def end_replaced(self, node: Node, version: FileVersion, *, is_unfinished: bool) -> None:
-        """Handle the release of an unlinked file: a queued version is sealed, any other ends with the last handle.
-
-        It is still queued if it is to be published before the file that was renamed over it. is_unfinished: it leaves
-        the queue, and is not published.
-        """
-        if is_unfinished:
-            self._queue.discard(version)
-        if version in self._queue:
-            self.seal_closed(node, version)
-        elif node.handles == 0:
-            self._disposal.end_unlinked(version)
-
     def seal_closed(self, node: Node, version: FileVersion) -> None:
-        """Seal a closed version, unless another writer has the file open (its release seals), or it was removed.
-
-        A version that left its name because another file was renamed over it is still in the queue, and sealed.
-        """
-        if node.writers or version.state is not FileState.FLUSHED or version not in self._queue:
+        """Seal a closed version, unless another writer has the file open (its release seals), or it was removed."""
+        if node.writers or version.state is not FileState.FLUSHED or not self._tree.is_linked(node):
             return
-        rows = self._seal(version)
+        rows = self._seal(node, version)
         # Several rows: this version replaces a queued one, whose staging file goes with its row. So do not delay them.
         submit = self._journal.submit_lazily if len(rows) == 1 else self._journal.submit
         submit(*rows)
         self._events.on_sealed()
-
-    def revoke_unfinished_closes(self, now: float, settle_seconds: float) -> bool:
-        """Revoke closes of files that a writer still holds after the settle delay: a forked child closed them.
-
-        A close is revoked only at the second check that finds it overdue. At the first one the loop may have stood
-        still, with the RELEASE of that close unread in the kernel. Return whether such a second check is needed soon.
-        """
-        overdue = self._overdue
-        self._overdue = set()
-        for version in list(self._flushed):
-            if version.state is not FileState.FLUSHED:
-                self._flushed.discard(version)
-            elif (
-                not version.close_state.journaling
-                and now - version.flushed_at >= settle_seconds
-                and version.node is not None
-                and version.node.writers
-            ):
-                if version not in overdue:
-                    self._overdue.add(version)
-                    continue
-                self._queue.discard(version)
-                version.transition_to(FileState.OPEN)
-                version.close_state.changed_since_flush = True  # the writer's own close is still to come
-                # The sequence stays: a RELEASE without another FLUSH (late pages of a mapping) seals the version
-                # under it.
-                self._journal.submit(*self.row_of(version))
-        return bool(self._overdue)
 
     # ---- sealing without a close
 
@@ -211,15 +152,23 @@ class VersionStates:
         The kernel drops the releases that it had not sent yet. What changed since its close, or changes right now,
         stays unfinished.
         """
-        for version in list(self._flushed):
-            is_whole = not version.use.writers and version.close_state.killed_writer is None
-            if version.state is FileState.FLUSHED and version in self._queue and is_whole:
-                self._journal.submit(*self._seal(version))
+        for version in list(self._dirty):
+            node, is_whole = (
+                version.node,
+                version.close_state.killed_writer is None and not version.use.writers,
+            )
+            if (
+                version.state is FileState.FLUSHED
+                and is_whole
+                and node is not None
+                and self._tree.is_linked(node)
+            ):
+                self._journal.submit(*self._seal(node, version))
         self._events.on_sealed()
 
     def seal_as_closed(self, node: Node, version: FileVersion) -> list[Change]:
         """Seal a version that is OPEN or FLUSHED as if its last writer had just closed it; return the rows."""
-        changes = [*self._mark_flushed(node, version), *self._seal(version)]
+        changes = [*self._mark_flushed(node, version), *self._seal(node, version)]
         self._events.on_sealed()
         return changes
 
@@ -239,7 +188,7 @@ class VersionStates:
             reason=Reason.NONE,
             refused_at=0,
         )
-        version.sealed_at = version.flushed_at = trio.current_time()
+        version.sealed_at = version.waiting_since = trio.current_time()
         self._queue.add(version)
         self._events.on_sealed()
         return [
@@ -252,11 +201,10 @@ class VersionStates:
 
     def adopt_open(self, version: FileVersion) -> None:
         """Go on with a version that programs write through a mount that outlived its daemon."""
+        self._dirty.add(version)
         if version.state is FileState.FLUSHED:
-            self._flushed.add(version)
             return
         version.close_state.dirty_since = trio.current_time()
-        self._dirty.add(version)
         self._journal.submit(*self.row_of(version))
         self._events.on_dirty()
 
@@ -269,7 +217,7 @@ class VersionStates:
             if self._local_only.covers(node):
                 self._local_only.add(version)
             else:
-                self._journal.submit(*self._mark_flushed(node, version), *self._seal(version))
+                self._journal.submit(*self.seal_as_closed(node, version))
 
     def end_local_only(self, node: Node, version: FileVersion) -> list[Change]:
         """Handle a rename of local-only content; return the rows, to be journaled with the rename."""
@@ -292,12 +240,8 @@ class VersionStates:
     # ---- inside
 
     def _mark_flushed(self, node: Node, version: FileVersion) -> list[Change]:
-        """Make a version FLUSHED under a new sequence, and queue it; return the rows.
-
-        Local-only content becomes LOCAL instead, and is not queued.
-        """
+        """Make a version FLUSHED under a new sequence, or LOCAL if it is local-only content; return the rows."""
         version.close_state.mark_flushed()
-        self._queue.discard(version)
         key = self._tree.key(node)
         self._space.enospc_log.on_closed(self._tree.relative(key), version.size)
         changes: list[Change] = [*self._disposal.drop_replaced(version)]
@@ -308,22 +252,19 @@ class VersionStates:
                 FileState.LOCAL, key=key, size=version.size, sequence=0, attributes=attributes
             )
             return [*changes, PutFile(record)]
-        sequence, base_etag = self._placement.assign(node, version, key)
         record = version.transition_to(
             FileState.FLUSHED,
             key=key,
             size=version.size,
-            sequence=sequence,
-            base_etag=base_etag,
+            sequence=self._journal.next_number(),
+            base_etag=self._queue.base_for(key, node.published_etag(key)),
             attributes=attributes_of(node),
             boot_id=self._boot_id,
             moment=time.time(),
             **self._verified(version),
         )
-        version.flushed_at = trio.current_time()
-        version.waiting_since = min(version.waiting_since, version.flushed_at)
-        self._flushed.add(version)
-        self._queue.add(version)
+        version.waiting_since = min(version.waiting_since, trio.current_time())
+        self._dirty.add(version)
         return [*changes, PutFile(record)]
 
     def _verified(self, version: FileVersion) -> dict[str, bool | str]:
@@ -333,12 +274,13 @@ class VersionStates:
         version.granule_checksums = version.checksums.checksums
         return {"synced": True, "checksum": checksum_of_checksums(version.granule_checksums)}
 
-    def _seal(self, version: FileVersion) -> list[Change]:
+    def _seal(self, node: Node, version: FileVersion) -> list[Change]:
         """Make a version immutable (SEALED), and queue it; return the rows."""
-        version.transition_to(FileState.SEALED, size=version.size)
+        key = version.record.key
+        base = self._queue.base_for(key, node.published_etag(key), version.sequence)
+        version.transition_to(FileState.SEALED, size=version.size, base_etag=base)
         version.sealed_at = trio.current_time()
         self._space.trim(version)
-        if version not in self._queue:
-            self._queue.add(version)
-        changes = self._placement.supersede(version)
+        self._dirty.discard(version)
+        changes = self._placement.queue_sealed(version)
         return [*changes, PutFile(version.record)]

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import trio
 
-from fusecache.engine.namespace.nodes import FileVersion, Node, Operation, QueuedChange, is_removal
+from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.writeback.queue import WritebackQueue
@@ -28,7 +28,7 @@ _REWRITE_SECONDS = 10.0
 
 
 class QueuePlacement:
-    """Places closed content in the queue. drop: ends a version; dequeue: takes a version out of the queue."""
+    """Places closed content in the queue. drop: ends a version."""
 
     def __init__(
         self,
@@ -36,39 +36,21 @@ class QueuePlacement:
         queue: WritebackQueue,
         journal: JournalWriter,
         drop: Callable[[FileVersion], list[Change]],
-        dequeue: Callable[[FileVersion], list[Change]],
     ) -> None:
         self._tree = tree
         self._queue = queue
         self._journal = journal
         self._drop = drop
-        self._dequeue = dequeue
 
-    def assign(self, node: Node, version: FileVersion, key: str) -> tuple[int, str | None]:
-        """Return a new sequence, and the base, for new content of `key`: it comes behind what is queued of the key.
-
-        Also record in the version whether the version before it is the last of the queue: nothing was queued between.
-        """
-        sequence = self._journal.next_number()
-        queued = self._queue.for_key(key)
-        last = queued[-1] if queued else None
-        version.follows_directly = last is not None and self._queue.ends_with(last)
-        return sequence, self._queue.base_for(key, node.published_etag(key))
-
-    def supersede(self, version: FileVersion) -> list[Change]:
-        """Let sealed content supersede the queued version, or the queued delete, before it; return the rows.
-
-        Only sealed content does that. A close that is revoked must leave the version closed before it, or the delete
-        before it, in the queue.
-        """
+    def queue_sealed(self, version: FileVersion) -> list[Change]:
+        """Queue sealed content, behind what is queued of its key or in place of that; return the rows of the others."""
         key = version.record.key
-        if ended := self.cancel_deferred_delete(key):
-            return ended
         queued = [item for item in self._queue.for_key(key) if item.sequence < version.sequence]
         last = queued[-1] if queued else None
-        if isinstance(last, FileVersion) and last.is_stale_marker and not last.in_flight and not last.awaited:
-            last.successor = version
-            return self._dequeue(last)
+        is_newest = last is not None and self._queue.ends_with(last)
+        self._queue.add(version)
+        if ended := self.cancel_deferred_delete(key):
+            return ended
         if (
             is_removal(last)
             and not last.in_flight
@@ -80,7 +62,7 @@ class QueuePlacement:
         if not isinstance(last, FileVersion) or last.node is not version.node or last.in_flight:
             return []
         # A remote fsync waits for this very version. It must not wait for a later one, which may never be published.
-        if last.awaited or self._keeps_both(last, version, is_first=last is queued[0]):
+        if last.awaited or self._keeps_both(last, version, is_first=last is queued[0], is_newest=is_newest):
             return []
         # The newer content takes over the sequence of the old one: whatever was written after that may depend on it.
         sequence, version.waiting_since = last.sequence, last.waiting_since
@@ -92,12 +74,17 @@ class QueuePlacement:
         self._queue.add(version)
         return changes
 
-    def _keeps_both(self, last: FileVersion, version: FileVersion, *, is_first: bool) -> bool:
-        """Return whether a queued version stays although newer content of the file waits. is_first: of its name."""
+    def _keeps_both(
+        self, last: FileVersion, version: FileVersion, *, is_first: bool, is_newest: bool
+    ) -> bool:
+        """Return whether a queued version stays although newer content of the file waits.
+
+        is_first: of its name. is_newest: nothing was queued since.
+        """
         if self._queue.is_commit_marker(last.record.key) and version.size <= _MARKER_BYTES:
             # Each version names what was written before it, and a change in between, such as the delete of a
             # checkpoint, depends on the version before it. If nothing was queued in between, there is nothing new.
-            return not version.follows_directly
+            return not is_newest
         # A file that is rewritten again and again must not hold back the changes behind it for ever.
         has_begun = last.record.upload_id or trio.current_time() - last.waiting_since > _REWRITE_SECONDS
         return bool(is_first and has_begun)

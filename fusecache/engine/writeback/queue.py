@@ -203,12 +203,6 @@ class WritebackQueue:
             return base_etag is not None and key not in self._deferred_deletes
         return leaves_object(queued[-1], key)
 
-    def exists_before(self, item: QueuedChange, key: str, base_etag: str | None) -> bool:
-        """Return whether the bucket will show `key` right before a queued item of it is published."""
-        same_key = self._by_key[key]
-        index = same_key.index(item)
-        return leaves_object(same_key[index - 1], key) if index else base_etag is not None
-
     def base_for(self, key: str, base_etag: str | None, sequence: int = 0) -> str | None:
         """Return the base of a new item of `key`: `base_etag` if it is the first of the key, else None (not known yet).
 

@@ -101,9 +101,8 @@ class CheckpointRotation:
     def _drop_superseded_markers(self, key: str, sequence: int) -> list[Change]:
         """Drop versions of a commit marker that may name the dropped item: only the newest version is published.
 
-        These are versions after `sequence`, apart from the newest one. If the next version is not sealed yet, its close
-        may still be revoked: then the version is marked, and dropped when the next one is sealed. Symlinks count as
-        versions, and their removal as the next one. A removed marker that a delete waited for is dropped too.
+        These are versions after `sequence`, apart from the newest one. Symlinks count as versions, and their removal as
+        the next one. A removed marker that a delete waited for is dropped too.
         """
         changes: list[Change] = []
         queued = self._queue.for_key(key)
@@ -114,18 +113,12 @@ class CheckpointRotation:
                 continue
             if item.sequence < sequence or not isinstance(item, FileVersion) or item.in_flight:
                 continue
-            if is_removal(next_one) and item.state is FileState.SEALED:
+            if is_removal(next_one):
                 changes += self._dequeue(item)
                 continue
-            if item.awaited:
-                continue
-            if not isinstance(next_one, FileVersion) or item.state is not FileState.SEALED:
-                continue
-            if next_one.state is FileState.SEALED:
+            if isinstance(next_one, FileVersion) and not item.awaited:
                 item.successor = next_one
                 changes += self._dequeue(item)
-            else:
-                item.marker.is_stale = True
         return changes
 
     def _may_move_back(self, removal: Operation) -> bool:

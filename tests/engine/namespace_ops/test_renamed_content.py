@@ -182,7 +182,7 @@ async def test_content_that_is_not_closed_after_all_comes_after_the_renames_of_i
     assert bucket.shows() == {"moved": b"newer"}
 
 
-async def test_a_closed_version_moves_with_newer_content_that_is_not_closed_after_all(
+async def test_a_closed_version_moves_with_newer_content_that_a_child_closed(
     bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
@@ -199,7 +199,7 @@ async def test_a_closed_version_moves_with_newer_content_that_is_not_closed_afte
     bucket.come_back()
     async with running_node(bucket, tmp_path / "2") as user:
         assert await user.drained() == "durable"
-    assert bucket.shows() == {"moved": b"closed"}
+    assert bucket.shows() == {"moved": b"CLosed"}
 
 
 async def test_content_that_is_not_closed_after_all_moves_nothing_that_was_removed_before_it(
