@@ -14,7 +14,6 @@ from fusecache.engine.recovery.quarantine import Quarantine
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.write.snapshots import OpenFileSnapshots
 from fusecache.engine.writeback.conflict_log import ConflictLog
-from fusecache.index.journal import Change
 from fusecache.model.errors import FusecacheError
 from fusecache.model.objects import ObjectId
 from fusecache.model.records import FileRecord
@@ -123,14 +122,6 @@ class EngineEvents(Events):
     async def on_space_short(self, key: str) -> bool:
         """Unfinished content gives way to newer content of its name."""
         return await self.quarantine.make_space(key)
-
-    def on_resolved(self, version: FileVersion) -> list[Change]:
-        """Commit markers that were held for it are queued."""
-        return self.publisher.commit_markers.on_resolved(version)
-
-    def on_returned(self, version: FileVersion) -> list[Change]:
-        """It is queued, if it is a held commit marker that nothing blocks now."""
-        return self.publisher.commit_markers.on_returned(version)
 
     # ---- the queue: the publisher's schedule
 

@@ -100,8 +100,7 @@ class FileSystem:
             self.quarantine.restore_rows(self.replayed)
             self._write_back.conflict_log.restore(self._storage.journal_rows.conflicts())
             self._check_publishable()
-            highest = None if self.options.read_only else self.journal.highest
-            self.publisher.on_start(self._rejected(), highest)
+            self.publisher.on_start(self._rejected(), publishes=not self.options.read_only)
             # Tasks that look names up end before the lookup itself: else their last requests would get no answer.
             async with trio.open_nursery() as services:
                 journal = self._tasks.supervisor.run_service

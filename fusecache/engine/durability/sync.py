@@ -90,8 +90,9 @@ class Sync:
         """
         key = self._tree.key_of_path(path)
         await self._wait_released(path)
+        self._publisher.release_markers()
         items = [item for item in await self._status.items_at(path) if not self._publisher.is_deferred(item)]
-        # Rejected changes, too: a held commit marker is queued again when the change that it waits for is resolved.
+        # Rejected changes, too: a held commit marker is queued again when what it waits for is rejected no longer.
         barrier = Barrier(self._queue, [*items, *self._status.rejected_at(key)])
         with trio.move_on_after(float("inf") if timeout_seconds is None else timeout_seconds) as scope:
             while not barrier.is_over():

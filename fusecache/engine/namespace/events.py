@@ -2,7 +2,6 @@
 
 from fusecache.engine.cache.block_cache import ReadHandle
 from fusecache.engine.namespace.nodes import FileVersion, Node, QueuedChange
-from fusecache.index.journal import Change
 from fusecache.model.errors import FusecacheError
 from fusecache.model.objects import ObjectId
 from fusecache.model.records import FileRecord
@@ -80,16 +79,6 @@ class Events:
     async def on_space_short(self, key: str) -> bool:
         """A write to a key finds no space: return whether some was freed, so that it may try again."""
         return False
-
-    # ---- content that the bucket rejected. The caller journals the returned rows with its own.
-
-    def on_resolved(self, version: FileVersion) -> list[Change]:
-        """Rejected content, or what replaces it, was dropped, quarantined or queued again."""
-        return []
-
-    def on_returned(self, version: FileVersion) -> list[Change]:
-        """Rejected content has its name again, as what replaced it failed."""
-        return []
 
     # ---- the queue
 

@@ -396,26 +396,14 @@ class CloseState:
 
 
 @dataclass(eq=False, slots=True)
-class MarkerState:
-    """State of one version of a commit marker.
-
-    missing: the rejected change that it waits for, so it is held. reported_before: the sequence of the previous version
-    of its name. is_forced: the operator wants it published regardless.
-    """
-
-    missing: "QueuedChange | None" = None
-    reported_before: int = 0
-    is_forced: bool = False
-
-
-@dataclass(eq=False, slots=True)
 class FileVersion:
     """One version of a file's content, written on this node. `record` is its journal row; times are loop times.
 
     waiting_since: when the oldest content that it superseded was closed. awaited: waiters for exactly this content to
     be in the bucket. granule_checksums: those of the sealed bytes; checksums: those at the last fsync.
     replaces: the rejected version that this one replaces once its close is durable. successor: the newer content of the
-    same file that superseded this one; waiters for this one wait for that one.
+    same file that superseded this one; waiters for this one wait for that one. is_forced: the operator wants this
+    commit marker published although the bucket rejected a file that it announces.
     """
 
     record: FileRecord
@@ -434,19 +422,12 @@ class FileVersion:
     awaited: int = 0
     replaces: "FileVersion | None" = None
     successor: "FileVersion | None" = None
-    # Few versions are of commit markers, and few writers wait for space.
-    _marker: MarkerState | None = field(default=None, init=False, repr=False)
+    is_forced: bool = False
+    # Few writers wait for space.
     _growth: trio.Lock | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.upload.key = self.record.key
-
-    @property
-    def marker(self) -> MarkerState:
-        """Its state as a commit marker."""
-        if self._marker is None:
-            self._marker = MarkerState()
-        return self._marker
 
     @property
     def growth(self) -> trio.Lock:

@@ -29,7 +29,6 @@ from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import MAKES, BucketWriter
-from fusecache.engine.publish.commit_markers import CommitMarkers
 from fusecache.engine.publish.preparer import PrepareAhead, Preparer
 from fusecache.engine.publish.rejections import Rejections
 from fusecache.engine.publish.results import PublishResults
@@ -140,20 +139,15 @@ class Publisher:
         """Changes that the bucket rejected, or whose bytes could not be read, unless removed or replaced since."""
         return self._rejections.rejected
 
-    def on_start(self, rejected: list[QueuedChange], highest: int | None) -> None:
-        """Take over the changes that were rejected before this start.
-
-        highest: the last sequence of the earlier daemon, whose held commit markers may be due now; None: this mount
-        publishes nothing.
-        """
+    def on_start(self, rejected: list[QueuedChange], *, publishes: bool) -> None:
+        """Take over the changes that were rejected before this start. publishes: not a read-only mount."""
         self._rejections.rejected = rejected
-        if highest is not None:
-            self._rejections.on_start(highest)
+        if publishes:
+            self._rejections.commit_markers.restore(rejected)
 
-    @property
-    def commit_markers(self) -> CommitMarkers:
-        """Decides which commit markers are held."""
-        return self._rejections.commit_markers
+    def release_markers(self) -> None:
+        """Queue the held commit markers for which nothing is missing now."""
+        self._rejections.commit_markers.release()
 
     @property
     def kept_as(self) -> dict[str, str]:
@@ -261,7 +255,12 @@ class Publisher:
         """Start to publish. What is queued by now is the journal's."""
         self._schedule.on_resumed(trio.current_time())
         self._tasks.keep(
-            {"retire": self._retirement.run, "publish": self._run, "repeat-rejected": self._repeat_rejected}
+            {
+                "retire": self._retirement.run,
+                "publish": self._run,
+                "repeat-rejected": self._repeat_rejected,
+                "held-markers": self._rejections.commit_markers.run,
+            }
         )
 
     async def _run(self) -> None:

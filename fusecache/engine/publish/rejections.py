@@ -130,7 +130,7 @@ class Rejections:
         # The newest conflicts: where the local version of a key is kept, "" if the change was dropped.
         self.conflicts: dict[str, str] = {}
         self.base_etags = BaseEtags(tree, queue, journal)
-        self.commit_markers = CommitMarkers(tree, queue, write.states, lambda: self.rejected)
+        self.commit_markers = CommitMarkers(tree, queue, write.states, journal, lambda: self.rejected)
         lookup.watch_hidden(self._on_hidden)
 
     @property
@@ -148,13 +148,6 @@ class Rejections:
     @rejected.setter
     def rejected(self, items: list[QueuedChange]) -> None:
         self._rejected = dict.fromkeys(items)
-        self.commit_markers.restore(items)
-
-    def on_start(self, highest: int) -> None:
-        """The earlier daemon's changes have sequences up to `highest`: queue its held markers that nothing blocks."""
-        changes = self.commit_markers.on_start(highest)
-        if changes:
-            self._journal.submit(*changes)
 
     async def defer_behind(self, removal: Operation, marker: FileVersion) -> None:
         """Defer a removal until something is published under the held marker's name, or the marker is removed."""
@@ -175,7 +168,7 @@ class Rejections:
     def drop(self, item: Operation) -> list[Change]:
         """Forget a rejected change of names; return the rows."""
         self._rejected.pop(item, None)
-        return [DropOperation(item.sequence), *self.commit_markers.on_resolved(item)]
+        return [DropOperation(item.sequence)]
 
     def has(self, item: QueuedChange) -> bool:
         """Return whether a change is rejected."""

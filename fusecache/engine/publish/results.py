@@ -81,7 +81,6 @@ class PublishResults:
             *(PutOperation(removal.record) for removal in self._queue.settle_deletes(published.key)),
             *self._placement.queue_deletes(published.key),
             *self._rejections.forget((published.key,)),
-            *self._rejections.commit_markers.on_resolved(version),
         ]
         if not is_ours:
             # Not as the node shows it: the next listing corrects that.

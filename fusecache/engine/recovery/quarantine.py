@@ -233,7 +233,7 @@ class Quarantine:
             raise NotFound(
                 f"{version.record.key}: was removed or written again, so there is nothing to restore"
             )
-        version.marker.is_forced = True
+        version.is_forced = True
         changes = self._states.requeue(node, version)
         path = self._tree.path(node)
         await self._journal.commit(*changes)

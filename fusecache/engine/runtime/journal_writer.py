@@ -77,11 +77,6 @@ class JournalWriter:
         self._healthy.set()
 
     @property
-    def highest(self) -> int:
-        """The last number that was given out."""
-        return self._highest
-
-    @property
     def is_awaited(self) -> bool:
         """Whether changes are on their way to the disk that a caller waits for."""
         return self._is_awaited or self._committing

@@ -106,7 +106,7 @@ class VersionDisposal:
                 self._tree.set_version(node, None)
             self._tree.release_local(node)
         self._events.on_version_dropped(version)
-        return [dropped_row(version), *self.drop_replaced(version), *self._events.on_resolved(version)]
+        return [dropped_row(version), *self.drop_replaced(version)]
 
     def dequeue(self, version: FileVersion) -> list[Change]:
         """Take a queued version out of the queue. It ends now, or with the last handle that has it open."""
@@ -160,7 +160,7 @@ class VersionDisposal:
                 reason=Reason.FAILED if failed else Reason.KILLED,
                 error=str(version.error) if failed else "its writer was killed before it closed the file",
             )
-            self._journal.submit(PutFile(record), *self._events.on_resolved(version))
+            self._journal.submit(PutFile(record))
             version.file.close()
             path = self._staging.quarantine(record.generation, "orphans")
             log.warning(
@@ -179,8 +179,6 @@ class VersionDisposal:
                 self._tree.detach(node)
                 self._restore_previous(node, parent, name, rejected)
                 self._events.on_name_lost(parent, name)
-        if rejected is not None and rejected.state is FileState.REJECTED:
-            self._journal.submit(*self._events.on_returned(rejected))
 
     def renew(self, node: Node) -> None:
         """Give a published file another inode, as a write failed before there was a copy to be changed.

@@ -191,11 +191,7 @@ class VersionStates:
         version.sealed_at = version.waiting_since = trio.current_time()
         self._queue.add(version)
         self._events.on_sealed()
-        return [
-            PutFile(version.record),
-            *self._placement.cancel_deferred_delete(key),
-            *self._events.on_resolved(version),
-        ]
+        return [PutFile(version.record), *self._placement.cancel_deferred_delete(key)]
 
     # ---- local-only content
 

@@ -46,18 +46,18 @@ async def test_it_is_kept_back_with_what_the_bucket_refuses_of_the_rest(
         assert "locked" in told
         assert await user.read("run/1/.metadata") == b"1"
 
-        await save(user, "run/2", b"2", "a", "b")  # whole: what was refused before is not among it
+        await save(user, "run/2", b"2", "a", "b")
         await user.write("run/latest", b"2")
         await user.drained()
         shown = bucket.shows()
-        assert (shown["run/2/.metadata"], shown["run/latest"]) == (b"2", b"2")
-        assert "run/1/.metadata" not in shown
+        assert shown["run/2/.metadata"] == b"2"
+        assert not {"run/1/.metadata", "run/latest"} & set(shown)
 
         number = (await user.fs.resolve("run/1/b")).version.record.generation
         await user.fs.quarantine.restore(number, "")
         assert await user.drained() == "durable"
         assert user.fs.statistics()["rejected_files"] == 0
-    assert bucket.shows()["run/1/.metadata"] == b"1"
+    assert (bucket.shows()["run/1/.metadata"], bucket.shows()["run/latest"]) == (b"1", b"2")
     for state in bucket.states:
         assert "run/1/.metadata" not in state or "run/1/b" in state
 
@@ -161,7 +161,7 @@ async def test_who_wants_it_published_all_the_same_says_so(
     assert set(files_in(bucket.shows())) == {"d/a", "d/.metadata"}
 
 
-async def test_what_was_refused_before_a_restart_keeps_nothing_new_back(
+async def test_what_was_refused_before_a_restart_keeps_back_what_is_closed_after_it(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
     store = FaultyStore(bucket, Fault(Refused("locked"), "put", "run/1", times=1))
@@ -175,6 +175,9 @@ async def test_what_was_refused_before_a_restart_keeps_nothing_new_back(
         await user.write("run/2", b"2")
         await user.write("run/latest", b"2")
         assert await user.drained() == "error"
+        assert files_in(bucket.shows()) == {"run/2": b"2"}
+        await user.unlink("run/1")
+        assert await user.drained() == "durable"
     assert files_in(bucket.shows()) == {"run/2": b"2", "run/latest": b"2"}
 
 
