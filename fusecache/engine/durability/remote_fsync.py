@@ -128,7 +128,8 @@ class RemoteFsync:
     async def _until_durable(self, wait: _FsyncWait) -> None:
         earlier = self._earlier(wait)
         conflicts_before = self._publisher.kept_as.copy()
-        barrier = Barrier(self._queue, earlier if wait.content is None else [*earlier, wait.content])
+        items = earlier if wait.content is None else [*earlier, wait.content]
+        barrier = Barrier(self._queue, self._publisher, items)
         timeout = ProgressTimeout(trio.current_time())
         while True:
             is_over = barrier.is_over()

@@ -30,14 +30,15 @@ _RELEASE_SECONDS = 1.0
 
 
 class Barrier:
-    """A set of queued changes; it is over when none of them, and no successor, is queued any more.
+    """A set of queued changes; it is over when none of them, and no successor, is queued and not deferred.
 
     A change stays the same under another name and at another place of the queue. For content that newer content of its
     file replaced, the barrier waits for the successor.
     """
 
-    def __init__(self, queue: WritebackQueue, items: Iterable[QueuedChange]) -> None:
+    def __init__(self, queue: WritebackQueue, publisher: Publisher, items: Iterable[QueuedChange]) -> None:
         self._queue = queue
+        self._publisher = publisher
         self._left = deque(items)
         # Content that left the queue without being published.
         self.unpublished: list[FileVersion] = []
@@ -48,7 +49,7 @@ class Barrier:
 
     def is_over(self) -> bool:
         """Return whether nothing is left. The total cost is constant per change, however often this is called."""
-        while self._left and self._left[0] not in self._queue:
+        while self._left and (self._left[0] not in self._queue or self._publisher.is_deferred(self._left[0])):
             item = self._left.popleft()
             if isinstance(item, FileVersion) and item.state is not FileState.STORED:
                 self.unpublished.append(item)
@@ -93,7 +94,7 @@ class Sync:
         self._publisher.release_markers()
         items = [item for item in await self._status.items_at(path) if not self._publisher.is_deferred(item)]
         # Rejected changes, too: a held commit marker is queued again when what it waits for is rejected no longer.
-        barrier = Barrier(self._queue, [*items, *self._status.rejected_at(key)])
+        barrier = Barrier(self._queue, self._publisher, [*items, *self._status.rejected_at(key)])
         with trio.move_on_after(float("inf") if timeout_seconds is None else timeout_seconds) as scope:
             while not barrier.is_over():
                 await self._publisher.wait_progress()
@@ -204,11 +205,14 @@ class Drain:
             async with trio.open_nursery() as nursery:
                 watch = partial(self._watch, nursery.cancel_scope)
                 nursery.start_soon(self._supervisor.run, "drain-watch", watch, name="drain-watch")
-                while ended is None or (until_empty and len(self._queue)):
+                while ended is None or (until_empty and self._is_anything_due()):
                     ended = await self._sync.wait_durable("", timeout_seconds)
                 nursery.cancel_scope.cancel()
                 return ended
         return Durability(STALLED, self._stall_text())
+
+    def _is_anything_due(self) -> bool:
+        return any(not self._publisher.is_deferred(item) for item in self._queue.unordered())
 
     async def _watch(self, scope: trio.CancelScope) -> None:
         """Cancel the scope once nothing has progressed for a while."""

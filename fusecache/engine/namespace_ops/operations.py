@@ -306,7 +306,6 @@ class NamespaceOps:
                 None, OperationKind.DELETE, key, changes, base_etag=published, readers=readers
             )
             self._tree.add_tombstone(key)
-        changes += self._placement.queue_deletes(key)
         for item in left:
             changes += self._rotation.on_gone(item.sequence, key)
 

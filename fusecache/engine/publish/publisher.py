@@ -45,7 +45,7 @@ from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
-from fusecache.index.journal import PutFile
+from fusecache.index.journal import PutFile, PutOperation
 from fusecache.model.errors import (
     TRANSIENT,
     FusecacheError,
@@ -114,8 +114,14 @@ class Publisher:
         self._bucket_writer = bucket_writer
         self._offload = offload
         self._limit = limit
+        self._placement = write.placement
         self._schedule = PublishSchedule(
-            queue, order, settle_seconds=settle_seconds, temp_names=temp_names, delete_delay=delete_delay
+            queue,
+            order,
+            write.placement,
+            settle_seconds=settle_seconds,
+            temp_names=temp_names,
+            delete_delay=delete_delay,
         )
         self._ahead = PrepareAhead(preparer, self._schedule)
         self._retirement = Retirement(tree, cache, journal, offload, tasks)
@@ -453,12 +459,14 @@ class Publisher:
             return
         if not self._schedule.may_go(item, trio.current_time()):
             return
-        if (
-            item.record.kind is OperationKind.DELETE
-            and (marker := self._rejections.commit_markers.marker_blocking(item)) is not None
-        ):
-            await self._rejections.defer_behind(item, marker)
-            return
+        if item.record.kind is OperationKind.DELETE:
+            marker = self._rejections.commit_markers.marker_blocking(item)
+            if marker is not None:
+                await self._journal.submit(*self._placement.wait(item, marker.record.key)).committed()
+                return
+            if item.record.target:  # a DELETE with a target counts as not sent after a crash
+                self._queue.settle(item)
+                self._journal.submit(PutOperation(item.record))
         item.in_flight = True
         await self._journal.wait_all_committed()  # the row must be on disk before the bucket can change
         publish = partial(self._bucket_writer.publish_operation, may_hide=self._rejections.may_hide(item))

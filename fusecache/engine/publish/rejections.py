@@ -37,6 +37,7 @@ from fusecache.engine.publish.commit_markers import CommitMarkers
 from fusecache.engine.publish.preparer import Preparer
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.parts import WriteParts
+from fusecache.engine.writeback.placement import rejected_before
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropOperation, PutFile, PutOperation
 from fusecache.model.errors import FusecacheError, ObjectChanged, UploadLost
@@ -81,15 +82,6 @@ class BaseEtags:
     def on_rebased(self, item: QueuedChange) -> None:
         """A queued item inherited its base ETag: journal that."""
         self._journal.submit(row_of(item))
-
-
-def rejected_before(node: Node | None) -> FileVersion | None:
-    """Return the rejected content that a node shows, or that the content being written there will replace."""
-    content = node.version if node is not None else None
-    if content is None or content.state is FileState.REJECTED:
-        return content
-    replaced = content.replaces
-    return replaced if replaced is not None and replaced.state is FileState.REJECTED else None
 
 
 def row_of(item: QueuedChange) -> PutFile | PutOperation:
@@ -148,10 +140,6 @@ class Rejections:
     @rejected.setter
     def rejected(self, items: list[QueuedChange]) -> None:
         self._rejected = dict.fromkeys(items)
-
-    async def defer_behind(self, removal: Operation, marker: FileVersion) -> None:
-        """Defer a removal until something is published under the held marker's name, or the marker is removed."""
-        await self._journal.submit(*self._placement.defer(removal, marker.record.key)).committed()
 
     def forget(self, keys: tuple[str, ...]) -> list[Change]:
         """The bucket accepted a change of these keys: forget operations of them that it rejected before."""
@@ -297,7 +285,7 @@ class Rejections:
                 # The name shows the remote version from now on. The local one, and what writers still add to it, goes
                 # by the name of the copy.
                 self._show_as(node, key, copy_key)
-            rows = [*self.base_etags.update(key, None), *self._placement.retarget(key, copy_key)]
+            rows = self.base_etags.update(key, None)
             follower = next(iter(self._queue.for_key(key)), None)
             if isinstance(follower, Operation) and follower.record.kind is OperationKind.RENAME:
                 # Our queued rename must not move the remote version.
@@ -398,8 +386,9 @@ class Rejections:
         if newer is not None:
             changes = self._disposal.drop_replaced(newer)
             newer.replaces = item
-        if newer is None or newer not in self._queue:
-            changes += self._placement.defer_deletes(key, key_now)
+        changes += self._placement.retarget(key, key_now)
+        if newer is not None and newer in self._queue:
+            changes += self._placement.follow(newer)
         return [*changes, PutFile(item.record)]
 
     async def _abandon(self, item: Operation, node: Node | None, *rows: Change) -> None:

@@ -13,7 +13,7 @@ from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import FileVersion, Kind, Operation, attributes_of
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import REMOVES, PublishResult
-from fusecache.engine.publish.rejections import Rejections, rejected_before
+from fusecache.engine.publish.rejections import Rejections
 from fusecache.engine.publish.retirement import Retirement
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.parts import WriteParts
@@ -47,7 +47,6 @@ class PublishResults:
         self._tree = tree
         self._lookup = lookup
         self._disposal = write.disposal
-        self._placement = write.placement
         self._queue = queue
         self._journal = journal
         self._retirement = retirement
@@ -79,7 +78,6 @@ class PublishResults:
             *self._base_etags.update(published.key, published.etag, published),
             *self._disposal.drop_replaced(version),
             *(PutOperation(removal.record) for removal in self._queue.settle_deletes(published.key)),
-            *self._placement.queue_deletes(published.key),
             *self._rejections.forget((published.key,)),
         ]
         if not is_ours:
@@ -142,8 +140,6 @@ class PublishResults:
             is_new = result.version is not None and result.version.key == key
             changes += self._base_etags.update(key, etag, result.version if is_new else None)
             self._events.on_published(key)
-            if rejected_before(self._tree.find(key)) is None:
-                changes += self._placement.queue_deletes(key)
         if result.hidden is not None:
             changes += self._rejections.set_aside(result.hidden)
         return changes

@@ -26,6 +26,7 @@ import trio
 
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal
 from fusecache.engine.publish.bucket_writer import CREATES
+from fusecache.engine.writeback.placement import QueuePlacement
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import FusecacheError, Throttled, Unavailable
 from fusecache.model.names import parent_path
@@ -43,7 +44,7 @@ TEMPORARY_SECONDS = 60.0
 READERS_SECONDS = 600.0
 # The same if a later write waits for the removal.
 DEPENDENT_WRITE_SECONDS = 10.0
-# Interval at which a deferred removal is checked for open handles: their close sends no event.
+# Interval at which a removal is checked that waits for open handles, or for other content: no event tells their end.
 _HANDLE_POLL_SECONDS = 1.0
 # Changes that send more than this have a queue of their own, and never block the others.
 LIGHT_BYTES = 4 * MIB
@@ -81,6 +82,7 @@ class PublishSchedule:
         self,
         queue: WritebackQueue,
         order: PublishOrder,
+        placement: QueuePlacement,
         *,
         settle_seconds: float,
         temp_names: tuple[str, ...],
@@ -89,6 +91,7 @@ class PublishSchedule:
         """order: of the queue's changes that are scheduled here."""
         self._queue = queue
         self._order = order
+        self._placement = placement
         self._settle_seconds = settle_seconds
         self._temp_names = temp_names
         self._delete_delay = delete_delay
@@ -247,7 +250,9 @@ class PublishSchedule:
         return isinstance(item, FileVersion) and self.is_deferred(item, now)
 
     def deferred_seconds(self, item: Operation, now: float) -> float:
-        """Return for how long at most a removal stays deferred, 0 if it is not."""
+        """Return for how long at most a removal stays deferred, 0 if it is not. One that is held: at least so long."""
+        if self._placement.is_held(item):
+            return _HANDLE_POLL_SECONDS
         if not self.is_deferred(item, now):
             return 0.0
         is_read = item.readers is not None and item.readers.handles > 0
@@ -315,6 +320,8 @@ class PublishSchedule:
         settle = 0.0 if self._is_draining else self._settle_seconds
         # Removals settle too: the file that replaces the name may follow a moment later.
         ready = settle + (item.sealed_at if isinstance(item, FileVersion) else item.queued_at)
+        if isinstance(item, Operation) and self._placement.waits_for_target(item):
+            ready = max(ready, now + _HANDLE_POLL_SECONDS)
         for key in item.changed_keys():
             ready = max(ready, self._last_write.get(key, float("-inf")) + KEY_INTERVAL_SECONDS)
         failures = self._failures.get(item)

@@ -22,7 +22,6 @@ Invariant: nothing in the bucket is moved, deleted, or named by a commit marker 
 
 import logging
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -244,8 +243,6 @@ class ReplayResult:
     handles: dict[int, FileHandle] = field(default_factory=dict)
     operations: list[OperationRecord] = field(default_factory=list)
     rejected_operations: list[OperationRecord] = field(default_factory=list)
-    # Deletes that wait until something is published under the name that rejected newer content has.
-    deferred: list[OperationRecord] = field(default_factory=list)
     quarantined: list[tuple[FileRecord, int]] = field(default_factory=list)
     orphans: int = 0
     suspects: int = 0
@@ -310,7 +307,6 @@ class JournalReplay:
         queue = [record for record in records if record.state in OWED]
         changes += self._recover_queue(queue, lost, found)
         changes += self._end_replaced(found)
-        _defer_deletes(found)
         without_row = self._sizes.keys() | self._staging.quarantined().keys()
         for number in sorted(without_row - {record.generation for record in records}):
             # The daemon was killed before it wrote the file's row, so no close was acknowledged.
@@ -589,36 +585,9 @@ def rebuild_tree(found: ReplayResult, tree: Tree, queue: WritebackQueue, now: fl
                 queue.add(item)
         else:
             queue.add(_replay(item, tree, queue))
-    for record in found.deferred:
-        tree.add_tombstone(record.key)
-        queue.defer(Operation(record, None))
     for version in found.local:  # their rows have the names that they have after all queued changes
         version.reserved = version.size
         _place_content(version, tree)
-
-
-def _defer_deletes(found: ReplayResult) -> None:
-    """Move the deletes that wait until something is published at their target from `operations` to `deferred`.
-
-    A DELETE is deferred if it has a target (the key that newer content of its name moved to), is the only change of
-    its key, and what it waits for is not queued before it.
-    """
-    rejected = {each.record.key for each in found.rejected}
-    sequences: dict[str, list[int]] = {}
-    for each in found.versions:
-        sequences.setdefault(each.record.key, []).append(each.sequence)
-    changed = Counter(each.key for each in found.operations)
-    changed.update(each.target for each in found.operations if each.kind is OperationKind.RENAME)
-    for record in list(found.operations):
-        if record.kind is not OperationKind.DELETE or not record.target:
-            continue
-        is_first = record.key not in sequences and changed[record.key] == 1
-        # Deferred: the moved content was rejected, or it was rejected and newer content is queued there, behind the
-        # delete. Else the moved content is queued before the delete.
-        there = sequences.get(record.target, [])
-        if is_first and (record.target in rejected or (there and min(there) > record.sequence)):
-            found.operations.remove(record)
-            found.deferred.append(record)
 
 
 def _place_content(version: FileVersion, tree: Tree) -> None:
@@ -654,8 +623,11 @@ def _replay(record: OperationRecord, tree: Tree, queue: WritebackQueue) -> Queue
     if node is not None:
         tree.hold_local(node)
     # In flight: the previous daemon may have sent the request. Not an RMDIR, which a mkdir may cancel regardless: if
-    # the directory marker is gone already, the MKDIR makes it again, as that has no precondition.
-    return Operation(record, node, in_flight=record.kind is not OperationKind.RMDIR, readers=readers)
+    # the directory marker is gone already, the MKDIR makes it again, as that has no precondition. Nor a DELETE that
+    # waits for other content: it loses its target before its request is sent.
+    waits = record.kind is OperationKind.DELETE and record.target
+    in_flight = record.kind is not OperationKind.RMDIR and not waits
+    return Operation(record, node, in_flight=in_flight, readers=readers)
 
 
 def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:

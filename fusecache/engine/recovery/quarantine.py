@@ -126,7 +126,7 @@ class Quarantine:
         record = version.record
         row = quarantine_row(record, self._tree.relative(record.key), version.file.path)
         message = str(version.error or record.error)
-        kept = [self._tree.relative(each.record.key) for each in self._queue.deletes_deferred_for(record.key)]
+        kept = [self._tree.relative(each.record.key) for each in self._queue.deletes_waiting_for(record.key)]
         if kept:
             message += f"; the bucket keeps its older version as {', '.join(kept)}"
         return {**row, "kind": "refused", "message": message}

@@ -189,9 +189,9 @@ class VersionStates:
             refused_at=0,
         )
         version.sealed_at = version.waiting_since = trio.current_time()
-        self._queue.add(version)
+        changes = self._placement.queue_sealed(version)
         self._events.on_sealed()
-        return [PutFile(version.record), *self._placement.cancel_deferred_delete(key)]
+        return [*changes, PutFile(version.record)]
 
     # ---- local-only content
 

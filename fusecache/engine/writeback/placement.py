@@ -1,8 +1,8 @@
 """Gives closed content its sequence in the publish order: behind what is queued of its key, or in place of that.
 
-It also defers deletes that depend on rejected content. When newer content of a name was renamed and the bucket then
-rejected it, the old object under the old name stays. Its delete is deferred until something is published under the new
-name. The row of the delete stays in the journal, and this node does not show the old name.
+It also says which deletes depend on rejected content. When newer content of a name was renamed and the bucket then
+rejected it, the old object under the old name stays. Its delete waits in the queue until something is published under
+the new name. This node does not show the old name.
 
 Invariant: nothing here awaits. The caller journals the returned rows in one transaction with the cause.
 """
@@ -13,12 +13,13 @@ from dataclasses import replace
 
 import trio
 
-from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal
+from fusecache.engine.namespace.nodes import FileVersion, Node, Operation, QueuedChange, is_removal
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropOperation, PutOperation
 from fusecache.model.objects import MIB
+from fusecache.model.records import FileState, OperationKind
 
 log = logging.getLogger(__name__)
 # A commit marker up to this size names other files. A larger one is a checkpoint by itself: `last.ckpt`.
@@ -49,18 +50,16 @@ class QueuePlacement:
         last = queued[-1] if queued else None
         is_newest = last is not None and self._queue.ends_with(last)
         self._queue.add(version)
-        if ended := self.cancel_deferred_delete(key):
-            return ended
+        following = self.follow(version)
         if (
             is_removal(last)
             and not last.in_flight
             and not self._must_publish_delete(last, before=version.sequence)
         ):
             self._queue.remove(last)  # the version inherits its base
-            self._tree.clear_tombstone(key, gone=False)
-            return [DropOperation(last.sequence)]
+            return [*following, *self._forget(last)]
         if not isinstance(last, FileVersion) or last.node is not version.node or last.in_flight:
-            return []
+            return following
         # A remote fsync waits for this very version. It must not wait for a later one, which may never be published.
         if last.awaited or self._keeps_both(last, version, is_first=last is queued[0], is_newest=is_newest):
             return []
@@ -96,17 +95,12 @@ class QueuePlacement:
 
         Appends to `changes`. moved: the items that bring the new content.
         """
-        base = self._queue.base_for(key, None)
-        if ended := self.cancel_deferred_delete(key):
-            changes += ended
-            return base
         queued = self._queue.for_key(key)
         last = queued[-1] if queued else None
         but = frozenset(item.sequence for item in moved)
         if is_removal(last) and not last.in_flight and not self._must_publish_delete(last, but=but):
             self._queue.remove(last)
-            self._tree.clear_tombstone(key, gone=False)
-            changes.append(DropOperation(last.sequence))
+            changes += self._forget(last)
             return last.record.base_etag
         return None
 
@@ -118,75 +112,81 @@ class QueuePlacement:
         Files deeper than its directory do not count, nor do deferred ones, those at or after `before`, those in `but`.
         """
         key = removal.record.key
-        if not self._queue.is_commit_marker(key):
+        if not self._queue.is_commit_marker(key) or self.is_held(removal):
             return False
         between = self._queue.rotation.written_between(removal.sequence, before, key)
         written = [self._queue.get(sequence) for sequence in between if sequence not in but]
         return any(item is not None and not self._queue.is_deferred(item) for item in written)
 
-    # ---- deferred deletes: they wait until something is published where rejected content is now
+    # ---- deletes that wait for the name to which newer content of theirs moved
 
-    def defer_deletes(self, key: str, key_now: str) -> list[Change]:
-        """Defer the deletes that wait for rejected content, so that the bucket keeps the older content.
+    def waits_for_target(self, removal: Operation) -> bool:
+        """Return whether a delete waits for what is not published yet under its target."""
+        node = self._target_of(removal)
+        return node is not None and node.version is not None
 
-        key: the name of that content when its request was sent; key_now: the name that it has by now.
-        """
-        changes: list[Change] = []
-        for removal in self._queue.deletes_waiting_for(key):
-            if removal.in_flight:
-                continue
-            old = removal.record.key
-            log.warning("delete deferred, as the newer content was rejected key=%s rejected_key=%s", old, key)
-            self._queue.remove(removal)
-            if self._queue.for_key(old):
-                # That name is being written again, and the next item inherited the base: no delete is needed.
-                self._tree.clear_tombstone(old, gone=False)
-                changes.append(DropOperation(removal.sequence))
-                continue
-            removal.record = replace(removal.record, target=key_now)
-            self._queue.defer(removal)
-            changes.append(PutOperation(removal.record))
-        return changes
+    def is_held(self, removal: Operation) -> bool:
+        """Return whether a delete waits for content that the bucket rejected, or for a held commit marker."""
+        return rejected_before(self._target_of(removal)) is not None
 
-    def defer(self, removal: Operation, key: str) -> list[Change]:
-        """Defer a queued delete, the last change of its name, until something is published under `key`."""
-        self._queue.remove(removal)
-        removal.record = replace(removal.record, target=key)
-        self._queue.defer(removal)
-        return [PutOperation(removal.record)]
+    def _target_of(self, removal: Operation) -> Node | None:
+        record = removal.record
+        waits = record.kind is OperationKind.DELETE and record.target
+        return self._tree.find(record.target) if waits else None
 
     def retarget(self, key_before: str, key_now: str) -> list[Change]:
-        """Let deferred deletes wait for the new name of rejected content that was renamed."""
-        changes: list[Change] = []
-        for removal in self._queue.deletes_deferred_for(key_before):
-            self._queue.undefer(removal.record.key)
-            removal.record = replace(removal.record, target=key_now)
-            self._queue.defer(removal)
-            changes.append(PutOperation(removal.record))
-        return changes
+        """Let the deletes that wait for rejected content go on waiting under the name that it has now."""
+        return [
+            row for each in self._queue.deletes_waiting_for(key_before) for row in self.wait(each, key_now)
+        ]
 
-    def queue_deletes(self, key: str) -> list[Change]:
-        """Queue the deletes that wait for `key`, as something was published under it, or it was removed."""
+    def wait(self, removal: Operation, key: str) -> list[Change]:
+        """Let a queued delete wait until something is published under `key`."""
+        if removal.in_flight:
+            return []
+        self._queue.remove(removal)
+        if self._queue.for_key(removal.record.key):
+            # That name is being written again, and the next item inherited the base: no delete is needed.
+            return self._forget(removal)
+        removal.record = replace(removal.record, target=key)
+        self._queue.add(removal)
+        return [PutOperation(removal.record)]
+
+    def follow(self, version: FileVersion) -> list[Change]:
+        """Move the deletes that wait for a version's name behind it, unless older content of the name is queued."""
         changes: list[Change] = []
-        for removal in self._queue.deletes_deferred_for(key):
-            if self._queue.for_key(removal.record.key):
-                continue  # that name is being written again
-            self._queue.undefer(removal.record.key)
-            changes.append(DropOperation(removal.sequence))
-            removal.record = replace(removal.record, sequence=self._journal.next_number(), target="")
-            self._queue.add(removal)
-            changes.append(PutOperation(removal.record))
+        key = version.record.key
+        if self._queue.for_key(key)[0] is not version:
+            return changes
+        for removal in self._queue.deletes_waiting_for(key):
+            if removal.sequence > version.sequence or removal.in_flight:
+                continue
+            self._queue.remove(removal)
+            changes += self._forget(removal)
+            if not self._queue.for_key(removal.record.key):
+                removal.record = replace(removal.record, sequence=self._journal.next_number())
+                self._tree.add_tombstone(removal.record.key)
+                self._queue.add(removal)
+                changes.append(PutOperation(removal.record))
         return changes
 
     def forget_deletes(self, key: str) -> list[Change]:
         """Cancel the deletes that wait for rejected content of `key`, which is discarded: the old names show again."""
-        keys = [removal.record.key for removal in self._queue.deletes_deferred_for(key)]
-        return [change for old in keys for change in self.cancel_deferred_delete(old)]
+        changes: list[Change] = []
+        for removal in self._queue.deletes_waiting_for(key):
+            self._queue.remove(removal)
+            changes += self._forget(removal)
+        return changes
 
-    def cancel_deferred_delete(self, key: str) -> list[Change]:
-        """Cancel the deferred delete of `key`, if there is one: new content of `key` supersedes it."""
-        removal = self._queue.undefer(key)
-        if removal is None:
-            return []
-        self._tree.clear_tombstone(key, gone=False)
+    def _forget(self, removal: Operation) -> list[Change]:
+        self._tree.clear_tombstone(removal.record.key, gone=False)
         return [DropOperation(removal.sequence)]
+
+
+def rejected_before(node: Node | None) -> FileVersion | None:
+    """Return the rejected content that a node shows, or that the content being written there will replace."""
+    content = node.version if node is not None else None
+    if content is None or content.state is FileState.REJECTED:
+        return content
+    replaced = content.replaces
+    return replaced if replaced is not None and replaced.state is FileState.REJECTED else None

@@ -2,9 +2,8 @@
 
 Not the journal, which is its durable shadow, and not the schedule (`engine/publish/schedule.py`), which knows times.
 
-Two things are called deferred here. A *deferred item* is in the queue, but is not published for now: its name is
-temporary, or it is a delete that waits for `delete_delay` or for readers (`is_deferred`). A *deferred delete* is not in
-the queue: it waits until something is published under the name that its rejected newer content has (`defer`).
+A *deferred item* is in the queue, but is not published for now: its name is temporary, or it is a delete that waits for
+`delete_delay`, for readers, or for rejected content (`is_deferred`).
 
 Invariants:
 1. Items are ordered by sequence, and no two have the same. For one key this is also the order of its changes.
@@ -61,10 +60,6 @@ class WritebackQueue:
         self._rewritten: dict[str, dict[str, None]] = {}
         # By the key to which newer content of their name moved: queued deletes.
         self._deletes_by_target: dict[str, list[Operation]] = {}
-        # Deferred deletes, by the deleted key.
-        self._deferred_deletes: dict[str, Operation] = {}
-        # The same, by the key under which something must be published first.
-        self._deferred_by_target: dict[str, dict[Operation, None]] = {}
         # It holds negated sequences: the `lowest` is that of the newest item.
         self._newest = SequenceBarrier()
         # The items that are file versions.
@@ -188,9 +183,13 @@ class WritebackQueue:
         waits_from = min((item.sequence for item in self.for_key(key)), default=float("inf"))
         settled = [removal for removal in self.deletes_waiting_for(key) if removal.sequence < waits_from]
         for removal in settled:
-            self._forget_target(removal)
-            removal.record = replace(removal.record, target="")
+            self.settle(removal)
         return settled
+
+    def settle(self, removal: Operation) -> None:
+        """A delete waits for no other name any more."""
+        self._forget_target(removal)
+        removal.record = replace(removal.record, target="")
 
     def ends_with(self, item: QueuedChange) -> bool:
         """Return whether the item is the last of the queue."""
@@ -200,20 +199,19 @@ class WritebackQueue:
         """Return whether the bucket will show `key` once all is published. base_etag: what it shows there now."""
         queued = self._by_key.get(key)
         if not queued:
-            return base_etag is not None and key not in self._deferred_deletes
+            return base_etag is not None
         return leaves_object(queued[-1], key)
 
     def base_for(self, key: str, base_etag: str | None, sequence: int = 0) -> str | None:
         """Return the base of a new item of `key`: `base_etag` if it is the first of the key, else None (not known yet).
 
-        If the delete of `key` is deferred, its base counts. sequence: an older sequence that the item takes over (0:
-        none). If that comes before all other items of the key, the item gets the base of the first of them.
+        sequence: an older sequence that the item takes over (0: none). If that comes before all other items of the key,
+        the item gets the base of the first of them.
         """
         queued = self._by_key.get(key)
         if queued:
             return base_of(queued[0], key) if 0 < sequence < queued[0].sequence else None
-        removal = self._deferred_deletes.get(key)
-        return base_etag if removal is None else removal.record.base_etag
+        return base_etag
 
     def rebase(self, key: str, etag: str | None, shown: ObjectInfo | None = None) -> QueuedChange | None:
         """Give the first item of `key` its base: what the bucket shows. Return it, to be journaled, or None.
@@ -233,27 +231,6 @@ class WritebackQueue:
         else:
             item.record = replace(item.record, base_etag=etag)
         return item
-
-    # ---- deferred deletes: they wait until something is published where rejected content is now
-
-    def defer(self, removal: Operation) -> None:
-        """Keep a delete outside the queue until `undefer`. Nothing else of its key may be queued."""
-        self._deferred_deletes[removal.record.key] = removal
-        self._deferred_by_target.setdefault(removal.record.target, {})[removal] = None
-
-    def deletes_deferred_for(self, key: str) -> list[Operation]:
-        """Return the deletes that are deferred until something is published under `key`."""
-        return list(self._deferred_by_target.get(key, ()))
-
-    def undefer(self, key: str) -> Operation | None:
-        """Forget and return the deferred delete of `key`, or None if there is none."""
-        removal = self._deferred_deletes.pop(key, None)
-        if removal is not None:
-            waiting = self._deferred_by_target[removal.record.target]
-            del waiting[removal]
-            if not waiting:
-                del self._deferred_by_target[removal.record.target]
-        return removal
 
     def is_commit_marker(self, key: str) -> bool:
         """Return whether the file name of a key matches `order_last`: it says that other files are there."""
