@@ -33,6 +33,10 @@ from fusecache.engine.publish.bucket_writer import BucketWriter
 from fusecache.engine.publish.multipart_uploader import MultipartUploader
 from fusecache.engine.publish.preparer import Preparer
 from fusecache.engine.publish.publisher import Publisher
+from fusecache.engine.publish.rejections import Rejections
+from fusecache.engine.publish.results import PublishResults
+from fusecache.engine.publish.retirement import Retirement
+from fusecache.engine.publish.schedule import PublishSchedule
 from fusecache.engine.recovery.journal_replay import JournalReplay
 from fusecache.engine.recovery.quarantine import Quarantine
 from fusecache.engine.runtime.journal_writer import JournalWriter
@@ -222,30 +226,33 @@ def build_write_back(
         journal,
         offload,
         cache,
-        cache.request_limit,
         queue,
         options.temp_names,
         events,
         tasks,
     )
     preparer = events.preparer = Preparer(uploader, cache, journal, offload, tasks)
-    publisher = events.publisher = Publisher(
-        tree,
-        lookup,
-        write,
+    schedule = PublishSchedule(
         queue,
-        journal,
-        cache,
-        preparer,
-        BucketWriter(primary_of(store), str(storage.empty_file)),
-        offload,
-        cache.request_limit,
-        tasks,
+        write.placement,
         settle_seconds=options.settle_seconds,
         temp_names=options.temp_names,
         delete_delay=options.delete_delay,
+    )
+    retirement = Retirement(tree, cache, journal, offload, tasks)
+    rejections = Rejections(tree, lookup, write, queue, journal, preparer, events)
+    publisher = events.publisher = Publisher(
+        queue,
+        journal,
+        schedule,
+        preparer,
+        BucketWriter(primary_of(store), str(storage.empty_file)),
+        PublishResults(tree, lookup, write, queue, journal, retirement, rejections, events),
+        offload,
+        cache.request_limit,
+        tasks,
+        events,
         last_wins=options.last_wins,
-        events=events,
     )
     remote_fsync = RemoteFsync(
         tree,

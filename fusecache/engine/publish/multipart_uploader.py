@@ -50,7 +50,7 @@ from fusecache.model.errors import (
 )
 from fusecache.model.objects import content_metadata
 from fusecache.model.records import FileState, PosixAttributes, without_upload
-from fusecache.policy.backoff import RequestLimit, backoff_seconds
+from fusecache.policy.backoff import backoff_seconds
 from fusecache.policy.name_patterns import matches_any
 from fusecache.policy.writeback.digest_throttle import DigestThrottle
 from fusecache.policy.writeback.multipart import (
@@ -174,13 +174,12 @@ class MultipartUploader:
         journal: JournalWriter,
         offload: Offload,
         cache: BlockCache,
-        limit: RequestLimit,
         queue: WritebackQueue,
         temp_names: tuple[str, ...],
         events: Events,
         tasks: TaskNursery,
     ) -> None:
-        """cache: its reads come first. limit: of the requests to the bucket, shared with the reads."""
+        """cache: its reads come first, and share the limit of requests."""
         self._tasks = tasks
         self._store = store
         self._tree = tree
@@ -189,7 +188,7 @@ class MultipartUploader:
         self._cache = cache
         self._aborts = MultipartAborts(store, journal, offload)
         self._queue = queue
-        self._limit = limit
+        self._limit = cache.request_limit
         self._temp_names = temp_names
         self._events = events
         self._in_flight = 0

@@ -23,16 +23,11 @@ from typing import TypeVar
 
 import trio
 
-from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.events import Events
-from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
-from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import MAKES, BucketWriter
 from fusecache.engine.publish.preparer import PrepareAhead, Preparer
-from fusecache.engine.publish.rejections import Rejections
 from fusecache.engine.publish.results import PublishResults
-from fusecache.engine.publish.retirement import Retirement
 from fusecache.engine.publish.schedule import (
     ChangesInFlight,
     FailingChanges,
@@ -43,7 +38,6 @@ from fusecache.engine.publish.schedule import (
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
-from fusecache.engine.write.parts import WriteParts
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import PutFile, PutOperation
 from fusecache.model.errors import (
@@ -84,23 +78,18 @@ class Publisher:
 
     def __init__(
         self,
-        tree: Tree,
-        lookup: Lookup,
-        write: WriteParts,
         queue: WritebackQueue,
         journal: JournalWriter,
-        cache: BlockCache,
+        schedule: PublishSchedule,
         preparer: Preparer,
         bucket_writer: BucketWriter,
+        results: PublishResults,
         offload: Offload,
         limit: RequestLimit,
         tasks: TaskNursery,
-        *,
-        settle_seconds: float,
-        temp_names: tuple[str, ...] = (),
-        delete_delay: float = 0.0,
-        last_wins: bool = False,
         events: Events,
+        *,
+        last_wins: bool = False,
     ) -> None:
         """limit: shared with the reads, so that a bucket that throttles gets fewer requests of all kinds.
 
@@ -108,33 +97,23 @@ class Publisher:
         """
         self._tasks = tasks
         self._queue = queue
-        self._order = order = queue.order
+        self._order = queue.order
         self._journal = journal
         self._preparer = preparer
         self._bucket_writer = bucket_writer
         self._offload = offload
         self._limit = limit
-        self._placement = write.placement
-        self._schedule = PublishSchedule(
-            queue,
-            order,
-            write.placement,
-            settle_seconds=settle_seconds,
-            temp_names=temp_names,
-            delete_delay=delete_delay,
-        )
-        self._ahead = PrepareAhead(preparer, self._schedule)
-        self._retirement = Retirement(tree, cache, journal, offload, tasks)
-        self._rejections = Rejections(tree, lookup, write, queue, journal, preparer, events)
-        self._results = PublishResults(
-            tree, lookup, write, queue, journal, self._retirement, self._rejections, events
-        )
+        self._schedule = schedule
+        self._ahead = PrepareAhead(preparer, schedule)
+        self._results = results
+        self._retirement = results.retirement
+        self._rejections = results.rejections
         self._draining = 0
         self._wake = trio.Event()
         self._progress = trio.Event()
         self._in_flight = ChangesInFlight(limit)
         self._probe: QueuedChange | None = None
-        self._failing = FailingChanges(self._schedule)
+        self._failing = FailingChanges(schedule)
         self._events = events
         self._last_wins = last_wins
 
@@ -462,7 +441,7 @@ class Publisher:
         if item.record.kind is OperationKind.DELETE:
             marker = self._rejections.commit_markers.marker_blocking(item)
             if marker is not None:
-                await self._journal.submit(*self._placement.wait(item, marker.record.key)).committed()
+                await self._journal.submit(*self._rejections.wait(item, marker)).committed()
                 return
             if item.record.target:  # a DELETE with a target counts as not sent after a crash
                 self._queue.settle(item)

@@ -141,6 +141,10 @@ class Rejections:
     def rejected(self, items: list[QueuedChange]) -> None:
         self._rejected = dict.fromkeys(items)
 
+    def wait(self, removal: Operation, marker: FileVersion) -> list[Change]:
+        """Let a removal wait until something is published under a held marker's name, or the marker is removed."""
+        return self._placement.wait(removal, marker.record.key)
+
     def forget(self, keys: tuple[str, ...]) -> list[Change]:
         """The bucket accepted a change of these keys: forget operations of them that it rejected before."""
         changes: list[Change] = []

@@ -49,8 +49,8 @@ class PublishResults:
         self._disposal = write.disposal
         self._queue = queue
         self._journal = journal
-        self._retirement = retirement
-        self._rejections = rejections
+        self.retirement = retirement
+        self.rejections = rejections
         self._base_etags = rejections.base_etags
         self._events = events
 
@@ -78,7 +78,7 @@ class PublishResults:
             *self._base_etags.update(published.key, published.etag, published),
             *self._disposal.drop_replaced(version),
             *(PutOperation(removal.record) for removal in self._queue.settle_deletes(published.key)),
-            *self._rejections.forget((published.key,)),
+            *self.rejections.forget((published.key,)),
         ]
         if not is_ours:
             # Not as the node shows it: the next listing corrects that.
@@ -95,13 +95,13 @@ class PublishResults:
                 node.staged = record.generation
                 self._tree.set_version(node, None)
             self._tree.release_local(node)
-        self._retirement.add(version, published, self._journal.submit_batched(*changes))
+        self.retirement.add(version, published, self._journal.submit_batched(*changes))
 
     async def _follow_copy(self, record: OperationRecord, copy: ObjectInfo | None) -> None:
         """A rename has replaced an object by a copy: the cache, and programs that read the object, go on with that."""
         if record.kind is OperationKind.RENAME and record.source_etag and copy is not None:
             source = ObjectId(record.key, record.source_etag)
-            await self._retirement.rename(source, copy.object_id)
+            await self.retirement.rename(source, copy.object_id)
             reader = self._tree.nameless_reader(source)
             if reader is not None:
                 self._tree.set_object(reader, copy)
@@ -111,7 +111,7 @@ class PublishResults:
         await self._follow_copy(item.record, result.version)
         if item in self._queue:  # else it was rejected before
             self._queue.remove(item, published=True)
-        forgotten = self._rejections.forget(item.changed_keys())
+        forgotten = self.rejections.forget(item.changed_keys())
         changes: list[Change] = [DropOperation(item.sequence), *forgotten, *self._shown(result)]
         record, node = item.record, item.node
         version = result.version
@@ -141,7 +141,7 @@ class PublishResults:
             changes += self._base_etags.update(key, etag, result.version if is_new else None)
             self._events.on_published(key)
         if result.hidden is not None:
-            changes += self._rejections.set_aside(result.hidden)
+            changes += self.rejections.set_aside(result.hidden)
         return changes
 
     def _kept_attributes(

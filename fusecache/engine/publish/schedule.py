@@ -34,7 +34,6 @@ from fusecache.model.objects import MIB
 from fusecache.model.records import FileState, OperationKind
 from fusecache.policy.backoff import Outage, RequestLimit
 from fusecache.policy.name_patterns import matches_any
-from fusecache.policy.writeback.publish_order import PublishOrder
 
 # Cloudflare R2 answers 429 above one write a second to a key.
 KEY_INTERVAL_SECONDS = 1.1
@@ -81,16 +80,14 @@ class PublishSchedule:
     def __init__(
         self,
         queue: WritebackQueue,
-        order: PublishOrder,
         placement: QueuePlacement,
         *,
         settle_seconds: float,
         temp_names: tuple[str, ...],
         delete_delay: float,
     ) -> None:
-        """order: of the queue's changes that are scheduled here."""
         self._queue = queue
-        self._order = order
+        self._order = queue.order
         self._placement = placement
         self._settle_seconds = settle_seconds
         self._temp_names = temp_names
