@@ -164,7 +164,7 @@ class MountOptions:
     )
     whole_files: tuple[str, ...] = option(
         as_names,
-        "weights of models: all of such a file is fetched once a program reads beyond its header, as of files that "
+        "weights of models: all of such a file is fetched once a program loads tensors of it, as of files that "
         "begin as safetensors or GGUF; your list replaces this one, an empty one turns it off",
         unit="list",
         default=WHOLE_FILES,

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 import trio
 
 from fusecache import __version__
-from fusecache.config.node_memory import memory_bytes
 from fusecache.config.options import MountOptions, shown_options
 from fusecache.daemon.connect import (
     StartConnection,
@@ -322,7 +321,6 @@ def engine_options(
         local_only=options.writeback.local_only,
         pin=options.pin,
         whole_files=options.whole_files,
-        page_bytes=memory_bytes() // 2,
         symlinks=options.symlinks,
         download_rate=options.requests.download_rate,
         patience_seconds=options.requests.read_timeout,

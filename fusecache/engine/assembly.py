@@ -216,9 +216,7 @@ def build_write_back(
         cache,
         names.hints,
         tasks,
-        events,
         patterns=options.whole_files,
-        most_page_bytes=options.page_bytes,
     )
     uploader = events.uploader = MultipartUploader(
         store,

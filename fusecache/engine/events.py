@@ -15,7 +15,6 @@ from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.write.snapshots import OpenFileSnapshots
 from fusecache.engine.writeback.conflict_log import ConflictLog
 from fusecache.model.errors import FusecacheError
-from fusecache.model.objects import ObjectId
 from fusecache.model.records import FileRecord
 
 
@@ -66,10 +65,6 @@ class EngineEvents(Events):
     async def on_evicted(self, inodes: list[int]) -> None:
         """The kernel drops its cached pages."""
         await self.kernel.on_evicted(inodes)
-
-    async def on_fetched(self, node: Node, object_id: ObjectId, offset: int, data: memoryview) -> None:
-        """The kernel gets them, so that their reads need no request."""
-        await self.kernel.on_fetched(node, object_id, offset, data)
 
     # ---- names that programs here change
 

@@ -29,7 +29,7 @@ class EngineOptions:
     """Settings of the engine. prefix: of every key, empty or ending in '/'; sizes in bytes.
 
     symlinks: the value of a SymlinkRule. prices: None if unknown.
-    whole_files: names of weights; page_bytes: of a model whose pages the kernel is given.
+    whole_files: names of weights.
     download_rate: bytes a second of all reads; None: no limit. patience_seconds: of a reader, and of a lookup.
     """
 
@@ -51,7 +51,6 @@ class EngineOptions:
     local_only: tuple[str, ...] = ()
     pin: tuple[str, ...] = ()
     whole_files: tuple[str, ...] = ()
-    page_bytes: int = 0
     symlinks: str = SymlinkRule.INSIDE.value
     read_only: bool = False
     drain_seconds: float = 300.0

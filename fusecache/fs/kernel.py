@@ -4,8 +4,7 @@ Read-ahead needs root. The other settings may be written by the user who mounted
 module. They need the FUSE control file system (seen on 6.18), which only root can mount. libfuse has no mount option
 for any of them. Refused settings are returned, not raised: the mount works without them, only slower.
 
-Has the kernel drop what it caches and this node knows to be stale: names, and pages of evicted files. Gives it pages of
-weights that a program is loading.
+Has the kernel drop what it caches and this node knows to be stale: names, and pages of evicted files.
 """
 
 import os
@@ -20,7 +19,7 @@ from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import Node
 from fusecache.fs.kept_files import KeptFiles
 from fusecache.fuse.library import FuseSession
-from fusecache.model.objects import MIB, ObjectId
+from fusecache.model.objects import MIB
 
 
 class KernelCaches(Events):
@@ -64,26 +63,6 @@ class KernelCaches(Events):
 
         # In a thread: the kernel may wait for a read of such a page, which the loop must answer.
         await trio.to_thread.run_sync(drop)
-
-    async def on_fetched(self, node: Node, object_id: ObjectId, offset: int, data: memoryview) -> None:
-        """Have the kernel keep bytes of a file as its pages, unless the file has changes that the bucket has not."""
-        session = self._session
-        if session is None:
-            return
-        # A writer that opens the file waits for this lock: its pages must not be overwritten.
-        async with node.lock:
-            if (
-                node.version is not None
-                or node.writers
-                or node.object is None
-                or node.object.object_id != object_id
-            ):
-                return
-            with suppress(OSError):  # ENOENT: the kernel has forgotten the inode
-                # The kernel may wait for a read of such a page, which the loop must answer.
-                await trio.to_thread.run_sync(
-                    session.store_pages, node.number, offset, data, abandon_on_cancel=True
-                )
 
 
 # The kernel's default is 128 KiB: eight times as many requests as with 1 MiB, at a third of the speed.

@@ -259,9 +259,6 @@ class Operations(NameOperations):
         await self.passthrough.prepare(node)
         await self._kept.wait_for_moves(node)
         appends = writable and bool(flags & os.O_APPEND)
-        if writable:
-            async with node.lock:  # `KernelCaches.on_fetched` gives the kernel no page of it from here on
-                pass
         handle = self._fs.file_io.open(node, writable=writable, pid=ctx.pid, appends=appends)
         if writable and flags & os.O_TRUNC:
             try:

@@ -37,10 +37,6 @@ class FuseSession(Protocol):
         """Make the kernel drop an inode's attributes and clean pages. Blocks. Raises OSError."""
         ...
 
-    def store_pages(self, inode: int, offset: int, data: memoryview) -> None:
-        """Give the kernel clean pages of an inode. Blocks. Raises OSError."""
-        ...
-
     def open_backing(self, fd: int) -> int:
         """Return the kernel's number for an open regular file. `open` may answer with it: the kernel reads that file.
 

@@ -1,4 +1,4 @@
-"""Tells the kernel to forget what it caches, names and pages, and gives it pages."""
+"""Tells the kernel to forget what it caches: names and pages."""
 
 import errno
 import logging
@@ -6,21 +6,13 @@ import os
 import queue
 import threading
 
-from fusecache.fuse.protocol import (
-    NOTIFY_INVAL_ENTRY_OUT,
-    NOTIFY_INVAL_INODE_OUT,
-    NOTIFY_STORE_OUT,
-    OUT_HEADER,
-    Notify,
-)
+from fusecache.fuse.protocol import NOTIFY_INVAL_ENTRY_OUT, NOTIFY_INVAL_INODE_OUT, OUT_HEADER, Notify
 
 log = logging.getLogger(__name__)
 # The kernel knows no such name or inode (ENOENT), or the mount is gone.
 _EXPECTED = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED, errno.EPERM}
 )
-# A process that ends goes on with a call that the kernel blocks: what it stores then is to be little.
-_STORE_BYTES = 1 << 20
 
 
 class Notifier:
@@ -55,12 +47,6 @@ class Notifier:
         """
         self._send(Notify.INVAL_INODE, NOTIFY_INVAL_INODE_OUT.pack(inode, 0, 0))
 
-    def store_pages(self, inode: int, offset: int, data: memoryview) -> None:
-        """Give the kernel clean pages of an inode. Blocks and raises as `invalidate_inode`."""
-        for start in range(0, len(data), _STORE_BYTES):
-            piece = data[start : start + _STORE_BYTES]
-            self._send(Notify.STORE, NOTIFY_STORE_OUT.pack(inode, offset + start, len(piece), 0), piece)
-
     def close(self) -> None:
         """Stop sending. A call that the kernel blocks goes on."""
         with self._lock:
@@ -84,14 +70,14 @@ class Notifier:
                         "the kernel did not forget a name parent=%d name=%r error=%s", parent, name, exc
                     )
 
-    def _send(self, code: Notify, payload: bytes, data: memoryview | bytes = b"") -> None:
-        header = OUT_HEADER.pack(OUT_HEADER.size + len(payload) + len(data), code, 0)
+    def _send(self, code: Notify, payload: bytes) -> None:
+        header = OUT_HEADER.pack(OUT_HEADER.size + len(payload), code, 0)
         with self._lock:
             if self._is_closed:
                 raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
             self._calls += 1
         try:
-            os.writev(self._fd, [header + payload, data])
+            os.write(self._fd, header + payload)
         finally:
             with self._lock:
                 self._calls -= 1

@@ -54,7 +54,6 @@ FIELDS = {
     "backing_map": "fd:i flags:I padding:Q",
     "notify_inval_inode_out": "ino:Q off:q len:q",
     "notify_inval_entry_out": "parent:Q namelen:I flags:I",
-    "notify_store_out": "nodeid:Q offset:Q size:I padding:I",
 }
 
 
@@ -92,7 +91,6 @@ INTERRUPT_IN = _struct("interrupt_in")
 BACKING_MAP = _struct("backing_map")
 NOTIFY_INVAL_INODE_OUT = _struct("notify_inval_inode_out")
 NOTIFY_INVAL_ENTRY_OUT = _struct("notify_inval_entry_out")
-NOTIFY_STORE_OUT = _struct("notify_store_out")
 
 
 class Opcode(IntEnum):
@@ -134,7 +132,6 @@ class Notify(IntEnum):
 
     INVAL_INODE = 2
     INVAL_ENTRY = 3
-    STORE = 4
 
 
 # Flags of FUSE_INIT.

@@ -73,12 +73,6 @@ class Pyfuse3Session:
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
         pyfuse3.invalidate_inode(pyfuse3.InodeT(inode))
 
-    def store_pages(self, inode: int, offset: int, data: memoryview) -> None:
-        """Give the kernel clean pages of an inode. Blocks. Raises OSError."""
-        if not self._is_open:
-            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
-        pyfuse3.notify_store(pyfuse3.InodeT(inode), offset, data)  # type: ignore[arg-type]  # any buffer
-
     def open_backing(self, fd: int) -> int:
         """Raise OSError: pyfuse3 has no passthrough."""
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))

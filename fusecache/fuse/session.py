@@ -174,10 +174,6 @@ class OwnSession:
         """
         self._notifier.invalidate_inode(inode)
 
-    def store_pages(self, inode: int, offset: int, data: memoryview) -> None:
-        """Give the kernel clean pages of an inode. Blocks and raises as `invalidate_inode`."""
-        self._notifier.store_pages(inode, offset, data)
-
     @property
     def can_pass_through(self) -> bool:
         """Whether the kernel may read files itself that `open_backing` has given a number."""

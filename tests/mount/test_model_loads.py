@@ -91,38 +91,6 @@ def test_all_of_a_model_comes_once_tensors_are_read_out_of_order(place: Place, n
     assert sent(place.bucket, name) == 0, "what had come was asked for again"
 
 
-def test_the_kernel_has_the_rest_before_it_is_read(place: Place) -> None:
-    """Then reading it is no request to the daemon."""
-    tensors = model()
-    place.bucket.put("model.safetensors", save(tensors))
-    with safe_open(place.path / "model.safetensors", framework="numpy") as file:
-        for each in FAR_APART:
-            file.get_tensor(each)
-        path = place.path / "model.safetensors"
-        wait_until(lambda: pages_of(path) == -(-path.stat().st_size // 4096), "all pages")
-        before = place.first_mount.read_by_daemon()
-        assert all(numpy.array_equal(file.get_tensor(each), tensors[each]) for each in tensors)
-        assert place.first_mount.read_by_daemon() == before
-
-
-def pages_of(path: Path) -> int:
-    """Return how many pages of a file the kernel has."""
-    program = """
-import ctypes, mmap, os, sys
-fd = os.open(sys.argv[1], os.O_RDONLY)
-size = os.fstat(fd).st_size
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64)
-libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
-place = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
-pages = ctypes.create_string_buffer(-(-size // 4096))
-assert libc.mincore(place, size, pages) == 0
-print(sum(each & 1 for each in pages.raw))
-"""
-    return int(subprocess.check_output([sys.executable, "-c", program, path]))
-
-
 def test_a_reader_of_headers_fetches_no_more(place: Place) -> None:
     tensors = model()
     for name in ("peeked.safetensors", "loaded.safetensors"):
@@ -134,15 +102,17 @@ def test_a_reader_of_headers_fetches_no_more(place: Place) -> None:
     assert sent(place.bucket, "peeked.safetensors") <= 4 * MIB
 
 
-def test_a_data_set_whose_bytes_are_read_at_random_is_not_taken_for_weights(place: Place) -> None:
-    data = pattern(96 * MIB)
-    place.bucket.put("tokens.bin", data)
+@pytest.mark.parametrize("name", ["tokens.bin", "embeddings.safetensors"])
+def test_a_data_set_whose_bytes_are_read_at_random_is_not_taken_for_weights(place: Place, name: str) -> None:
+    data = save({"rows": numpy.frombuffer(pattern(96 * MIB), "u1", 96 * MIB)})
+    place.bucket.put(name, data)
     chance = random.Random(3)
-    with open(place.path / "tokens.bin", "rb", buffering=0) as file:
+    with open(place.path / name, "rb", buffering=0) as file:
+        os.pread(file.fileno(), 4096, 0)
         for _ in range(60):
-            offset = chance.randrange(len(data) - 4096)
+            offset = chance.randrange(MIB, len(data) - 4096)
             assert os.pread(file.fileno(), 4096, offset) == data[offset : offset + 4096]
-    assert sent(place.bucket, "tokens.bin") <= 60 * 2 * 65536
+    assert sent(place.bucket, name) <= 60 * 2 * 65536 + MIB
 
 
 def test_names_of_weights_are_the_users(mount: Callable[..., Mount], bucket: Bucket) -> None:
@@ -221,9 +191,10 @@ def test_the_other_shards_come_next_in_the_order_of_the_index(place: Place) -> N
         assert sent(place.bucket, path.name) <= 1.02 * size
 
 
-def test_a_damaged_index_leaves_the_shard_that_is_read(place: Place) -> None:
+@pytest.mark.parametrize("index", [b'{"weight_map": ', b"[" * 200_000])
+def test_a_damaged_index_leaves_the_shard_that_is_read(place: Place, index: bytes) -> None:
     tensors = put_shards(place.bucket, [1, 2, 3])
-    place.bucket.put("model.safetensors.index.json", b'{"weight_map": ')
+    place.bucket.put("model.safetensors.index.json", index)
     path = place.path / "model-00001-of-00003.safetensors"
     with safe_open(path, framework="numpy") as file:
         for each in FAR_APART:
@@ -251,7 +222,7 @@ def test_a_load_ends_soon_after_its_reader(mount: Callable[..., Mount], bucket: 
     assert sent(bucket, "model.safetensors") < len(data) // 2, f"{at_close} bytes at the close"
 
 
-def test_a_model_larger_than_the_cache_is_fetched_once_and_said_once(
+def test_a_model_larger_than_the_cache_is_streamed_and_that_is_said_once(
     mount: Callable[..., Mount], bucket: Bucket
 ) -> None:
     one = mount("--cache-size", "128MiB")
@@ -260,13 +231,12 @@ def test_a_model_larger_than_the_cache_is_fetched_once_and_said_once(
     for name in ("a.safetensors", "b.safetensors"):
         bucket.put(name, data)
         assert equal(one.path / name, tensors, shuffled(tensors))
-        assert sent(bucket, name) <= 1.02 * len(data)
+        # What a program reads, and read-ahead to the end of a chunk. Nothing keeps that until its tensor is read.
+        assert sent(bucket, name) <= 2 * len(data)
     assert one.log().count("a model does not fit into the cache") == 1
 
 
-def test_two_models_at_once_on_a_small_cache_both_come_each_byte_once(
-    mount: Callable[..., Mount], bucket: Bucket
-) -> None:
+def test_two_models_at_once_on_a_small_cache_both_come(mount: Callable[..., Mount], bucket: Bucket) -> None:
     one = mount("--cache-size", "160MiB")
     tensors = model()
     size = len(save(tensors))
@@ -286,7 +256,7 @@ with safe_open(sys.argv[1], framework="numpy") as file:
     ]
     assert [load.wait(60) for load in loads] == [0, 0]
     for name in names:
-        assert sent(bucket, name) <= 1.02 * size
+        assert sent(bucket, name) <= 2 * size
         assert equal(one.path / name, tensors, shuffled(tensors))
 
 
@@ -341,7 +311,6 @@ def test_a_model_that_is_replaced_in_the_middle_stays_the_old_one_or_fails(
 def test_a_model_that_is_changed_while_it_is_loaded_keeps_the_change(
     mount: Callable[..., Mount], bucket: Bucket
 ) -> None:
-    """Pages that a program has written are never overwritten by those that the kernel is given."""
     one = mount()
     for turn in range(3):
         name = f"model-{turn}.safetensors"

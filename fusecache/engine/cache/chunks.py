@@ -38,15 +38,6 @@ class FetchSource(enum.Enum):
     DISK = "the cache file"
 
 
-class FetchedTo(enum.Enum):
-    """Where the bytes of a model go that is fetched as a whole."""
-
-    NOWHERE = "it is not fetched as a whole"
-    DISK = "the cache file"
-    PAGES = "the kernel's pages: the disk has no space"
-    READERS = "only those who ask: neither has space"
-
-
 class FetchState(enum.Enum):
     """The life of a fetch: QUEUED -> RUNNING -> (PAUSED -> QUEUED …) DONE; QUEUED -> DONE: cancelled."""
 
@@ -68,8 +59,8 @@ class ChunkWaiter:
 @dataclass(eq=False, slots=True)
 class CachedObject:
     """One object version in memory. blocks: how many of its blocks have a granule on disk; warming: how many warm-ups
-    are fetching it; number: of its cache file. load_begins_at: a read from here on means that all of the object will be
-    read, None if that is not known; fetched_to: whether all of it is being fetched for that reason."""
+    are fetching it; number: of its cache file. load_begins_at: where the weights of a model begin in it, infinity if it
+    has none, None if that is not known; is_loading: all of it is being fetched, as a program loads these."""
 
     object_id: ObjectId
     size: int
@@ -80,7 +71,7 @@ class CachedObject:
     handles: int = 0
     warming: int = 0
     load_begins_at: float | None = None
-    fetched_to: FetchedTo = FetchedTo.NOWHERE
+    is_loading: bool = False
     disk_operations: int = 0
     chunks: dict[int, "Chunk"] = field(default_factory=dict)
 

@@ -23,7 +23,7 @@ import trio
 
 from fusecache.disk.cache_files import CacheFiles
 from fusecache.engine.cache.block_table import BlockTable
-from fusecache.engine.cache.chunks import CachedObject, Chunk, FetchedTo
+from fusecache.engine.cache.chunks import CachedObject, Chunk
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload
 from fusecache.index.cache_index import CacheIndex, Evicted
@@ -97,7 +97,7 @@ class WarmedFiles:
 
     def next_use(self, entry: CachedObject | None, candidate: EvictionCandidate) -> float | None:
         """Return 0.0 for a block that a warm-up under way has fetched, SOON for one of a load; None for others."""
-        if entry is not None and (entry.warming or entry.fetched_to is not FetchedTo.NOWHERE):
+        if entry is not None and (entry.warming or entry.is_loading):
             return 0.0 if entry.warming else SOON
         return 0.0 if any(candidate.file_number in warmed for warmed in self._warmed) else None
 
@@ -153,7 +153,7 @@ class Evictor:
 
     def incoming_use(self, chunk: Chunk, mask: int) -> float | None:
         """Return when granules about to be written are read next; as `_next_use` for cached blocks."""
-        if chunk.owner.warming or chunk.owner.fetched_to is not FetchedTo.NOWHERE:
+        if chunk.owner.warming or chunk.owner.is_loading:
             return 0.0 if chunk.owner.warming else SOON
         if self._hints is None:
             return None

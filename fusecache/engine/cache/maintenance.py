@@ -8,7 +8,7 @@ Invariants:
 """
 
 import mmap
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -155,39 +155,6 @@ class CacheMaintenance:
             for buffer in chunk.buffers:
                 # Recycled first: a later reader finds these bytes on disk.
                 self._buffer_pool.mark_consumed(buffer)
-            self._table.drop_if_idle(chunk)
-
-    async def use(
-        self,
-        entry: CachedObject,
-        index: int,
-        mask: int,
-        use: Callable[[int, memoryview], Awaitable[None]],
-    ) -> None:
-        """Call `use` with an offset and its bytes, for each run of granules of `mask`, from memory, disk or bucket.
-
-        The bytes stay until it returns. Raises the fetch's error.
-        """
-        chunk = await self._table.loaded_chunk(entry, index)
-        chunk.readers += 1
-        try:
-            while mask & ~chunk.in_memory():
-                self._fetcher.request(chunk, mask, Cause.HINT)
-                self._fetcher.pump()
-                await self._fetcher.wait_for(chunk, mask)
-            for buffer in list(chunk.buffers):
-                found = buffer.valid & mask
-                mask &= ~found
-                self._buffer_pool.acquire_use(buffer)
-                try:
-                    for first, stop in runs(found):
-                        start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
-                        await use(index * CHUNK_BYTES + start, buffer.view(start, end))
-                finally:
-                    self._buffer_pool.release_use(buffer, trio.current_time())
-                    self._buffer_pool.mark_consumed(buffer)
-        finally:
-            chunk.readers -= 1
             self._table.drop_if_idle(chunk)
 
     async def _store_buffers(self, chunk: Chunk, missing: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.buffer_pool import BufferPool
-from fusecache.engine.cache.chunks import CachedObject, Chunk, FetchedTo, FetchListener
+from fusecache.engine.cache.chunks import CachedObject, Chunk, FetchListener
 from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.model.objects import Extent, ObjectId
@@ -89,11 +89,8 @@ class Readahead:
             else:
                 stream.pattern = observe(stream.pattern, start, stop)
             del streams[STREAMS_PER_HANDLE - 1 :]
-        if entry.fetched_to is FetchedTo.DISK and stream.pattern.phase is Phase.RANDOM:
+        if entry.is_loading and stream.pattern.phase is Phase.RANDOM:
             stream.pattern = reader_of_all(stop)
-        elif entry.fetched_to is FetchedTo.PAGES:
-            # Nothing keeps what is read ahead. What comes behind this read is given to the kernel.
-            stream.pattern = side_stream(stop, near_bytes=0)
         streams.insert(0, stream)
         stream.read_at = now
         if stream.pattern.phase is Phase.RANDOM and stream.ahead_until:

@@ -3,7 +3,6 @@
 from fusecache.engine.cache.block_cache import ReadHandle
 from fusecache.engine.namespace.nodes import FileVersion, Node, QueuedChange
 from fusecache.model.errors import FusecacheError
-from fusecache.model.objects import ObjectId
 from fusecache.model.records import FileRecord
 
 
@@ -34,9 +33,6 @@ class Events:
 
     async def on_evicted(self, inodes: list[int]) -> None:
         """A user evicts these files: no copy of their bytes shall stay in memory either."""
-
-    async def on_fetched(self, node: Node, object_id: ObjectId, offset: int, data: memoryview) -> None:
-        """These bytes of a published file, which programs have open, will be read soon."""
 
     # ---- names that programs here change
 

@@ -1,36 +1,33 @@
-"""Fetches all of a model's weights once a program begins to read them, by many connections.
+"""Fetches all of a model's weights once a program loads them, by many connections.
 
 A program that maps weights reads them in the order in which the model asks for them: small requests of the kernel far
 apart, one round trip each. So the rest comes behind the reads of programs, in the order of the files, as a warm-up
-does. The kernel gets it as its pages: then a page fault is no request. The index beside a shard names the others.
+does. The index beside a shard names the other shards.
 
 Used on the trio loop.
 
 Invariants:
-1. Never more is fetched than `allowed_bytes` of what was read, and nothing while no program has a file of it open.
+1. A load fetches at most `allowed_bytes` ahead of programs, and nothing while none has a file of it open.
 2. Blocks of weights that are being loaded are not evicted for other blocks: each is read once more.
 """
 
 import logging
 import math
 from dataclasses import dataclass, field
-from functools import partial
 
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
-from fusecache.engine.cache.chunks import FetchedTo
 from fusecache.engine.cache.evictor import SOON
-from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.prefetch.hint_service import HintService
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.model.errors import FusecacheError, NoSpace
 from fusecache.model.format_text import size_text
-from fusecache.model.objects import Extent, ObjectId
-from fusecache.policy.cache.granules import CHUNK_BYTES, full_mask, mask_of_bytes, split_by_chunk
-from fusecache.policy.cache.readahead import Phase
+from fusecache.model.objects import ObjectId
+from fusecache.policy.cache.granules import CHUNK_BYTES, full_mask
+from fusecache.policy.cache.readahead import NEAR_BYTES, Phase
 from fusecache.policy.cache.weights import (
     START_BYTES,
     allowed_bytes,
@@ -45,8 +42,7 @@ log = logging.getLogger(__name__)
 
 # Programs open one shard after the other. A load ends so long after the last one was closed.
 _CLOSED_SECONDS = 3.0
-# It ends too if no read came for so long: of what the kernel was given, the daemon sees no read. The next one begins it
-# again.
+# It ends too if no read came for so long: of what the kernel has in memory, the daemon sees no read.
 _SILENT_SECONDS = 60.0
 # Disk space becomes free, and files are closed, without an event.
 _POLL_SECONDS = 0.5
@@ -58,17 +54,11 @@ _GET_BYTES = CHUNK_BYTES // 2
 
 @dataclass(eq=False, slots=True)
 class _Weights:
-    """One file of a model, held open while its load lasts.
-
-    begun: how many chunks, from the first, were fetched, or are cached. given: how many were given to the kernel
-    besides. read_masks: by chunk, the granules that programs read through the daemon.
-    """
+    """One file of a model, held open while its load lasts. begun: how many chunks, from the first, were fetched."""
 
     node: Node
     handle: ReadHandle
     begun: int = 0
-    given: int = 0
-    read_masks: dict[int, int] = field(default_factory=dict)
 
     @property
     def chunks(self) -> int:
@@ -76,21 +66,17 @@ class _Weights:
         return -(-self.handle.size // CHUNK_BYTES)
 
     @property
-    def next_chunk(self) -> int:
-        """The index of the chunk that is due next. Only of files that are open, the kernel takes pages."""
-        return self.given if self.node.handles else self.begun
-
-    def chunk_bytes(self, index: int) -> int:
-        """Return the size of a chunk."""
-        return min(CHUNK_BYTES, self.handle.size - index * CHUNK_BYTES)
+    def next_bytes(self) -> int:
+        """The size of the next chunk."""
+        return min(CHUNK_BYTES, self.handle.size - self.begun * CHUNK_BYTES)
 
 
 @dataclass(eq=False, slots=True)
 class _Load:
     """The load of one model.
 
-    asked_bytes: of the chunks that were begun. seen_at: when a program last had a file open. fits_memory: the kernel
-    may keep all of it.
+    asked_bytes: of the chunks that were begun. seen_at: when a program last had a file open. is_streamed: the disk has
+    no space for it. read: set by the next read.
     """
 
     files: dict[ObjectId, _Weights] = field(default_factory=dict)
@@ -98,7 +84,7 @@ class _Load:
     asked_bytes: int = 0
     read_at: float = -math.inf
     seen_at: float = -math.inf
-    fits_memory: bool = False
+    is_streamed: bool = False
     has_failed: bool = False
     read: trio.Event = field(default_factory=trio.Event)
 
@@ -113,9 +99,8 @@ class _Load:
 
     def next_file(self) -> _Weights | None:
         """Return the file whose next chunk is fetched next: one that a program has open, else another."""
-        files = self.files.values()
-        opened = (file for file in files if file.node.handles and file.given < file.chunks)
-        return next(opened, None) or next((file for file in files if file.begun < file.chunks), None)
+        missing = [file for file in self.files.values() if file.begun < file.chunks]
+        return next((file for file in missing if file.node.handles), missing[0] if missing else None)
 
 
 class ModelLoads:
@@ -127,19 +112,15 @@ class ModelLoads:
         cache: BlockCache,
         hints: HintService,
         tasks: TaskNursery,
-        events: Events,
         *,
         patterns: tuple[str, ...],
-        most_page_bytes: int,
     ) -> None:
-        """patterns: of the names of weights. most_page_bytes: of a model that is given to the kernel."""
+        """patterns: of the names of weights."""
         self._lookup = lookup
         self._cache = cache
         self._hints = hints
         self._tasks = tasks
-        self._events = events
         self._patterns = patterns
-        self._most_page_bytes = most_page_bytes
         self._loads: dict[ObjectId, _Load] = {}
         # Of all loads, in turns: two of them share the connections.
         self._slots = trio.CapacityLimiter(2 * cache.maintenance.large_at_once)
@@ -150,26 +131,22 @@ class ModelLoads:
     ) -> None:
         """A program reads bytes of a published file. data: those at its start, once they are there."""
         entry = handle.entry
-        if offset >= entry.size:
-            return
         if entry.load_begins_at is None or data:
             start = bytes(data[:START_BYTES])
             entry.load_begins_at = load_begins_at(node.name, entry.size, start, self._patterns)
         load = self._loads.get(entry.object_id)
         if load is None:
-            # Reads in sequence of what does not fit into memory need no help: read-ahead is as fast.
-            is_helped = entry.size <= self._most_page_bytes or _jumps(handle)
-            if not is_helped or not is_load(entry.load_begins_at, entry.size, offset):
+            if not is_load(entry.load_begins_at, entry.size, offset, _run_bytes(handle, offset) + nbytes):
                 return
-            if self._hints.names(entry.object_id):
+            # Read-ahead is as fast for one file that is read in sequence.
+            if not _jumps(handle) and not index_names(node.name):
+                return
+            if not self._tasks.is_open or self._hints.names(entry.object_id):
                 return
             load = _Load()
             self._add(load, node, entry.object_id, entry.size)
             self._tasks.start_soon("model-load", self._run, load, node, about=node.name)
-        file = load.files[entry.object_id]
-        file.node = node
-        for index, first, stop in split_by_chunk(Extent(offset, min(offset + nbytes, entry.size))):
-            file.read_masks[index] = file.read_masks.get(index, 0) | mask_of_bytes(first, stop)
+        load.files[entry.object_id].node = node
         load.read_bytes += nbytes
         load.read_at = trio.current_time()
         load.read.set()
@@ -177,23 +154,20 @@ class ModelLoads:
     def _add(self, load: _Load, node: Node, object_id: ObjectId, size: int) -> None:
         handle = self._cache.open(object_id, size)
         load.files[object_id] = _Weights(node, handle)
-        load.fits_memory = load.size <= self._most_page_bytes
         self._loads[object_id] = load
-        handle.entry.fetched_to = FetchedTo.DISK
+        handle.entry.is_loading = not load.is_streamed
         if sum(each.size for each in set(self._loads.values())) > self._cache.maintenance.free_space_bytes():
-            self._on_no_space(load)
+            self._stream(load)
 
     async def _run(self, load: _Load, node: Node) -> None:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._find_shards, load, node, name="model-index")
                 await self._fetch(load, nursery)
+                nursery.cancel_scope.cancel()
         finally:
             for object_id, file in load.files.items():
-                entry = file.handle.entry
-                entry.fetched_to = FetchedTo.NOWHERE
-                if file.given == file.chunks:
-                    entry.load_begins_at = math.inf  # until the kernel asks for its first page again
+                file.handle.entry.is_loading = False
                 del self._loads[object_id]
                 self._cache.close(file.handle)
 
@@ -219,20 +193,18 @@ class ModelLoads:
             try:
                 remote = (await self._lookup.lookup(parent, index)).object
                 if remote is not None and is_index_size(remote.size):
-                    return shards_in_order(await self._content(remote.object_id, remote.size, remote.size))
+                    content = await self._content(remote.object_id, remote.size)
+                    return await trio.to_thread.run_sync(shards_in_order, content)
             except (FusecacheError, ValueError) as exc:
                 log.debug("no index beside a shard name=%s error=%s", index, exc)
         return []
 
-    async def _content(self, object_id: ObjectId, size: int, nbytes: int) -> bytes:
-        """Return the first bytes of an object. size: its own."""
+    async def _content(self, object_id: ObjectId, size: int) -> bytes:
         handle = self._cache.open(object_id, size)
         try:
             content = bytearray()
-            while len(content) < nbytes:
-                content += await self._cache.read(
-                    handle, len(content), min(nbytes - len(content), CHUNK_BYTES)
-                )
+            while len(content) < size:
+                content += await self._cache.read(handle, len(content), min(size - len(content), CHUNK_BYTES))
             return bytes(content)
         finally:
             self._cache.close(handle)
@@ -243,72 +215,67 @@ class ModelLoads:
         """Fetch what is missing, chunk by chunk, as slots become free, until programs stop to read."""
         while True:
             slot = object()
-            await self._slots.acquire_on_behalf_of(
-                slot
-            )  # then choose: a program may have opened a file by now
-            file = load.next_file()
-            is_due = file is not None and not load.has_failed and await self._may_fetch(load, file)
-            if file is None or not is_due or file.next_chunk == file.chunks:  # it was opened or closed by now
-                self._slots.release_on_behalf_of(slot)
+            await self._slots.acquire_on_behalf_of(slot)  # then choose: a file may have been opened by now
+            file, is_due = load.next_file(), False
+            try:
+                is_due = file is not None and await self._may_fetch(load, file)
+            finally:
+                if not is_due:
+                    self._slots.release_on_behalf_of(slot)
+            if file is None or not is_due:
                 if not await self._is_going_on(load, is_done=file is None):
                     return
                 continue
-            index = file.next_chunk
-            file.begun = max(file.begun, index + 1)
-            if file.node.handles:
-                file.given = index + 1
-            load.asked_bytes += file.chunk_bytes(index)
-            nursery.start_soon(self._fill, load, file, index, slot, name="model-chunk")
+            load.asked_bytes += file.next_bytes
+            file.begun += 1
+            nursery.start_soon(self._fill, load, file, file.begun - 1, slot, name="model-chunk")
 
     async def _may_fetch(self, load: _Load, file: _Weights) -> bool:
         """Return whether the next chunk of a file may be fetched now: by what was read, and there is disk space."""
-        nbytes = file.chunk_bytes(file.next_chunk)
-        if load.asked_bytes + nbytes > allowed_bytes(load.read_bytes) or not load.is_open():
+        if load.is_streamed or load.has_failed or not load.is_open():
             return False
-        entry, maintenance = file.handle.entry, self._cache.maintenance
-        if entry.fetched_to is not FetchedTo.DISK:
-            return entry.fetched_to is FetchedTo.PAGES and file.node.handles > 0
-        if not await maintenance.missing(entry, file.next_chunk, full_mask(nbytes)):
+        if load.asked_bytes + file.next_bytes > allowed_bytes(load.read_bytes):
+            return False
+        maintenance = self._cache.maintenance
+        if not await maintenance.missing(file.handle.entry, file.begun, full_mask(file.next_bytes)):
             return True
         coming = self._slots.borrowed_tokens * CHUNK_BYTES
         if coming <= maintenance.free_bytes() or await maintenance.evict_for(coming, SOON):
             return True
-        self._on_no_space(load)
+        self._stream(load)
         return False
 
     async def _is_going_on(self, load: _Load, *, is_done: bool) -> bool:
         """Wait for the next read, or a moment; return whether more reads may come. is_done: all is fetched."""
-        load.read = trio.Event()
         with trio.move_on_after(_POLL_SECONDS):
             await load.read.wait()
+        load.read = trio.Event()
         now = trio.current_time()
         if load.is_open():
             load.seen_at = now
-        patience = _CLOSED_SECONDS if is_done else _SILENT_SECONDS
-        return now < load.read_at + patience and now < max(load.seen_at, load.read_at) + _CLOSED_SECONDS
+        if load.has_failed or (is_done and now >= load.read_at + _CLOSED_SECONDS):
+            return False
+        return (
+            now < load.read_at + _SILENT_SECONDS and now < max(load.seen_at, load.read_at) + _CLOSED_SECONDS
+        )
 
     async def _fill(self, load: _Load, file: _Weights, index: int, slot: object) -> None:
-        """Fetch a chunk. If a program has the file open, give the kernel what no program has read of it."""
-        maintenance, entry = self._cache.maintenance, file.handle.entry
+        entry = file.handle.entry
         try:
-            if entry.fetched_to is FetchedTo.DISK:
-                await maintenance.fill(entry, index, depth=_DEPTH, attempts=1, most_bytes=_GET_BYTES)
-            if load.fits_memory and file.node.handles:
-                unread = full_mask(file.chunk_bytes(index)) & ~file.read_masks.get(index, 0)
-                give = partial(self._events.on_fetched, file.node, entry.object_id)
-                await maintenance.use(entry, index, unread, give)
+            await self._cache.maintenance.fill(entry, index, depth=_DEPTH, attempts=1, most_bytes=_GET_BYTES)
         except NoSpace:
-            self._on_no_space(load)
+            self._stream(load)
         except FusecacheError as exc:  # readers get it too, if they ask for these bytes
             load.has_failed = True
             log.debug("weights are not fetched further key=%s error=%s", file.handle.object_id.key, exc)
         finally:
             self._slots.release_on_behalf_of(slot)
 
-    def _on_no_space(self, load: _Load) -> None:
-        """What does not fit into the cache goes into the kernel's pages, or only to programs that ask for it."""
+    def _stream(self, load: _Load) -> None:
+        """What does not fit into the cache goes only to programs that ask for it."""
+        load.is_streamed = True
         for file in load.files.values():
-            file.handle.entry.fetched_to = FetchedTo.PAGES if load.fits_memory else FetchedTo.READERS
+            file.handle.entry.is_loading = False
         if not self._is_said:
             self._is_said = True
             log.info(
@@ -317,6 +284,14 @@ class ModelLoads:
                 size_text(load.size),
                 size_text(self._cache.maintenance.free_space_bytes()),
             )
+
+
+def _run_bytes(handle: ReadHandle, offset: int) -> int:
+    """Return how many bytes were read in a row, up to `offset`, beyond the read that jumped there."""
+    patterns = [stream.pattern for stream in handle.streams]
+    return max(
+        (each.consumed_bytes for each in patterns if abs(offset - each.position) <= NEAR_BYTES), default=0
+    )
 
 
 def _jumps(handle: ReadHandle) -> bool:

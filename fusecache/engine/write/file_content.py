@@ -14,7 +14,6 @@ import trio
 
 from fusecache.disk.staging import StagingDirectory, StagingFile
 from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
-from fusecache.engine.cache.chunks import FetchedTo
 from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Node, Operation, attributes_of
 from fusecache.engine.namespace.tree import Tree
@@ -79,7 +78,7 @@ class FileReader:
         if handle.node.version is not None or remote is None or offset >= remote.size:
             return False
         reader = self._reader(handle, remote)
-        if reader.entry.fetched_to is not FetchedTo.NOWHERE:
+        if reader.entry.is_loading:
             return False  # all of it is on its way
         return not await self._cache.is_whole(reader, offset, min(offset + size, remote.size))
 

@@ -1,6 +1,6 @@
 """Decides which files are the weights of a model, and when a read means that all of them are read. Pure.
 
-A header alone decides nothing: many tools read only that. A load begins with a read beyond it.
+A header alone decides nothing: many tools read only that. A load begins with a run of reads beyond it.
 """
 
 import json
@@ -12,6 +12,9 @@ from fusecache.policy.cache.granules import CHUNK_BYTES
 from fusecache.policy.cache.readahead import FIRST_WINDOW_BYTES
 from fusecache.policy.name_patterns import matches_any
 
+# Programs load a tensor as a whole: a run of reads beyond the one that jumped to it. The kernel's read-ahead around a
+# random read is no longer than this, nor are most samples of a data set.
+RUN_BYTES = MIB
 # So many bytes of a file say whether it is safetensors or GGUF.
 START_BYTES = 16
 # Smaller files are not worth it: ordinary read-ahead fetches them in a few requests.
@@ -22,11 +25,12 @@ _LARGEST_HEADER = 100 * MIB
 _OTHER_HEADER = 16 * MIB
 # torch.load reads the directory of its archive from the end of the file first.
 _END_BYTES = MIB
-# What may be fetched once a tensor's first bytes are read: as many chunks as are fetched at once. Then so many times
-# what is read: of pages that the kernel has, the daemon sees no read.
+# What may be fetched once a run was read: as many chunks as are fetched at once. Then so many times what is read.
 _FIRST_BYTES = 16 * CHUNK_BYTES
 _FACTOR = 16
 _LARGEST_INDEX = 64 * MIB
+# A model has fewer shards.
+_SHARDS_MAX = 1000
 _SHARD = re.compile(r"(?P<stem>.+?)(?P<variant>\.[^.]+)?-\d+-of-\d+(?P<format>\.\w+)")
 
 
@@ -44,9 +48,9 @@ def load_begins_at(name: str, size: int, start: bytes, patterns: tuple[str, ...]
     return _OTHER_HEADER if start[:4] == b"GGUF" or matches_any(name, patterns) else math.inf
 
 
-def is_load(begins_at: float, size: int, offset: int) -> bool:
-    """Return whether a read at `offset` means that all of the file is read."""
-    return begins_at <= offset < size - _END_BYTES
+def is_load(begins_at: float, size: int, offset: int, run_bytes: int) -> bool:
+    """Return whether a read at `offset` means that all of the file is read. run_bytes: of the run that it ends."""
+    return begins_at <= offset < size - _END_BYTES and run_bytes >= RUN_BYTES
 
 
 def allowed_bytes(read_bytes: int) -> int:
@@ -71,9 +75,12 @@ def is_index_size(size: int) -> bool:
 
 def shards_in_order(index: bytes) -> list[str]:
     """Return the files that the index of a model names, in the order of its map. Raises ValueError if it is none."""
-    content = json.loads(index)
+    try:
+        content = json.loads(index)
+    except RecursionError as exc:
+        raise ValueError("it is nested too deeply") from exc
     shards = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(shards, dict):
         raise ValueError("it has no weight_map")
     names = [name for name in shards.values() if isinstance(name, str) and "/" not in name]
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(names))[:_SHARDS_MAX]

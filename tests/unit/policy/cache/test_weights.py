@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fusecache.config.option_groups import WHOLE_FILES
 from fusecache.model.objects import GIB, MIB
 from fusecache.policy.cache.weights import (
+    RUN_BYTES,
     allowed_bytes,
     index_names,
     is_load,
@@ -40,8 +41,8 @@ def safetensors(header_bytes: int) -> bytes:
 )
 def test_weights_are_known_by_name_or_header(name: str, start: bytes) -> None:
     begins_at = load_begins_at(name, GIB, start, WHOLE_FILES)
-    assert is_load(begins_at, GIB, GIB // 2)
-    assert not is_load(begins_at, GIB, 0)
+    assert is_load(begins_at, GIB, GIB // 2, RUN_BYTES)
+    assert not is_load(begins_at, GIB, 0, RUN_BYTES)
     assert load_begins_at(name, GIB, start, ()) == math.inf, "turned off"
 
 
@@ -64,14 +65,20 @@ def test_data_sets_are_no_weights(name: str, start: bytes) -> None:
 def test_a_reader_of_the_header_alone_loads_nothing() -> None:
     """The kernel reads up to a MiB ahead of it."""
     begins_at = load_begins_at("a.safetensors", GIB, safetensors(3 * MIB), WHOLE_FILES)
-    assert not any(is_load(begins_at, GIB, offset) for offset in range(0, 4 * MIB, MIB))
-    assert is_load(begins_at, GIB, 5 * MIB)
+    assert not any(is_load(begins_at, GIB, offset, RUN_BYTES) for offset in range(0, 4 * MIB, MIB))
+    assert is_load(begins_at, GIB, 5 * MIB, RUN_BYTES)
+
+
+def test_single_reads_load_nothing() -> None:
+    """A data set whose samples are read at random may have a header of safetensors."""
+    begins_at = load_begins_at("a.safetensors", GIB, safetensors(3 * MIB), WHOLE_FILES)
+    assert not is_load(begins_at, GIB, GIB // 2, RUN_BYTES - 1)
 
 
 def test_a_reader_of_an_archives_directory_loads_nothing() -> None:
     """torch.load reads the end of the file first."""
     begins_at = load_begins_at("pytorch_model.bin", GIB, b"PK\x03\x04", WHOLE_FILES)
-    assert not is_load(begins_at, GIB, GIB - 65_536)
+    assert not is_load(begins_at, GIB, GIB - 65_536, RUN_BYTES)
 
 
 def test_small_files_are_left_to_read_ahead() -> None:
@@ -113,7 +120,9 @@ def test_shards_come_in_the_order_of_the_map() -> None:
     assert shards_in_order(index) == ["2.safetensors", "1.safetensors"]
 
 
-@pytest.mark.parametrize("index", [b"", b"{", b"[]", b"{}", b'{"weight_map": []}', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "index", [b"", b"{", b"[]", b"{}", b'{"weight_map": []}', b"\xff\xfe", b"[" * 200_000]
+)
 def test_a_damaged_index_is_none(index: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # of json, or our own
         shards_in_order(index)
