@@ -42,7 +42,7 @@ REASONS = {
     "immutable": "Set it for data sets: names that are known then cost no LISTs.",
     "posix_metadata": "Set it if programs need the times or modes that other nodes set.",
     "pin": "Set it for files that a job must find in the cache when it starts again, such as its newest checkpoint.",
-    "whole_files": "Set it for weights with other names; leave it empty if programs read large parts of weights, but never all.",
+    "whole_files": "Set it for weights with other names; empty if programs read large parts of weights, but never all.",
     "symlinks": "Set it to all if you trust each writer of the bucket, to none to follow no symlink.",
     "fuse_library": "Set it to pyfuse3 if the daemon's own library fails on your kernel.",
     "keep_mounted": "Turn it off if something else starts the daemon again.",
