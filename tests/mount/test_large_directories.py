@@ -53,7 +53,7 @@ def test_a_directory_of_many_names_is_listed_and_searched_in_little_memory(
     mount: Callable[..., Mount], large: Bucket
 ):
     # What is no longer believed when `find` comes to it is looked up name by name, on a slow machine most of them.
-    one = mount("--attribute-seconds", "60", of=large)
+    one = mount("--attribute-seconds", "600", of=large)
     large.control.clear_log()
     before = wait_until(lambda: memory_at_rest_kib(one), "the end of the start")
     assert len(os.listdir(one.path / "big")) == COUNT

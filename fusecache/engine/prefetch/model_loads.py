@@ -136,14 +136,15 @@ class ModelLoads:
             entry.load_begins_at = load_begins_at(node.name, entry.size, start, self._patterns)
         load = self._loads.get(entry.object_id)
         if load is None:
-            if not is_load(entry.load_begins_at, entry.size, offset, _run_bytes(handle, offset) + nbytes):
+            run_bytes = _run_bytes(handle, offset)
+            if not is_load(entry.load_begins_at, entry.size, offset, run_bytes + nbytes):
                 return
             # Read-ahead is as fast for one file that is read in sequence.
             if not _jumps(handle) and not index_names(node.name):
                 return
             if not self._tasks.is_open or self._hints.names(entry.object_id):
                 return
-            load = _Load()
+            load = _Load(read_bytes=run_bytes)
             self._add(load, node, entry.object_id, entry.size)
             self._tasks.start_soon("model-load", self._run, load, node, about=node.name)
         load.files[entry.object_id].node = node

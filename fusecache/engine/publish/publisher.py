@@ -64,6 +64,9 @@ _PASS_SECONDS = 0.005
 # are batched for longer.
 _BUSY_CHANGES = 8
 _BUSY_PASS_SECONDS = 0.02
+# A pass that begins so late means that the loop stood still: releases of closed files may lie unread in the kernel.
+# Their content must not come after what was closed behind them. They are read within this time.
+_LATE_SECONDS = 0.1
 # Longest pause between two passes while anything is queued: that a file has settled sends no event.
 _POLL_SECONDS = 1.0
 # ObjectMissing: another client removed the object during the request, and the retry looks again. NoSpace: the bytes
@@ -110,6 +113,7 @@ class Publisher:
         self._rejections = results.rejections
         self._draining = 0
         self._wake = trio.Event()
+        self._pass_due = float("inf")
         self._progress = trio.Event()
         self._in_flight = ChangesInFlight(limit)
         self._probe: QueuedChange | None = None
@@ -161,6 +165,7 @@ class Publisher:
 
     def wake(self) -> None:
         """Have the loop look at the queue again: there may be more to publish."""
+        self._pass_due = min(self._pass_due, trio.current_time())
         self._wake.set()
 
     def end_pauses(self) -> None:
@@ -265,7 +270,7 @@ class Publisher:
 
     async def _dispatch(self) -> None:
         while True:
-            self._wake = trio.Event()
+            self._wake, self._pass_due = trio.Event(), float("inf")
             await self._wait_for_journal()
             now = trio.current_time()
             self._prepare_ahead(now)
@@ -289,8 +294,11 @@ class Publisher:
             else:
                 deadline = float("inf")
             if not self._wake.is_set():
+                self._pass_due = deadline
                 with trio.move_on_at(deadline):
                     await self._wake.wait()
+            if trio.current_time() > self._pass_due + _LATE_SECONDS:
+                await trio.sleep(_LATE_SECONDS)
             is_busy = self._in_flight.light >= _BUSY_CHANGES
             await trio.sleep_until(now + (_BUSY_PASS_SECONDS if is_busy else _PASS_SECONDS))
 

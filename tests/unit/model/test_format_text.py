@@ -42,7 +42,7 @@ def test_help_says_that_lists_of_names_stand_instead_of_the_defaults_and_what_an
     with pytest.raises(SystemExit):
         main(["mount", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert said.count("your list replaces this one") == 2
+    assert said.count("your list replaces this one") == 3
     assert "an unmount applies them at once" in said
 
 
