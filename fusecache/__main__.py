@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from fusecache.installation import next_in_path
+from fusecache.installation import CAME_BY_PATH, next_in_path
 
 
 def main() -> int:
@@ -13,8 +13,9 @@ def main() -> int:
     if handler is signal.default_int_handler:  # not where it is ignored, as below nohup
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     other = next_in_path()
+    os.environ.pop(CAME_BY_PATH, None)
     if other is not None:
-        os.execv(other, [other, *sys.argv[1:]])
+        os.execve(other, [other, *sys.argv[1:]], {**os.environ, CAME_BY_PATH: other})
     from fusecache.cli.main import main as run_command
 
     signal.signal(signal.SIGINT, handler)

@@ -10,6 +10,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+# Set for the `fusecache` that another one became: it does not look further.
+CAME_BY_PATH = "FUSECACHE_CAME_BY_PATH"
 # Files that Docker and podman put into their containers.
 _CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
@@ -40,8 +42,11 @@ def next_in_path() -> str | None:
     A trainer's environment has this program with the loader, and comes before the node's own in PATH.
     """
     folder, name = os.path.split(sys.argv[0])
-    folders = os.get_exec_path()
     # `dataset` belongs to the loader.
-    if name != "fusecache" or folder not in folders or sys.argv[1:2] == ["dataset"] or find_spec("trio"):
+    if name != "fusecache" or sys.argv[1:2] == ["dataset"] or find_spec("trio"):
         return None
-    return shutil.which(name, path=os.pathsep.join(folders[folders.index(folder) + 1 :]))
+    own, folders = os.path.realpath(folder), [os.path.realpath(each) for each in os.get_exec_path()]
+    if own not in folders or CAME_BY_PATH in os.environ:
+        return None
+    behind = folders[folders.index(own) + 1 :]
+    return shutil.which(name, path=os.pathsep.join(each for each in behind if each != own))

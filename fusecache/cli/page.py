@@ -2,8 +2,10 @@
 
 import argparse
 import getpass
+import shlex
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 
 from fusecache.cli.say import print_line, say_error
 from fusecache.cli.views.status import status_of
@@ -44,9 +46,11 @@ def page(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         shown = f"[{host}]" if ":" in host else host
         print_line(f"{status['mountpoint']}  http://{shown}:{port}/")
-        tunnels.append(f"-L {port}:{shown}:{port}")
+        tunnels.append(f"-L {shlex.quote(f'{port}:{shown}:{port}')}")
         pages.append(f"http://localhost:{port}/")
     if tunnels:
-        place = f"{getpass.getuser()}@{socket.gethostname()}"
+        place = socket.gethostname()
+        with suppress(KeyError, OSError):  # a user of a container may have no name
+            place = f"{getpass.getuser()}@{place}"
         print_line(f"from another machine: ssh -N {' '.join(tunnels)} {place}, then open {' '.join(pages)}")
     return int(failures > 0)

@@ -11,6 +11,7 @@ Without one, a request must name this node's loopback as its host: else a page o
 import base64
 import binascii
 import hmac
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
@@ -29,7 +30,7 @@ import trio
 from fusecache.config.option_groups import MonitoringOptions
 from fusecache.config.values import split_http_address
 from fusecache.installation import extra_command
-from fusecache.model.errors import ConfigError, MountError
+from fusecache.model.errors import ConfigError, FusecacheError, MountError
 from fusecache.mount.metrics import StatusCollector
 from fusecache.page.history import RateHistory, Sample
 from fusecache.page.view import HEADERS, page
@@ -37,6 +38,8 @@ from fusecache.remote.endpoints import read_key_file
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+log = logging.getLogger(__name__)
 
 # Tokens that can be guessed protect nothing.
 SHORTEST_TOKEN = 16
@@ -215,29 +218,27 @@ def _answer(start: "StartResponse", status: HTTPStatus, text: str, *headers: tup
 
 @contextmanager
 def http_served(
-    options: MonitoringOptions, read_status: Callable[[], Mapping[str, Any]], history: RateHistory
+    options: MonitoringOptions,
+    read_status: Callable[[], Mapping[str, Any]],
+    history: RateHistory,
+    *,
+    is_resumed: bool = False,
 ) -> Iterator[None]:
     """Serve while the body runs, if there is an address. Raises MountError if that cannot be used, ConfigError.
 
     read_status: returns the status of now; called on the loop of the caller, as the history's samples are.
+    is_resumed: programs wait for this daemon, so an error is only logged.
     """
-    if options.http_address is None:
+    try:
+        server = _server(options, read_status, history)
+    except FusecacheError as exc:
+        if not is_resumed:
+            raise
+        log.warning("no web page and metrics until the next start: %s", exc)
+        server = None
+    if server is None:
         yield
         return
-    host, port = split_http_address(options.http_address)
-    loop = trio.lowlevel.current_trio_token()
-    answers = _Answers(
-        lambda: trio.from_thread.run_sync(read_status, trio_token=loop),
-        lambda: trio.from_thread.run_sync(history.samples, trio_token=loop),
-        _token(options),
-    )
-    try:
-        server = make_server(host, port, answers, _ServerOfIPv6 if ":" in host else _Server, _Handler)
-    except OSError as exc:
-        raise MountError(
-            f"{options.http_address} cannot be used for the page and metrics: {exc.strerror}; choose another "
-            "--http-address"
-        ) from exc
     thread = Thread(target=server.serve_forever, args=(_POLL_SECONDS,), name="http", daemon=True)
     thread.start()
     try:
@@ -246,6 +247,27 @@ def http_served(
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _server(
+    options: MonitoringOptions, read_status: Callable[[], Mapping[str, Any]], history: RateHistory
+) -> WSGIServer | None:
+    if options.http_address is None:
+        return None
+    host, port = split_http_address(options.http_address)
+    loop = trio.lowlevel.current_trio_token()
+    answers = _Answers(
+        lambda: trio.from_thread.run_sync(read_status, trio_token=loop),
+        lambda: trio.from_thread.run_sync(history.samples, trio_token=loop),
+        _token(options),
+    )
+    try:
+        return make_server(host, port, answers, _ServerOfIPv6 if ":" in host else _Server, _Handler)
+    except OSError as exc:
+        raise MountError(
+            f"{options.http_address} cannot be used for the page and metrics: {exc.strerror}; choose another "
+            "--http-address"
+        ) from exc
 
 
 def _token(options: MonitoringOptions) -> str:

@@ -208,7 +208,8 @@ class _Daemon:
             self._refuse_keys(filesystem)
             await link.start()
             try:
-                with http_served(options.monitoring, server.status, self._history):
+                is_resumed = self._kept is not None and self._kept.is_resumed
+                with http_served(options.monitoring, server.status, self._history, is_resumed=is_resumed):
                     async with trio.open_nursery() as nursery:
                         await self._start(nursery, filesystem, server, operations)
                         link.run_in(nursery, self._supervisor)

@@ -351,6 +351,8 @@ class ArrowRows(ParquetRows):
 
     def _opened(self) -> tuple[Sequence[str], Iterator[Any]]:
         file = _arrow_file(self.path)
+        if len(set(file.schema.names)) < len(file.schema.names):
+            raise LoaderError(f"{self.path} has two columns of one name: give each column one of its own")
         return file.schema.names, (batch.select(list(self.columns)) for batch in file)
 
 
@@ -492,17 +494,21 @@ def csv_rows(path: str) -> Iterator[tuple[int, dict[str, str]]]:
     csv.field_size_limit(sys.maxsize)
     is_tabbed = re.search(r"\.tsv(\.\w+)?$", path.lower()) is not None
     lines = text_lines(path, newline="")  # a field may have line ends, which stay as they are
+    first = next(lines, "").removeprefix("\ufeff")  # Excel's byte order mark
+    lines = chain([first] if first else (), lines)
     rows = csv.reader(lines, delimiter="\t" if is_tabbed else ",", strict=True)
     names: list[str] = []
     try:
         for row in rows:
             where = f"{path}, line {rows.line_num}"
             if not names:
-                names = [name.removeprefix("\ufeff") for name in row]  # Excel's byte order mark
+                names = row
                 if not all(names) or len(set(names)) < len(names):
                     raise LoaderError(
                         f"{where}: it is the names of the columns: give each column one of its own"
                     )
+            elif not row and len(names) > 1:
+                continue  # an empty line
             elif len(row) != len(names):
                 raise LoaderError(
                     f"{where} has {len(row)} fields, and the first line {len(names)}: mend it, or quote the field"
@@ -542,9 +548,10 @@ def saved_files(folder: str) -> list[str]:
                 os.path.join(folder, name) for name in json.loads(splits.read_bytes())["splits"]
             )
             raise LoaderError(f"{folder} holds several datasets: name one of {names}")
-        return [
-            os.path.join(folder, row["filename"]) for row in json.loads(state.read_bytes())["_data_files"]
-        ]
+        rows = json.loads(state.read_bytes())["_data_files"]
+        if not rows:
+            raise LoaderError(f"{folder} holds no rows: leave it out")
+        return [os.path.join(folder, row["filename"]) for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise LoaderError(
             f"{folder} is no folder of save_to_disk: {cause_text(problem)}: name a folder with state.json"

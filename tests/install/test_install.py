@@ -157,10 +157,16 @@ def test_in_a_trainers_environment_the_nodes_own_program_mounts(wheel: Path, tmp
     assert answer("mount", "s3://bucket", "/data", path=first) == f"{nodes} mount s3://bucket /data\n"
     assert "usage: fusecache dataset" in answer("dataset", "--help", path=first)
     assert "needs boto3" in answer("mount", "s3://bucket", "/data", path=str(bare.python.parent))
-    # Of two such environments, neither asks the other for ever.
+    # An environment may be there twice, and a program may lead back: none asks the other for ever.
     other = BareEnvironment(tmp_path / "other", wheel)
-    both = f"{other.python.parent}:{bare.python.parent}"
-    assert "needs boto3" in answer("mount", "s3://bucket", "/data", path=both)
+    mine, others = bare.python.parent, other.python.parent
+    assert answer("mount", path=f"{mine}:{mine}/:{nodes.parent}") == f"{nodes} mount\n"
+    back = tmp_path / "back" / "fusecache"
+    back.parent.mkdir()
+    back.write_text(f'#!/bin/sh\nexec {mine}/fusecache "$@"\n')
+    back.chmod(0o755)
+    for path in (f"{others}:{mine}", f"{mine}:{others}:{mine}", f"{mine}:{back.parent}"):
+        assert "needs boto3" in answer("mount", "s3://bucket", "/data", path=path)
 
 
 def test_the_daemon_mounts_without_pyfuse3_or_compiler(wheel: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,12 @@ def mounted(bucket: Bucket, tmp_path: Path):
     return run
 
 
-def test_line_with_systemd_options_mounts(mounted, bucket: Bucket) -> None:
+def test_line_with_systemd_options_mounts(mounted, bucket: Bucket, free_port: Callable[[], int]) -> None:
     bucket.put("file", b"content\n")
-    ended = mounted("_netdev,nofail,x-systemd.automount,allow_other,memory=64MiB,settle_seconds=0.2")
+    ended = mounted(
+        "_netdev,nofail,x-systemd.automount,allow_other,memory=64MiB,settle_seconds=0.2,"
+        f"metrics_port={free_port()}"  # an option's former name
+    )
     assert ended.returncode == 0, ended.stderr
     content, mount_entry = ended.stdout.splitlines()
     assert content == "content"

@@ -13,7 +13,7 @@ import trio
 
 from fusecache.config.option_groups import MonitoringOptions
 from fusecache.daemon.http_server import MOST_CONNECTIONS, http_served
-from fusecache.model.errors import ConfigError
+from fusecache.model.errors import ConfigError, MountError
 from fusecache.page.history import RateHistory
 
 TOKEN = "correct horse battery"
@@ -165,3 +165,16 @@ async def test_while_the_loop_hangs_few_threads_wait_for_it(
         # Those, the server itself, and one or two that are about to end.
         assert threading.active_count() <= before + MOST_CONNECTIONS + 3
         assert b"HTTP/1.0 503" in found
+
+
+async def test_a_daemon_that_goes_on_with_a_mount_does_without_a_page_if_its_port_is_in_use(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Programs wait for it: an error would have them wait for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        options = MonitoringOptions(http_address=f"127.0.0.1:{other.getsockname()[1]}")
+        with pytest.raises(MountError, match="cannot be used"), http_served(options, dict, RateHistory()):
+            raise AssertionError("a new mount says so")
+        with http_served(options, dict, RateHistory(), is_resumed=True):
+            pass
+    assert "no web page and metrics until the next start: 127.0.0.1" in caplog.text

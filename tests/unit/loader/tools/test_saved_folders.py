@@ -68,6 +68,18 @@ def test_what_is_no_such_folder_is_named(tmp_path: Path) -> None:
             convert("huggingface", [tmp_path / name], tmp_path / "out")
 
 
+def test_a_folder_without_rows_and_columns_of_one_name_are_named(tmp_path: Path) -> None:
+    with pytest.raises(LoaderError, match="empty holds no rows"):
+        convert("huggingface", [saved(tmp_path / "empty")], tmp_path / "out")
+    folder = saved(tmp_path / "twice", rows(0, 1))
+    (path,) = folder.glob("*.arrow")
+    batch = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
+        stream.write_batch(batch)
+    with pytest.raises(LoaderError, match="two columns of one name"):
+        convert("huggingface", [folder], tmp_path / "out")
+
+
 @pytest.mark.parametrize("cut", ["half", "all", "the end"])
 def test_a_file_that_is_cut_short_is_an_error_and_no_shorter_dataset(tmp_path: Path, cut: str) -> None:
     folder = saved(tmp_path / "in", rows(0, 4), rows(4, 4))
