@@ -79,6 +79,13 @@ class Pins(Protocol):
         ...
 
 
+def _use_as_a_whole(entry: CachedObject) -> float | None:
+    """Return when an object is read next that is being fetched as a whole; None for others."""
+    if entry.warming:
+        return 0.0
+    return SOON if entry.is_loading else None
+
+
 class WarmedFiles:
     """The files that warm-ups under way have fetched."""
 
@@ -97,8 +104,8 @@ class WarmedFiles:
 
     def next_use(self, entry: CachedObject | None, candidate: EvictionCandidate) -> float | None:
         """Return 0.0 for a block that a warm-up under way has fetched, SOON for one of a load; None for others."""
-        if entry is not None and (entry.warming or entry.is_loading):
-            return 0.0 if entry.warming else SOON
+        if entry is not None and (seconds := _use_as_a_whole(entry)) is not None:
+            return seconds
         return 0.0 if any(candidate.file_number in warmed for warmed in self._warmed) else None
 
 
@@ -153,8 +160,8 @@ class Evictor:
 
     def incoming_use(self, chunk: Chunk, mask: int) -> float | None:
         """Return when granules about to be written are read next; as `_next_use` for cached blocks."""
-        if chunk.owner.warming or chunk.owner.is_loading:
-            return 0.0 if chunk.owner.warming else SOON
+        if (seconds := _use_as_a_whole(chunk.owner)) is not None:
+            return seconds
         if self._hints is None:
             return None
         start, stop = next(runs(mask))

@@ -134,6 +134,8 @@ class ModelLoads:
         if entry.load_begins_at is None or data:
             start = bytes(data[:START_BYTES])
             entry.load_begins_at = load_begins_at(node.name, entry.size, start, self._patterns)
+        if offset < entry.load_begins_at:  # as every read of other files
+            return
         load = self._loads.get(entry.object_id)
         if load is None:
             run_bytes = _run_bytes(handle, offset)
@@ -169,6 +171,8 @@ class ModelLoads:
         finally:
             for object_id, file in load.files.items():
                 file.handle.entry.is_loading = False
+                if file.begun == file.chunks:  # once is enough, until its start is read again
+                    file.handle.entry.load_begins_at = math.inf
                 del self._loads[object_id]
                 self._cache.close(file.handle)
 
