@@ -94,8 +94,8 @@ def test_histories_that_once_failed(folder: Path, settle_seconds: float, histori
 def test_a_short_run_without_kills_has_no_finding(tmp_path: Path) -> None:
     """With kills: `make fuzz-kept`.
 
-    There a descriptor of a removed file may still give ESTALE, about once in 5 000 operations: its object was replaced
-    in the bucket before the cache had it.
+    There a descriptor of a removed file may give ESTALE, about once in 5 000 operations: its object was replaced in the
+    bucket before the cache had it. It is closed then.
     """
     words = ["--operations", "300", "--kills", "0", "--upgrades", "0", "--seed", "1"]
     done = subprocess.run(

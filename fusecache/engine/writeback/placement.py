@@ -161,6 +161,8 @@ class QueuePlacement:
         for removal in self._queue.deletes_waiting_for(key):
             if removal.sequence > version.sequence or removal.in_flight:
                 continue
+            if is_closed_at(self._tree, removal.record.key):
+                continue  # it goes when that content joins the queue
             self._queue.remove(removal)
             changes += self._forget(removal)
             if not self._queue.for_key(removal.record.key):
@@ -181,6 +183,15 @@ class QueuePlacement:
     def _forget(self, removal: Operation) -> list[Change]:
         self._tree.clear_tombstone(removal.record.key, gone=False)
         return [DropOperation(removal.sequence)]
+
+
+def is_closed_at(tree: Tree, key: str) -> bool:
+    """Return whether a name shows content that was closed, and joins the queue at its release.
+
+    It has its place in the order already: nothing older of its name may move behind it.
+    """
+    node = tree.find(key)
+    return node is not None and node.version is not None and node.version.state is FileState.FLUSHED
 
 
 def rejected_before(node: Node | None) -> FileVersion | None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal, is_symlink
+from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.writeback.placement import is_closed_at
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change
 from fusecache.model.records import FileState, OperationKind
@@ -28,10 +30,12 @@ class CheckpointRotation:
 
     def __init__(
         self,
+        tree: Tree,
         queue: WritebackQueue,
         dequeue: Callable[[QueuedChange], list[Change]],
         requeue: Callable[[Operation, list[Change]], None],
     ) -> None:
+        self._tree = tree
         self._queue = queue
         self._dequeue = dequeue
         self._requeue = requeue
@@ -128,11 +132,11 @@ class CheckpointRotation:
             return False
         if self._queue.for_key(key)[-1] is not removal or self._queue.for_key(key + "/"):
             return False  # another queued change has that name, as a file or as a directory
-        if any(
-            each.in_flight or self._queue.for_key(each.record.key[:-1])
-            for each in self._marker_deletes_behind(removal)
-        ):
+        above = [(each, each.record.key[:-1]) for each in self._marker_deletes_behind(removal)]
+        if any(each.in_flight or self._queue.for_key(name) for each, name in above):
             return False  # or the name of a directory above, which is removed with it
+        if any(is_closed_at(self._tree, name) for name in (key, *(name for _, name in above))):
+            return False  # or will have it soon
         # A commit marker must be deleted before the files that it names are written again.
         return not (
             self._queue.is_commit_marker(key) and self._queue.rotation.is_written_since(removal.sequence, key)

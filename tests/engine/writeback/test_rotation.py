@@ -368,6 +368,32 @@ async def test_sync_of_a_pointer_that_is_passed_over_waits_for_the_newer_one(
         assert shown == [b"3"]
 
 
+@pytest.mark.parametrize("ends", ["is killed", "drains"])
+async def test_a_delete_never_moves_behind_newer_content_of_its_name_that_was_closed_and_not_released_yet(
+    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, ends: str
+) -> None:
+    async with running_node(bucket, tmp_path / "1", offload=Uplink()) as user:
+        await user.write("old", b"old")
+        assert await user.drained() == "durable"
+        await user.write("big", content(0))
+        await user.unlink("old")
+        await user.write("later", content(1))
+        handle = await user.open("old")
+        await user.fs.file_io.write(handle, 0, b"new")
+        await user.fs.close_protocol.flush(handle)
+        await user.rename("big", "bigger")  # the delete waited for it, and may wait for `later` now
+        photograph(tmp_path / "1", tmp_path / "2")
+        await user.fs.file_io.release(handle)
+        bucket.is_cut_off = is_killed = ends == "is killed"
+        if not is_killed:
+            assert await user.drained() == "durable"
+    if is_killed:
+        bucket.come_back()
+        async with running_node(bucket, tmp_path / "2", offload=Uplink()) as user:
+            assert await user.drained() == "durable"
+    assert bucket.shows() == {"old": b"new", "bigger": content(0), "later": content(1)}
+
+
 class SlowBucket(Uplink):
     """Requests of few bytes take a second, too."""
 
