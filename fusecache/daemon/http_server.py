@@ -20,7 +20,7 @@ from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 from socketserver import TCPServer, ThreadingMixIn
 from threading import BoundedSemaphore, Thread
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -46,6 +46,7 @@ SHORTEST_TOKEN = 16
 MOST_CONNECTIONS = 8
 # From the start of a connection to the end of its answer. Prometheus gives up after 10 s, too.
 LONGEST_SECONDS = 10.0
+_HTML = ("Content-Type", "text/html; charset=utf-8")
 # How soon the server notices its end, which the mount waits for, or that a connection lasts too long.
 _POLL_SECONDS = 0.05
 
@@ -79,6 +80,14 @@ class _Server(ThreadingMixIn, WSGIServer):
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
+
+    def get_request(self) -> Any:
+        """Take a connection. Without a free descriptor it stays where it is, and would be offered again at once."""
+        try:
+            return super().get_request()
+        except OSError:
+            sleep(_POLL_SECONDS)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection in a thread. If there are too many, end the oldest that has not asked, else this one."""
@@ -172,7 +181,7 @@ class _Answers:
             return self._metrics(request, start)
         if path != "/":
             return _text(start, HTTPStatus.NOT_FOUND, "here are / and /metrics")
-        return _answer(start, HTTPStatus.OK, page(self._read_status(), self._read_history()), *HEADERS)
+        return _answer(start, HTTPStatus.OK, page(self._read_status(), self._read_history()), _HTML)
 
     def _has_token(self, authorization: str) -> bool:
         scheme, _, value = authorization.partition(" ")
@@ -212,7 +221,7 @@ def _text(start: "StartResponse", status: HTTPStatus, words: str, *headers: tupl
 
 def _answer(start: "StartResponse", status: HTTPStatus, text: str, *headers: tuple[str, str]) -> list[bytes]:
     body = text.encode()
-    start(f"{status.value} {status.phrase}", [*headers, ("Content-Length", str(len(body)))])
+    start(f"{status.value} {status.phrase}", [*headers, *HEADERS, ("Content-Length", str(len(body)))])
     return [body]
 
 
@@ -276,9 +285,9 @@ def _token(options: MonitoringOptions) -> str:
     if path is None:
         return ""
     token = read_key_file("http_token_file", path)[0].decode(errors="replace").strip()
-    if len(token) < SHORTEST_TOKEN:
+    if len(token) < SHORTEST_TOKEN or not (token.isascii() and token.isprintable()):
         raise ConfigError(
-            f"http_token_file = {path}: its token has fewer than {SHORTEST_TOKEN} characters; make one with "
-            f"`openssl rand -hex 16 > {path}`"
+            f"http_token_file = {path}: its token has fewer than {SHORTEST_TOKEN} characters, or others than ASCII; "
+            f"make one with `openssl rand -hex 16 > {path}`"
         )
     return token

@@ -47,8 +47,8 @@ def _hash_of(tag: str) -> str:
     return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
 
 
+# Of every answer of the server.
 HEADERS = (
-    ("Content-Type", "text/html; charset=utf-8"),
     ("Cache-Control", "no-store"),
     (
         "Content-Security-Policy",

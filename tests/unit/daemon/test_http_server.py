@@ -4,6 +4,8 @@ import base64
 import contextlib
 import http.client
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -117,13 +119,59 @@ async def test_the_page_is_for_looking_only(port: int) -> None:
 
 @pytest.mark.parametrize(
     ("token", "mode", "words"),
-    [("short", 0o600, "fewer than 16 characters"), (TOKEN, 0o644, "chmod 600")],
+    [
+        ("short", 0o600, "fewer than 16 characters"),
+        ("schlüssel mit umlaut", 0o600, "others than ASCII"),
+        (TOKEN, 0o644, "chmod 600"),
+    ],
 )
 async def test_a_token_that_protects_nothing_is_refused(
     tmp_path: Path, port: int, token: str, mode: int, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         await answers(port, token=token_file(tmp_path, token, mode))
+
+
+async def test_every_answer_is_kept_from_caches_and_from_guesses_of_its_type(
+    tmp_path: Path, port: int
+) -> None:
+    def headers() -> tuple[int, str]:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+            connection.request("GET", "/")
+            answer = connection.getresponse()
+            return (
+                answer.status,
+                f"{answer.headers['Cache-Control']}, {answer.headers['X-Content-Type-Options']}",
+            )
+
+    assert await answers(port, headers, token=token_file(tmp_path)) == [(401, "no-store, nosniff")]
+
+
+def test_a_connection_without_a_free_descriptor_does_not_keep_the_processor_busy(port: int) -> None:
+    program = f"""
+import os, resource, socket, time, trio
+from fusecache.config.option_groups import MonitoringOptions
+from fusecache.daemon.http_server import http_served
+from fusecache.page.history import RateHistory
+
+async def main():
+    with http_served(MonitoringOptions(http_address="127.0.0.1:{port}"), dict, RateHistory()):
+        client = socket.socket()
+        free = os.dup(client.fileno())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, free))
+        os.close(free)
+        client.connect(("127.0.0.1", {port}))
+        began = time.process_time()
+        await trio.sleep(1)
+        print(time.process_time() - began, flush=True)
+        os._exit(0)
+trio.run(main)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout, done.stderr
+    assert float(done.stdout) < 0.4
 
 
 async def test_a_missing_token_file_is_refused(tmp_path: Path, port: int) -> None:
