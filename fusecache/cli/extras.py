@@ -19,9 +19,9 @@ if TYPE_CHECKING:  # most commands do not need it
 
 # Extra -> the modules that its packages bring and that this package imports.
 MODULES = {
-    "mount": ("boto3", "botocore", "lmdb", "trio", "xxhash"),
+    "mount": ("boto3", "botocore", "h11", "lmdb", "trio", "xxhash"),
     "folder": ("boto3", "botocore", "lmdb", "trio", "xxhash"),
-    "pyfuse3": ("boto3", "botocore", "lmdb", "pyfuse3", "trio", "xxhash"),
+    "pyfuse3": ("boto3", "botocore", "h11", "lmdb", "pyfuse3", "trio", "xxhash"),
     "metrics": ("prometheus_client",),
     "loader": ("msgspec", "numpy", "xxhash", "zstandard"),
 }

@@ -31,6 +31,9 @@ from fusecache.cli import (
     run,
     uploads,
 )
+from fusecache.cli import (
+    serve as serve_objects,
+)
 from fusecache.cli.bucket_daemons import BucketDaemons, named_error, start_in_folders
 from fusecache.cli.endings import config_path_of, in_each, take_mountpoint
 from fusecache.cli.extras import missing_package, require_mount_extras, serve, stand_by
@@ -381,6 +384,13 @@ def _add_cache_commands(commands: Any) -> None:
     check.add_argument("--json", action="store_true", help="print the result as JSON")
     check.set_defaults(run=cache_commands.check, parser=check, error_status=2)
 
+    serve_objects.add_arguments(
+        _add(
+            commands,
+            "serve",
+            "serve a mount's objects over S3's protocol, read-only, from its cache, until SIGTERM",
+        )
+    )
     recordings.add_arguments(
         _add(commands, "record", "record what is read from a mount, for `replay`, until a signal ends it"),
         _add(commands, "replay", "prefetch what a recording names, in its order, in the background"),

@@ -229,6 +229,27 @@ class RequestOptions:
         default=None,
         default_text="no limit",
     )
+    peers: tuple[str, ...] = option(
+        as_names,
+        "nodes that mount the same source, whose `fusecache serve` is asked before the bucket, this one among them: "
+        "HOST:PORT; file:PATH, one a line; dns:NAME:PORT, all addresses of a name; slurm:PORT, the nodes of the job; "
+        "looked up again every 10 s",
+        unit="list",
+        default=(),
+        metavar="NODE,...",
+    )
+    peers_key_file: Path | None = option(  # noqa: RUF009  # a field
+        as_path,
+        "file with the key of all nodes, 16 characters or more; only its owner may have access (chmod 600)",
+        default=None,
+        default_text="none",
+    )
+    peer_address: str | None = option(
+        as_text,
+        "HOST:PORT of this node among the peers",
+        default=None,
+        default_text="the peer whose address is one of this node's",
+    )
     read_timeout: float = option(
         Duration(1, 86400),
         "time without any answer of the bucket, after which reads of data that is not cached fail with EIO, and "

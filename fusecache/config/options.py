@@ -213,6 +213,7 @@ _NOT_SHOWN = frozenset(
         "write_profile",
         "credentials_file",
         "http_token_file",
+        "peers_key_file",
         "sse",
     }
 )
@@ -274,6 +275,7 @@ HELP_GROUPS: dict[str, list[str]] = {
         "log_level", "log_format", "http_address", "http_token_file", "upload_rate", "download_rate",
         "start_without", "read_timeout", "drain_timeout",
     ],
+    "other nodes": ["peers", "peers_key_file", "peer_address"],
 }  # fmt: skip
 HELP_GROUPS["expert"] = [name for name in FIELDS if not any(name in names for names in HELP_GROUPS.values())]
 
@@ -593,6 +595,13 @@ def _check_together(options: MountOptions, *, share: str) -> None:
         raise ConfigError(
             f"http_address = {address}: other machines can reach it: set http_token_file to a file with a token, or "
             "use 127.0.0.1 and `fusecache page`, which prints the command for ssh"
+        )
+    if options.requests.peers and options.requests.peers_key_file is None:
+        raise ConfigError("peers: set peers_key_file too: a file with the key that all nodes have")
+    if options.requests.peers and (options.requests.sse or "").startswith("customer:"):
+        raise ConfigError(
+            "peers: nodes send each other plain bytes, and sse = customer:… is for objects that no one else may read: "
+            "remove one of the two"
         )
     if options.cache_dir == options.mountpoint or options.mountpoint in options.cache_dir.parents:
         raise ConfigError(

@@ -39,7 +39,7 @@ from fusecache.model.prices import AWS_PRICES, R2_PRICES, Prices
 from fusecache.policy.backoff import backoff_seconds
 from fusecache.policy.bucket_health import BucketHealth, BucketState
 from fusecache.remote.endpoints import Endpoint, StoreKind
-from fusecache.remote.store import ConditionalWrites
+from fusecache.remote.store import ConditionalWrites, Peers
 
 log = logging.getLogger(__name__)
 
@@ -298,7 +298,11 @@ def _keys_from(options: MountOptions, profile: str | None) -> str:
 
 
 def engine_options(
-    options: MountOptions, ownership: Ownership, predecessor: Predecessor | None, health: BucketHealth
+    options: MountOptions,
+    ownership: Ownership,
+    predecessor: Predecessor | None,
+    health: BucketHealth,
+    peers: Peers | None = None,
 ) -> EngineOptions:
     """Return what the engine must know."""
     return EngineOptions(
@@ -327,6 +331,7 @@ def engine_options(
         prices=_prices_of(endpoint_of(options)),
         predecessor=predecessor,
         access=bucket_access(options, health),
+        peers=peers,
     )
 
 

@@ -10,6 +10,8 @@ to this file of the hints directory, for jobs that see the mount read-only. 0 by
 `{"command": "open", "device": …, "inode": …, "unless_open": …}` asks for a descriptor of a file in the cache
 (`fs/passthrough.py`). It comes with the answer (unix(7), SCM_RIGHTS) if `opened` is true.
 
+`object`, `objects` and `piece` are those of `fusecache serve` (`daemon/serving.py`).
+
 `{"command": "record"}` reports the reads of all files, until the client shuts down its side of the connection.
 
 Who may send which command over the control socket, and how much may be on its way at once.
@@ -37,6 +39,7 @@ from typing import Any
 
 import trio
 
+from fusecache.daemon import serving
 from fusecache.daemon.control_socket import ControlSocket, ReservingListener
 from fusecache.engine.admin.inspector import ScrubProgress
 from fusecache.engine.admin.warmup import WarmupState
@@ -387,6 +390,9 @@ class ControlServer:
                     await self._send(stream, {**_done("ok"), **await self._in_use(request)})
                 case "hint" | "open" | "record":
                     await self._reader_command(stream, user, request, received)
+                case "object" | "objects" | "piece":
+                    send = partial(self._send_with, stream)
+                    await serving.answer(self._fs.served, request, stream, send)
                 case _:
                     await self._cache_command(stream, request)
         except FusecacheError as exc:
@@ -466,17 +472,22 @@ class ControlServer:
     async def _open(self, stream: trio.SocketStream, user: int, request: dict[str, Any]) -> None:
         """Send the descriptor of a file in the cache, or that there is none."""
         fd = await self._open_cached(request, user)
-        if fd is None:
-            await self._send(stream, {**_done("ok"), "opened": False})
-            return
         try:
-            with trio.fail_after(_SEND_SECONDS):
-                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder))
-                await stream.socket.sendmsg([_line({**_done("ok"), "opened": True})], [rights])
-        except OSError as exc:  # the client has gone
-            raise trio.BrokenResourceError from exc
+            await self._send_with(stream, {"opened": fd is not None}, fd)
         finally:
-            os.close(fd)
+            if fd is not None:
+                os.close(fd)
+
+    async def _send_with(self, stream: trio.SocketStream, row: dict[str, Any], fd: int | None) -> None:
+        """Send a final answer, and with it a descriptor."""
+        line = _line({**_done("ok"), **row})
+        rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder))]
+        with trio.fail_after(_SEND_SECONDS):
+            try:
+                sent = await stream.socket.sendmsg([line], rights)
+            except OSError as exc:  # the client has gone
+                raise trio.BrokenResourceError from exc
+            await stream.send_all(line[sent:])
 
     async def _record(self, stream: trio.SocketStream) -> None:
         """Report the reads of all files until the client closes its side of the connection."""

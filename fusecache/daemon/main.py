@@ -38,6 +38,7 @@ from fusecache.daemon.control_socket import ControlSocket
 from fusecache.daemon.http_server import http_served
 from fusecache.daemon.keeping import BucketAnswers, DaemonStart, prepare_successor
 from fusecache.daemon.log import begin_log
+from fusecache.daemon.peer_list import NO_PEERS, PeerList, check_entries, open_peers
 from fusecache.disk.native import forbid_core_dumps
 from fusecache.disk.staging import raise_limit
 from fusecache.disk.state_directory import StateDirectory, recorded_identity
@@ -76,6 +77,8 @@ SWITCH_INTERVAL_SECONDS = 0.0005
 # Files of the daemon are its user's alone. Modes of files in the mount come from each caller's umask, not from this.
 PRIVATE_UMASK = 0o077
 _SAME_SIGNAL_SECONDS = 1.0
+# A start waits no longer for the names of other nodes.
+PEERS_SECONDS = 3.0
 STATUS_SECONDS = 5.0  # interval of the status line for systemd
 
 
@@ -103,6 +106,7 @@ def _run(start: DaemonStart, ready: Callable[[str], None]) -> int:
     if kept is None or not kept.is_resumed:
         check_mountpoint(options.mountpoint, allow_other=options.allow_other)
     check_disk(options)
+    check_entries(options.requests.peers)
     endpoint = endpoint_of(options)
     threads = NETWORK_THREADS + UPLOAD_THREADS + PUBLISH_THREADS
     identity = identity_of(options, endpoint)
@@ -157,6 +161,8 @@ class _Daemon:
         self._is_beside_others = start.is_beside_others
         self._connection = connection
         self._access = command_access(start.options, endpoint)
+        self._peers = open_peers(start.options)
+        self._peer_list = None if self._peers is None else PeerList(self._peers, start.options, os.environ)
         self._reach = reach
         self._risks = risk_texts(start.options, endpoint)
         self._link: BucketLink | None = None
@@ -188,7 +194,9 @@ class _Daemon:
         filesystem = FileSystem(
             self._connection.remote,
             offload,
-            engine_options(options, ownership, self._kept_files.predecessor, self._connection.remote.health),
+            engine_options(
+                options, ownership, self._kept_files.predecessor, self._connection.remote.health, self._peers
+            ),
             self._supervisor,
             self._kernel_caches,
         )
@@ -204,6 +212,9 @@ class _Daemon:
             is_beside_others=self._is_beside_others,
         )
         server, operations = self._endpoints(filesystem, ownership)
+        if self._peer_list is not None:
+            with trio.move_on_after(PEERS_SECONDS):
+                await self._peer_list.look()
         async with filesystem.running():
             self._refuse_keys(filesystem)
             await link.start()
@@ -238,6 +249,7 @@ class _Daemon:
             "failed_tasks": self._supervisor.statistics(),
             "outlives_daemon": self._outlives,
             "endpoints": remote.endpoints(),
+            "peers": (self._peers or NO_PEERS).statistics(),
             "request_times": remote.times.as_dict(),
         }
 
@@ -282,6 +294,8 @@ class _Daemon:
         nursery.start_soon(self._serve, session, name="fuse")
         nursery.start_soon(operations.passthrough.hold_adopted, name="passthrough")
         await self._announce(filesystem)
+        if self._peer_list is not None:
+            nursery.start_soon(supervisor.run, "peers", self._peer_list.run, name="peers")
         nursery.start_soon(supervisor.run, "status", partial(self._report, filesystem, server), name="status")
 
     async def _shut_down(self, filesystem: FileSystem, offload: Offload) -> None:

@@ -186,6 +186,13 @@ class CacheFiles:
             raise LocalDiskError(f"cache file {number:x} cannot be opened: {exc}") from exc
         return None
 
+    def open_piece(self, number: int) -> int:
+        """Return a descriptor of a file for reading through the page cache. Raises LocalDiskError."""
+        try:
+            return os.open(self._name(number), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise LocalDiskError(f"cache file {number:x} cannot be opened: {exc}") from exc
+
     def was_opened(self, number: int) -> bool:
         """Return whether `open_whole` has opened a file in this run."""
         return number in self._recorded

@@ -12,6 +12,7 @@ from fusecache.disk.native import dirty_limit_bytes
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.admin.inspector import Inspector
 from fusecache.engine.admin.pinning import PinnedKeys, PinnedObjects
+from fusecache.engine.admin.served_objects import ServedObjects
 from fusecache.engine.admin.upload_survey import UploadAdmin
 from fusecache.engine.admin.warmup import WarmupRunner
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
@@ -115,6 +116,7 @@ class Services:
     warmup: WarmupRunner
     inspector: Inspector
     uploads: UploadAdmin
+    served: ServedObjects
     pinned: PinnedObjects
     status: QueueStatus
     costs: RequestCosts
@@ -139,7 +141,7 @@ def open_storage(
             download_rate=options.download_rate,
             patience_seconds=options.patience_seconds,
         )
-        cache = BlockCache(store, offload, cache_options, supervisor, pinned or None)
+        cache = BlockCache(store, offload, cache_options, supervisor, pinned or None, options.peers)
         opened.callback(cache.abandon)
         rows = opened.enter_context(Journal(directory / "journal"))
         staging = StagingDirectory(directory)
@@ -345,6 +347,7 @@ def build_services(
         WarmupRunner(tree, client, cache, resolve, tasks),
         Inspector(tree, client, cache, names.symlinks, resolve, events),
         UploadAdmin(tree, client, storage.journal_rows),
+        ServedObjects(tree, client, names.paths, cache),
         pinned_objects,
         status,
         RequestCosts(storage.store, options.prices),

@@ -67,7 +67,7 @@ class FileSystem:
         self.publisher = write_back.publisher
         self.namespace_ops = write_back.namespace_ops
         self.warmup, self.inspector = services.warmup, services.inspector
-        self.uploads = services.uploads
+        self.uploads, self.served = services.uploads, services.served
         self.status, self.quarantine = services.status, services.quarantine
         self.replayed = ReplayResult()
         self._started = trio.current_time()

@@ -9,6 +9,7 @@ from fusecache.model.prices import Prices
 from fusecache.policy.backoff import PATIENCE_SECONDS
 from fusecache.policy.bucket_health import BucketHealth
 from fusecache.policy.name_patterns import SymlinkRule
+from fusecache.remote.store import Peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class EngineOptions:
 
     symlinks: the value of a SymlinkRule. prices: None if unknown.
     whole_files: names of weights.
+    peers: None if there are none.
     download_rate: bytes a second of all reads; None: no limit. patience_seconds: of a reader, and of a lookup.
     """
 
@@ -60,3 +62,4 @@ class EngineOptions:
     # The daemon that served the mount before this one, if the mount outlived it.
     predecessor: Predecessor | None = None
     access: BucketAccess = BucketAccess()
+    peers: Peers | None = None

@@ -30,6 +30,9 @@ DAEMON_FACTS = {
     "endpoints": "a row for each endpoint, if there are several. `state` is `ok`, `slow` or `failing`; "
     "`gives_names`: it answers LIST and HEAD; `latency_seconds`: mean time to the first byte; `unused_copies`: "
     "objects not read there, by cause",
+    "peers": "the other nodes. `own_address`: this one in their list, empty if it is "
+    "not; `nodes`: how many there are; by address: `received_bytes`, `requests`, `refusals` (a node had too much to "
+    "do), `failures`; `resting`: nodes that are not asked now, and why",
     "request_times": "time of the requests to the bucket, by kind, with the same keys as `call_times`",
     "options": "every option in force; `fuse_library`: what serves the mount",
     "options_changed": "options that differ from their default",
@@ -170,6 +173,8 @@ METRICS = (
     Metric("request_errors", COUNTER),
     Metric("received_bytes", COUNTER, "request_received_bytes"),
     Metric("written_bytes", COUNTER, "request_sent_bytes"),
+    Metric("peers.received_bytes", COUNTER, "peer_received_bytes", "peer"),
+    Metric("peers.failures", COUNTER, "peer_failures", "peer"),
     Metric("hints.horizon_bytes", GAUGE, "hint_horizon_bytes", "job"),
     Metric("hints.lead_seconds", GAUGE, "hint_lead_seconds", "job"),
     Metric("call_times", HISTOGRAM, "call_seconds", "call"),

@@ -29,6 +29,10 @@ from fusecache.policy.backoff import Pace
 _BYTES_MAX = 1 << 20
 
 
+# Keys that can be guessed protect nothing.
+SHORTEST_SECRET = 16
+
+
 def read_key_file(option: str, path: Path) -> tuple[bytes, os.stat_result]:
     """Return the bytes of a file and its facts. Raises ConfigError. option: the one that names the file."""
     try:
@@ -40,6 +44,18 @@ def read_key_file(option: str, path: Path) -> tuple[bytes, os.stat_result]:
     if stat.S_IMODE(facts.st_mode) & 0o077:
         raise ConfigError(f"{option} = {path}: other users may access the keys in it; run `chmod 600 {path}`")
     return data, facts
+
+
+def read_secret(option: str, path: Path) -> str:
+    """Return the key in a file. Raises ConfigError."""
+    data, _ = read_key_file(option, path)
+    secret = data.decode("utf-8", "replace").strip()
+    if len(secret) < SHORTEST_SECRET or not secret.isascii() or not secret.isprintable():
+        raise ConfigError(
+            f"{option} = {path}: a key has {SHORTEST_SECRET} characters of ASCII or more, in one line; make one with "
+            "`openssl rand -hex 32`"
+        )
+    return secret
 
 
 R2_HOST = "r2.cloudflarestorage.com"
@@ -123,6 +139,8 @@ class Transport:
     connect_timeout_seconds: float = 10.0
     read_timeout_seconds: float = 60.0
     attempts: int = 2
+    # Whether proxies of the environment do not count.
+    is_direct: bool = False
     # R2 and S3 copy at most 5 GiB in one request. Larger objects are copied in equal parts of `copy_part_bytes`;
     # 10 000 parts, the maximum, hold 5.6 TiB, and R2's largest object has 4.995 TiB.
     single_copy_bytes: int = 5 * GIB

@@ -258,6 +258,34 @@ class Store(ReadStore, Protocol):
         ...
 
 
+class Peers(Protocol):
+    """Other nodes that read the same bucket, and may have its bytes. A group: the granules of one chunk."""
+
+    def owner(self, object_id: ObjectId, group: int) -> str | None:
+        """Return the node to ask for a group. None: the bucket."""
+        ...
+
+    def is_own(self, object_id: ObjectId, group: int) -> bool:
+        """Return whether this node keeps a group for the others."""
+        ...
+
+    def get_into(
+        self,
+        node: str,
+        object_id: ObjectId,
+        size: int,
+        extent: Extent,
+        buffer: memoryview,
+        progress: Callable[[int], None],
+        interruption: Interruption,
+    ) -> None:
+        """Fill the buffer from a node, as `Store.get_into` does. `progress` counts bytes that were checked.
+
+        size: of the object. Raises RemoteError: then the bucket is to be asked.
+        """
+        ...
+
+
 @runtime_checkable
 class SupportsPrimary(Protocol):
     """A store over several endpoints, which may answer for each other in LIST and HEAD."""

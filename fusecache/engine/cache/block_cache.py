@@ -26,6 +26,7 @@ from fusecache.engine.cache.disk_tier import DiskTier
 from fusecache.engine.cache.evictor import DiskSpace, Evictor, Pins, ReadHints, WarmedFiles
 from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.cache.maintenance import CacheMaintenance
+from fusecache.engine.cache.pieces import HeldPieces
 from fusecache.engine.cache.range_cache import RangeCache
 from fusecache.engine.cache.readahead import Readahead, ReadStream
 from fusecache.engine.cache.statistics import CacheStatistics, Counters, ReadSource
@@ -38,7 +39,7 @@ from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES, mask_between, mask_of_bytes, split_by_chunk
 from fusecache.policy.cache.readahead import Phase, demand_stop, grow, request_bytes, side_stream
 from fusecache.policy.cache.space_ledger import SpaceLedger
-from fusecache.remote.store import ReadStore
+from fusecache.remote.store import Peers, ReadStore
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class BlockCache:
         options: CacheOptions,
         supervisor: Supervisor,
         pins: Pins | None = None,
+        peers: Peers | None = None,
     ) -> None:
         """Open the cache directory (blocking, O(1) in its size). Raises StateError, LocalDiskError."""
         directory = options.directory
@@ -130,7 +132,9 @@ class BlockCache:
             self._table,
             ledger,
             self._counters,
-            Evictor(offload, self._files, self._index, self._table, ledger, self._counters, warmed, pins),
+            Evictor(
+                offload, self._files, self._index, self._table, ledger, self._counters, warmed, pins, peers
+            ),
             floor_bytes=options.free_space_floor_bytes,
         )
         self._disk_tier = DiskTier(
@@ -143,7 +147,14 @@ class BlockCache:
             options.connections, Pace(options.download_rate), options.patience_seconds
         )
         self._fetcher = Fetcher(
-            store, offload, self._buffer_pool, self._disk_tier, self._counters, tasks, self.request_limit
+            store,
+            offload,
+            self._buffer_pool,
+            self._disk_tier,
+            self._counters,
+            tasks,
+            self.request_limit,
+            peers,
         )
         self.is_fetching = self._fetcher.is_fetching
         self.maintenance = CacheMaintenance(
@@ -157,6 +168,9 @@ class BlockCache:
             warmed,
         )
         self.maintenance.hold_found()
+        self.pieces = HeldPieces(
+            offload, self._files, self._table, self._disk_space, self._fetcher, self.maintenance
+        )
         self.range_cache = RangeCache(self._fetcher)
         # Told of each read while there are hints; set by `use_hints`.
         self.hints: ReadHints | None = None
@@ -453,7 +467,7 @@ class BlockCache:
         """Wait for granules. Count the seconds in the queue and the seconds of the source apart."""
         began = trio.current_time()
         fetches = [fetch for fetch in chunk.fetches if fetch.mask & need]
-        asks_bucket = any(fetch.source is FetchSource.NETWORK for fetch in fetches)
+        asks_bucket = any(fetch.source is not FetchSource.DISK for fetch in fetches)
         wait = self._counters.begin_wait(began) if asks_bucket else None
         try:
             await self._fetcher.wait_for(chunk, need)

@@ -35,6 +35,7 @@ class FetchSource(enum.Enum):
     """The source of a fetch's bytes."""
 
     NETWORK = "a ranged GET"
+    PEER = "another node"
     DISK = "the cache file"
 
 
@@ -60,7 +61,8 @@ class ChunkWaiter:
 class CachedObject:
     """One object version in memory. blocks: how many of its blocks have a granule on disk; warming: how many warm-ups
     are fetching it; number: of its cache file. load_begins_at: where the weights of a model begin in it, infinity if it
-    has none, None if that is not known; is_loading: all of it is being fetched, as a program loads these."""
+    has none, None if that is not known; is_loading: all of it is being fetched, as a program loads these; sending: how
+    many pieces of it other processes send, or wait for."""
 
     object_id: ObjectId
     size: int
@@ -72,6 +74,7 @@ class CachedObject:
     warming: int = 0
     load_begins_at: float | None = None
     is_loading: bool = False
+    sending: int = 0
     disk_operations: int = 0
     chunks: dict[int, "Chunk"] = field(default_factory=dict)
 
@@ -223,7 +226,7 @@ class Fetch:
     longest_gap_seconds, between two pieces; interruption, aborts it; is_aborted, it was silent and is being aborted.
     early_retries: retries without a pause. denials: how often the bucket answered that this version is gone.
     error: why it ended without all bytes. kept: an event, present if a caller needs the bytes on disk; set once they
-    are there or the fetch gave up.
+    are there or the fetch gave up. node: the one that a PEER asks.
     """
 
     chunk: Chunk
@@ -251,6 +254,7 @@ class Fetch:
     denials: int = 0
     error: Exception | None = None
     kept: trio.Event | None = None
+    node: str | None = None
 
     @property
     def mask(self) -> int:

@@ -31,12 +31,14 @@ from fusecache.model.errors import LocalDiskError, NoSpace
 from fusecache.model.objects import BLOCK_BYTES, GRANULE_BYTES, GRANULES_PER_BLOCK, MIB, ObjectId
 from fusecache.policy.cache.eviction import (
     CANDIDATES_PER_VICTIM,
+    ELSEWHERE,
     EvictionCandidate,
     choose_victims,
     is_admitted,
 )
 from fusecache.policy.cache.granules import BLOCK_MASK, BLOCKS_PER_CHUNK, CHUNK_BYTES, full_mask, runs
 from fusecache.policy.cache.space_ledger import SpaceLedger
+from fusecache.remote.store import Peers
 
 # Victims are sampled at 128 random places of the index, 8 neighbours each: neighbours are one hole to punch. With
 # hints, fewer places are sampled, as less is evicted at a time.
@@ -80,10 +82,10 @@ class Pins(Protocol):
 
 
 def _use_as_a_whole(entry: CachedObject) -> float | None:
-    """Return when an object is read next that is being fetched as a whole; None for others."""
+    """Return when an object is read next that is being fetched as a whole, or sent; None for others."""
     if entry.warming:
         return 0.0
-    return SOON if entry.is_loading else None
+    return SOON if entry.is_loading or entry.sending else None
 
 
 class WarmedFiles:
@@ -113,7 +115,7 @@ class WarmedFiles:
 class Evictor:
     """Removes the most useless of the cached blocks.
 
-    pins: None if no object is pinned.
+    pins: None if no object is pinned. peers: None if no other node keeps blocks for this one.
     """
 
     _offload: Offload
@@ -124,6 +126,7 @@ class Evictor:
     _counters: Counters
     _warmed: WarmedFiles
     _pins: Pins | None
+    _peers: Peers | None = None
     _random: random.Random = field(init=False, default_factory=random.Random)
     # Blocks whose hole is being punched: a write there now would be lost. At most the victims of one eviction.
     _punching: set[tuple[int, int]] = field(init=False, default_factory=set)
@@ -162,12 +165,20 @@ class Evictor:
         """Return when granules about to be written are read next; as `_next_use` for cached blocks."""
         if (seconds := _use_as_a_whole(chunk.owner)) is not None:
             return seconds
-        if self._hints is None:
-            return None
         start, stop = next(runs(mask))
         base = chunk.index * CHUNK_BYTES
-        object_id = chunk.owner.object_id
-        return self._hints.next_use(object_id, base + start * GRANULE_BYTES, base + stop * GRANULE_BYTES)
+        return self._use_of(chunk.owner.object_id, base + start * GRANULE_BYTES, base + stop * GRANULE_BYTES)
+
+    def _use_of(self, object_id: ObjectId, start: int, stop: int) -> float | None:
+        """Return when bytes of one chunk are read next, by hints; ELSEWHERE if another node keeps them."""
+        use = None if self._hints is None else self._hints.next_use(object_id, start, stop)
+        if (
+            use is None
+            and self._peers is not None
+            and not self._peers.is_own(object_id, start // CHUNK_BYTES)
+        ):
+            return ELSEWHERE
+        return use
 
     async def evict(self, need_bytes: int, spare: float | None) -> int:
         """Evict about `need_bytes` of clean blocks; return the bytes freed. The caller holds `lock`.
@@ -225,7 +236,7 @@ class Evictor:
         return gone.size
 
     async def _find_victims(self, need_bytes: int, spare: float | None) -> list[EvictionCandidate]:
-        tries: list[float | None] = [spare] * (1 if spare in (None, math.inf) else _SEARCHES)
+        tries: list[float | None] = [spare] * (1 if spare in (None, math.inf, ELSEWHERE) else _SEARCHES)
         if spare is None and self._pins is not None:
             # Pinned blocks go too if nothing else is left: files that are written must get space.
             tries = [*[0.0] * _SEARCHES, None]
@@ -252,8 +263,8 @@ class Evictor:
         )
 
     async def _look_up_objects(self, candidates: list[EvictionCandidate]) -> None:
-        """If there are pins or hints, look up the objects of a sample and which of them are pinned."""
-        if self._pins is None and self._hints is None:
+        """If there are pins, hints or peers, look up the objects of a sample and which of them are pinned."""
+        if self._pins is None and self._hints is None and self._peers is None:
             return
         numbers = {candidate.file_number for candidate in candidates}
         self._sampled = await self._offload.rows(self._index.objects_of, numbers)
@@ -269,13 +280,13 @@ class Evictor:
             return 0.0
         entry = self._table.by_number.get(number)
         use = self._warmed.next_use(entry, candidate)
-        if use is not None or self._hints is None:
+        if use is not None:
             return use
         object_id = entry.object_id if entry is not None else self._sampled.get(number)
         if object_id is None:
             return None
         start = candidate.block * BLOCK_BYTES
-        return self._hints.next_use(object_id, start, start + BLOCK_BYTES)
+        return self._use_of(object_id, start, start + BLOCK_BYTES)
 
     def _may_evict(self, number: int, block: int) -> bool:
         """Return whether a sampled block is not being read, written, or changed, and its file is not held."""

@@ -34,6 +34,7 @@ from fusecache.engine.cache.chunks import (
     RangeTicket,
 )
 from fusecache.engine.cache.disk_tier import MAX_QUEUE_SECONDS, DiskTier, DiskWriteQueue
+from fusecache.engine.cache.peer_fetch import PeerFetches
 from fusecache.engine.cache.statistics import Counters
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
@@ -51,7 +52,7 @@ from fusecache.policy.backoff import RequestLimit, backoff_seconds
 from fusecache.policy.cache.fetch_order import Cause, FetchQueue
 from fusecache.policy.cache.granules import CHUNK_BYTES, GRANULES_PER_CHUNK, pieces, runs
 from fusecache.policy.cache.stall_timeout import EARLY_RETRIES, WaitHistory
-from fusecache.remote.store import Interruption, ReadStore
+from fusecache.remote.store import Interruption, Peers, ReadStore
 
 if TYPE_CHECKING:
     from collections.abc import Sized
@@ -318,6 +319,7 @@ class Fetcher:
         counters: Counters,
         tasks: TaskNursery,
         limit: RequestLimit,
+        peers: Peers | None = None,
     ) -> None:
         self.tasks = tasks
         self._store = store
@@ -327,8 +329,12 @@ class Fetcher:
         self.limit = limit
         self._write_queue = DiskWriteQueue(buffer_pool.large_count)
         self._is_polling = False
-        self._running = {FetchSource.NETWORK: 0, FetchSource.DISK: 0}
+        self._running = dict.fromkeys(FetchSource, 0)
         self._gets = FetchTasks(store, offload, counters, self.limit, self._running, self)
+        self._peers: PeerFetches | None = None
+        if peers is not None:
+            large = buffer_pool.large_count
+            self._peers = PeerFetches(peers, offload, self._running, self, large_buffers=large)
         self._small_loads = 0
         # One queue per source and buffer size: a lack of large buffers must not stop small reads.
         self._queues: dict[tuple[FetchSource, bool], FetchQueue[Fetch]] = {
@@ -358,23 +364,30 @@ class Fetcher:
         depth: int = 0,
         handle: FetchListener | None = None,
         most_bytes: int = CHUNK_BYTES,
+        for_peer: bool = False,
     ) -> None:
         """Queue fetches for granules that are neither in memory nor pending. Never waits; call `pump` after it.
 
         most_bytes: of one GET. Several parallel GETs fetch a chunk sooner than one does.
+        for_peer: another node waits for them: ask the bucket. Raises Unavailable if a third node is being asked.
         """
         now = trio.current_time()
+        if for_peer and self._peers is not None:
+            self._peers.require_bucket(chunk, mask)
         for fetch in chunk.fetches:
             if fetch.mask & mask:
                 self._promote(fetch, cause, now)
         missing = mask & ~chunk.in_memory() & ~chunk.pending()
+        absent, node = missing & ~chunk.present, None
+        if absent and self._peers is not None and not for_peer:
+            node = self._peers.node_for(chunk)
         for source, part in (
             (FetchSource.DISK, missing & chunk.present),
-            (FetchSource.NETWORK, missing & ~chunk.present),
+            (FetchSource.NETWORK if node is None else FetchSource.PEER, absent),
         ):
-            step = most_bytes // GRANULE_BYTES if source is FetchSource.NETWORK else GRANULES_PER_CHUNK
+            step = GRANULES_PER_CHUNK if source is FetchSource.DISK else most_bytes // GRANULE_BYTES
             for first, stop in pieces(part, step):
-                fetch = Fetch(chunk, first, stop, source, cause, depth, handle, now)
+                fetch = Fetch(chunk, first, stop, source, cause, depth, handle, now, node=node)
                 if cause is Cause.DEMAND:
                     fetch.give_up_at = now + self.limit.patience_seconds
                 chunk.fetches.append(fetch)
@@ -566,6 +579,8 @@ class Fetcher:
     def _has_slot(self, source: FetchSource) -> bool:
         if source is FetchSource.DISK:
             return self._running[source] < DISK_LOADS
+        if source is FetchSource.PEER:
+            return self._peers is not None and self._running[source] < self._peers.limit
         return trio.current_time() >= self.limit.free_at and self._running[source] < self.limit.limit
 
     def _push(self, fetch: Fetch) -> None:
@@ -647,6 +662,8 @@ class Fetcher:
         if fetch.cause is Cause.HINT and fetch.give_up_at is None:
             fetch.give_up_at = now + self.limit.patience_seconds  # as a reader's fetch: a hint named it
         run, name = (self._gets.run, "cache-get") if is_get else (self._load, "cache-load")
+        if fetch.source is FetchSource.PEER and self._peers is not None:
+            run, name = self._peers.run, "cache-peer"
         about = fetch.chunk.owner.object_id.key
         self.tasks.start_soon(name, run, fetch, about=about, on_failed=partial(self.on_failed, fetch))
 

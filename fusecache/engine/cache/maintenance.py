@@ -126,13 +126,16 @@ class CacheMaintenance:
         index: int,
         *,
         mask: int | None = None,
+        cause: Cause = Cause.HINT,
         depth: int = 0,
         attempts: int = _FILL_ATTEMPTS,
         most_bytes: int = CHUNK_BYTES,
+        for_peer: bool = False,
     ) -> None:
-        """Fetch a chunk, or the granules of `mask`, to disk, after the fetches that readers wait for.
+        """Fetch a chunk, or the granules of `mask`, to disk.
 
-        most_bytes: of one GET.
+        cause: HINT, after the fetches that readers wait for; DEMAND, among them. most_bytes: of one GET. for_peer: as
+        for `Fetcher.request`.
         The caller keeps the object in memory. Raises the fetch's error; NoSpace if it was fetched and not stored.
         """
         chunk = await self._table.loaded_chunk(entry, index)
@@ -143,7 +146,15 @@ class CacheMaintenance:
                 if not full & ~chunk.present:
                     return
                 await self._store_buffers(chunk, full & ~chunk.present)
-                await self._fetch(chunk, full & ~chunk.present, depth, most_bytes)
+                self._fetcher.request(
+                    chunk,
+                    full & ~chunk.present,
+                    cause,
+                    depth=depth,
+                    most_bytes=most_bytes,
+                    for_peer=for_peer,
+                )
+                await self._fetch(chunk, full & ~chunk.present)
             # Granules that other callers fetched during this are not stored by them if the disk is slow.
             await self._store_buffers(chunk, full & ~chunk.present)
             if full & ~chunk.present:
@@ -183,11 +194,11 @@ class CacheMaintenance:
         """Return how many bytes may be fetched without an eviction."""
         return self._disk_space.free_bytes() if self._table.accepts_blocks else 0
 
-    async def _fetch(self, chunk: Chunk, missing: int, depth: int, most_bytes: int) -> None:
-        self._fetcher.request(chunk, missing, Cause.HINT, depth=depth, most_bytes=most_bytes)
+    async def _fetch(self, chunk: Chunk, missing: int) -> None:
+        """Wait until the fetches of these granules have ended, and their bytes are on disk. Raises their error."""
         self._fetcher.pump()
         fetches = [
-            fetch for fetch in chunk.fetches if fetch.source is FetchSource.NETWORK and fetch.mask & missing
+            fetch for fetch in chunk.fetches if fetch.source is not FetchSource.DISK and fetch.mask & missing
         ]
         # Attach all events before the first wait: the second fetch may end during the wait for the first.
         events = [trio.Event() if fetch.kept is None else fetch.kept for fetch in fetches]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fusecache.engine.cache.buffer_pool import BufferPool
-from fusecache.engine.cache.chunks import Fetch
+from fusecache.engine.cache.chunks import Fetch, FetchSource
 from fusecache.model.latency import Latency, LatencyHistogram
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.space_ledger import SpaceLedger
@@ -107,7 +107,7 @@ class Counters:
         last = max(fetches, key=lambda each: math.inf if each.started_at is None else each.started_at)
         started = now if last.started_at is None else min(now, max(began, last.started_at))
         self.wait_seconds["queue"] += started - began
-        self.wait_seconds[last.source.name.lower()] += now - started
+        self.wait_seconds["disk" if last.source is FetchSource.DISK else "network"] += now - started
 
     def snapshot(self, ledger: SpaceLedger, buffer_pool: BufferPool, now: float) -> CacheStatistics:
         """Return the counters as one frozen value, with the use of disk and buffers at this moment."""

@@ -4,6 +4,7 @@
 2. Among blocks without a known next use, a block unread for three cache limits of traffic (`STALE_AGE`) goes first,
    the oldest before the others. Younger blocks go in random order. Plain LRU would evict each block of a repeated scan
    just before its next read.
+3. Blocks that another node keeps for all (`ELSEWHERE`) go before all others: they come back over the local network.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ STALE_AGE = 3 * STAMPS_PER_LIMIT
 ADMIT_ONE_IN = 32
 # Each victim is the worst of about 16 blocks sampled at random.
 CANDIDATES_PER_VICTIM = 16
+# The next use of a block that another node keeps for all. It goes before all others, and evicts only its like.
+ELSEWHERE = 1e18
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ def is_admitted(
     """
     uses = [next_use(candidate) for candidate in candidates]
     stale = sum(
-        use is None and clock - candidate.stamp >= STALE_AGE
+        use == ELSEWHERE or (use is None and clock - candidate.stamp >= STALE_AGE)
         for use, candidate in zip(uses, candidates, strict=True)
     )
     if 4 * stale >= len(candidates):
@@ -71,6 +74,8 @@ def choose_victims(
 
     def uselessness(candidate: EvictionCandidate) -> tuple[int, float]:
         use = next_use(candidate)
+        if use == ELSEWHERE:
+            return (2, 0.0)
         if use is not None:
             return (0, use)
         age = clock - candidate.stamp
@@ -83,7 +88,9 @@ def choose_victims(
         if freed >= need_bytes:
             break
         use = next_use(candidate)
-        if use is not None and used_no_later_than is not None and use <= used_no_later_than:
+        if used_no_later_than == ELSEWHERE and use != ELSEWHERE:
+            break
+        if use not in (None, ELSEWHERE) and used_no_later_than is not None and use <= used_no_later_than:
             continue
         victims.append(candidate)
         freed += candidate.size

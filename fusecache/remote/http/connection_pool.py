@@ -106,6 +106,10 @@ QUICK_SEND_SECONDS, SLOW_SEND_SECONDS = 0.1, 0.5
 PIECE_BYTES = 512 * 1024
 
 
+# Interim responses extend the time for the final one up to this; an endless row of them must not hold a thread.
+_LONGEST_INTERIMS_SECONDS = 60.0
+
+
 class StaleConnection(Exception):
     """The peer has closed a pooled connection; no byte of a response came."""
 
@@ -185,6 +189,7 @@ class Connection:
             raise StaleConnection
         view, filled = memoryview(self._head), count
         deadline = time.monotonic() + self._peer.read_timeout
+        latest = max(deadline, time.monotonic() + _LONGEST_INTERIMS_SECONDS)
         while True:
             end = self._head.find(END_OF_HEAD, 0, filled)
             rest = end + len(END_OF_HEAD)
@@ -193,6 +198,8 @@ class Connection:
             if end >= 0:
                 filled -= rest
                 view[:filled] = bytes(view[rest : rest + filled])
+                # A sign of life: the final response may come that much later.
+                deadline = min(latest, time.monotonic() + self._peer.read_timeout)
                 continue
             if count == 0:
                 raise ConnectionError("the connection ended before a response")

@@ -225,7 +225,7 @@ class _Route:
         self.site = site
         self._host = host if port == default else f"{host}:{port}"
         self.origin = f"{parts.scheme}://{self._host}"
-        proxy = proxy_for(self.origin)
+        proxy = None if transport.is_direct else proxy_for(self.origin)
         # A proxy without TLS is asked for whole URLs, with TLS for a tunnel.
         self._before_path = self.origin if proxy is not None and not is_tls else ""
         self._unsigned = "accept-encoding: identity\r\nuser-agent: fusecache\r\n"

@@ -17,6 +17,8 @@ from urllib.parse import quote, unquote
 from fusecache.model.objects import RAW, STANDARD
 from fusecache.remote.store import ObjectContent
 
+# Of a request of another node: the size of the object. Of its answer: the checksums of the granules, in base64.
+SIZE_HEADER, CHECKSUMS_HEADER = "x-fusecache-size", "x-fusecache-checksums"
 # Excluded: `%` (our escape), `=` and `?` (RFC 2047 words), space (proxies trim it at the ends).
 SAFE_CHARACTERS = "/:+,;@!$&'()*~"
 # Standard headers that belong to an object.

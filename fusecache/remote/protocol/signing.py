@@ -19,6 +19,18 @@ UNSIGNED = "UNSIGNED-PAYLOAD"
 Sign = Callable[[str, str, str, Mapping[str, str], str], tuple[str, dict[str, str]]]
 
 
+# The access key of a node that asks another one.
+PEER_KEY = "fusecache-peer"
+
+
+def peer_secret(shared: str, endpoint: str, source: str) -> str:
+    """Return the secret key of the nodes that mount one source of one endpoint. shared: what their key file holds.
+
+    Nodes of another bucket, or of another account's bucket of this name, have another one.
+    """
+    return hmac.digest(shared.encode(), f"peer {endpoint} {source}".encode(), "sha256").hex()
+
+
 def send_unsigned(
     _method: str, _path: str, query: str, headers: Mapping[str, str], _payload: str
 ) -> tuple[str, dict[str, str]]:

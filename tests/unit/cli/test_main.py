@@ -1064,7 +1064,15 @@ def test_help_tells_every_option_and_hides_the_pipe(capsys: pytest.CaptureFixtur
     assert "--ready-fd" not in text
     places = [text.index(f"\n{title}:\n") for title in HELP_GROUPS]
     assert places == sorted(places)
-    assert list(HELP_GROUPS) == ["bucket and keys", "cache", "writing", "sharing", "operating", "expert"]
+    assert list(HELP_GROUPS) == [
+        "bucket and keys",
+        "cache",
+        "writing",
+        "sharing",
+        "operating",
+        "other nodes",
+        "expert",
+    ]
     examples = re.findall(r"^    (fusecache mount s3://.*)$", text, re.MULTILINE)
     assert len(examples) == 2
     for example in examples:

@@ -144,6 +144,9 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "pin": "last/,*.ckpt",
         "whole_files": "*.safetensors,*.ot",
         "symlinks": "none",
+        "peers": "gpu1:9470,gpu2:9470",
+        "peers_key_file": "/etc/fusecache/peers.key",
+        "peer_address": "gpu1:9470",
     }
     # It needs other variables: `test_bucket_options.py`.
     assert {*texts, "credentials_from"} == set(FIELDS)
@@ -295,6 +298,11 @@ def test_the_old_name_of_an_option_still_works_and_is_in_no_help(tmp_path: Path)
         (("--http-address=host:9469",), "like 127.0.0.1:9469 or [::1]:9469"),
         (("--http-address=127.0.0.1:0",), "an IP address and a port"),
         (("--http-address=0.0.0.0:9469",), "other machines can reach it: set http_token_file"),
+        (("--peers=gpu1:9470",), "peers: set peers_key_file too"),
+        (
+            ("--peers=gpu1:9470", "--peers-key-file=/k", "--sse=customer:/c"),
+            "nodes send each other plain bytes",
+        ),
         (("--http-address=[::]:9469",), "http_address = [::]:9469: other machines can reach it"),
     ],
 )

@@ -49,7 +49,10 @@ def test_every_metric_is_in_a_status(tmp_path: Path) -> None:
         for family in text_string_to_metric_families(metrics_text(status, is_open_metrics=True).decode())
     }
     empty = {name.removeprefix(PREFIX) for name, family in families.items() if not family.samples}
-    assert empty == {"hint_horizon_bytes", "hint_lead_seconds", "request_seconds"}  # no job, no request
+    # No job, no request, no other node.
+    assert empty == {
+        "hint_horizon_bytes", "hint_lead_seconds", "request_seconds", "peer_failures", "peer_received_bytes",
+    }  # fmt: skip
     assert {PREFIX + metric.name for metric in METRICS} | {"fusecache_daemon"} == set(families)
 
 
@@ -58,6 +61,8 @@ def test_keys_of_the_table_are_documented() -> None:
         "closes_waiting.files",
         "hints.horizon_bytes",
         "hints.lead_seconds",
+        "peers.failures",
+        "peers.received_bytes",
     }
 
 

@@ -1,5 +1,6 @@
 """Which blocks go."""
 
+import math
 import random
 from collections.abc import Iterable
 
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from fusecache.policy.cache.eviction import (
     ADMIT_ONE_IN,
+    ELSEWHERE,
     STALE_AGE,
     STAMPS_PER_LIMIT,
     EvictionCandidate,
@@ -168,3 +170,30 @@ def test_nothing_needed_as_soon_as_the_newcomer_goes(
     for victim in victims:
         use = uses[victim]
         assert use is None or use > incoming_use
+
+
+def _blocks(count: int) -> list[EvictionCandidate]:
+    return [EvictionCandidate(number, 0, 1, 0) for number in range(count)]
+
+
+def test_what_another_node_keeps_goes_before_all_others() -> None:
+    uses = {0: None, 1: 5.0, 2: ELSEWHERE, 3: 1e9}
+    victims = choose_victims(_blocks(4), 2, clock=1000, next_use=lambda each: uses[each.file_number])
+    assert [each.file_number for each in victims] == [2, 0]
+
+
+def test_newcomer_that_another_node_keeps_evicts_only_its_like() -> None:
+    uses = {0: None, 1: 5.0, 2: ELSEWHERE, 3: ELSEWHERE}
+    victims = choose_victims(
+        _blocks(4), 4, clock=1000, next_use=lambda each: uses[each.file_number], used_no_later_than=ELSEWHERE
+    )
+    assert {each.file_number for each in victims} == {2, 3}
+
+
+def test_newcomer_of_this_node_is_admitted_where_there_is_something_of_others() -> None:
+    uses = {0: ELSEWHERE, 1: 1.0, 2: 1.0, 3: 1.0}
+    assert is_admitted(_blocks(4), clock=0, next_use=lambda each: uses[each.file_number], chance=1.0)
+    victims = choose_victims(
+        _blocks(4), 1, clock=0, next_use=lambda each: uses[each.file_number], used_no_later_than=math.inf
+    )
+    assert [each.file_number for each in victims] == [0]

@@ -1,0 +1,71 @@
+"""`fusecache serve`: a mount's objects over S3's protocol, read-only, until a signal."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from fusecache.cli.say import say
+from fusecache.cli.views.status import status_of
+from fusecache.config.values import as_argument, as_http_address, is_of_this_node
+from fusecache.model.errors import ConfigError
+from fusecache.mount.launch import resolve_in_mount
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `fusecache serve` takes."""
+    parser.add_argument("mount", metavar="MOUNT", help="a path in a mount")
+    parser.add_argument(
+        "--listen", required=True, type=as_argument(as_http_address), metavar="IP:PORT",
+        help="where to serve; a port alone is one of 127.0.0.1",
+    )  # fmt: skip
+    parser.add_argument(
+        "--key-file", type=Path, metavar="FILE",
+        help="file with the secret key of clients, 16 characters or more; their access key is `fusecache`; only its "
+        "owner may have access (chmod 600)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--peers-key-file", type=Path, metavar="FILE",
+        help="file with the key of all nodes, as the mount's option peers_key_file names it: answer other nodes too",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-keys", action="store_true",
+        help="answer requests without a signature, on 127.0.0.1 only: every user of this node may read all objects",
+    )  # fmt: skip
+    parser.add_argument(
+        "--certificate", type=Path, metavar="FILE", help="serve by TLS, with this chain (PEM)"
+    )
+    parser.add_argument(
+        "--certificate-key", type=Path, metavar="FILE", help="the certificate's key [in the same file]"
+    )
+    parser.set_defaults(run=serve, parser=parser)
+
+
+def serve(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    """Serve until a signal; return the exit status."""
+    # The other commands need neither trio nor h11.
+    from fusecache.serve.door import Door, run
+
+    if arguments.no_keys and not is_of_this_node(arguments.listen):
+        raise ConfigError(
+            f"--no-keys: every host that reaches {arguments.listen} could read all objects: listen on 127.0.0.1, or "
+            "name a --key-file"
+        )
+    if not (arguments.key_file or arguments.peers_key_file or arguments.no_keys):
+        raise ConfigError(
+            "name the clients' secret key with --key-file FILE, or the nodes' with --peers-key-file FILE; "
+            "on 127.0.0.1, --no-keys needs none"
+        )
+    mount, _inner = resolve_in_mount(arguments.mount)
+    status = status_of(str(mount.root))
+    door = Door(
+        mount,
+        str(status["endpoint"]),
+        str(status["source"]),
+        arguments.listen,
+        key_file=arguments.key_file,
+        peers_key_file=arguments.peers_key_file,
+        certificate=arguments.certificate,
+        certificate_key=arguments.certificate_key,
+        without_keys=arguments.no_keys,
+    )
+    return run(door, say)

@@ -1,0 +1,158 @@
+"""The nodes that the option `peers` names, looked up again and again: a list, a file, a DNS name, a job of Slurm.
+
+A list that cannot be looked up stays as it was: a wrong list costs requests, and nothing else.
+"""
+
+import logging
+import re
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import trio
+
+from fusecache.config.options import MountOptions
+from fusecache.daemon.bucket_link import endpoint_fact
+from fusecache.disk.cache_files import granule_checksums
+from fusecache.model.errors import ConfigError
+from fusecache.remote.endpoints import read_secret
+from fusecache.remote.http.peers import PeerNodes
+from fusecache.remote.protocol.signing import peer_secret
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 10.0
+NO_PEERS = PeerNodes("", "", granule_checksums)
+SLURM_VARIABLE = "SLURM_JOB_NODELIST"
+_MOST_NODES = 4096
+_HOST_PORT = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
+_SLURM_PART = re.compile(r"([^\[\],]+)(?:\[([0-9,-]+)\])?([^\[\],]*)(?:,|$)")
+
+
+def open_peers(options: MountOptions) -> PeerNodes | None:
+    """Return the peers of a mount, none of them known yet; None if it has none. Raises ConfigError."""
+    requests = options.requests
+    if not requests.peers:
+        return None
+    assert requests.peers_key_file is not None
+    shared = read_secret("peers_key_file", requests.peers_key_file)
+    secret = peer_secret(shared, endpoint_fact(options), options.source)
+    return PeerNodes(options.bucket, secret, granule_checksums)
+
+
+class PeerList:
+    """Keeps the peers as the option names them."""
+
+    def __init__(self, peers: PeerNodes, options: MountOptions, environment: Mapping[str, str]) -> None:
+        self._peers = peers
+        self._entries = options.requests.peers
+        self._own = options.requests.peer_address or ""
+        self._environment = environment
+        self._said = ""
+
+    async def run(self) -> None:
+        """Look the nodes up until cancelled."""
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look the nodes up once."""
+        try:
+            nodes, own = await trio.to_thread.run_sync(self._found, abandon_on_cancel=True)
+        except (OSError, ValueError) as exc:
+            self._say(f"peers={','.join(self._entries)}: {exc}; the nodes known before stay")
+            return
+        self._peers.set_nodes(nodes, own)
+        is_fine = bool(own) or not nodes
+        missing = "" if is_fine else "; this node is not among them: set peer_address to its own HOST:PORT"
+        self._say(f"peers nodes={len(nodes)} own={own or 'none'}{missing}", is_fine=is_fine)
+
+    def _say(self, text: str, *, is_fine: bool = False) -> None:
+        if text != self._said:
+            self._said = text
+            log.log(logging.INFO if is_fine else logging.WARNING, "%s", text)
+
+    def _found(self) -> tuple[tuple[str, ...], str]:
+        nodes = tuple(sorted(set(nodes_of(self._entries, self._environment))))
+        if len(nodes) > _MOST_NODES:
+            raise ValueError(f"{len(nodes)} nodes, of at most {_MOST_NODES}")
+        if self._own:
+            return nodes, self._own if self._own in nodes else ""
+        return nodes, next((node for node in nodes if _is_here(node)), "")
+
+
+def check_entries(entries: Sequence[str]) -> None:
+    """Raise ConfigError for an entry of `peers` that names no nodes."""
+    for entry in entries:
+        kind, _, rest = entry.partition(":")
+        is_good = (
+            (kind == "file" and bool(rest))
+            or (kind == "slurm" and rest.isdigit())
+            or _HOST_PORT.fullmatch(rest if kind == "dns" else entry)
+        )
+        if not is_good:
+            raise ConfigError(f"peers: {entry}: allowed is HOST:PORT, file:PATH, dns:NAME:PORT or slurm:PORT")
+
+
+def nodes_of(entries: Iterable[str], environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield the nodes as HOST:PORT. Raises OSError, ValueError. Blocks."""
+    for entry in entries:
+        kind, _, rest = entry.partition(":")
+        if kind == "file":
+            lines = (line.partition("#")[0].strip() for line in Path(rest).read_text().splitlines())
+            yield from (_checked(line, rest) for line in lines if line)
+        elif kind == "dns":
+            name, _, port = rest.rpartition(":")
+            yield from (_address(*each) for each in _addresses(name, port))
+        elif kind == "slurm":
+            if SLURM_VARIABLE not in environment:
+                raise ValueError(f"{SLURM_VARIABLE} is not set: start the mount within the job")
+            yield from (f"{host}:{rest}" for host in slurm_hosts(environment[SLURM_VARIABLE]))
+        else:
+            yield entry
+
+
+def slurm_hosts(text: str) -> list[str]:
+    """Return the hosts of a node list of Slurm, such as `gpu[01-03,7],login`. Raises ValueError."""
+    hosts: list[str] = []
+    at = 0
+    while at < len(text):
+        match = _SLURM_PART.match(text, at)
+        if match is None:
+            raise ValueError(f"{SLURM_VARIABLE}={text}: not a list of nodes")
+        front, ranges, end = match.groups()
+        at = match.end()
+        for each in (ranges or "").split(","):
+            first, _, last = each.partition("-")
+            numbers = range(int(first), int(last or first) + 1) if first else [None]
+            hosts += [f"{front}{'' if n is None else str(n).zfill(len(first))}{end}" for n in numbers]
+    return hosts
+
+
+def _checked(node: str, path: str) -> str:
+    if not _HOST_PORT.fullmatch(node):
+        raise ValueError(f"{path}: {node!r} is not HOST:PORT")
+    return node
+
+
+def _addresses(host: str, port: str) -> list[tuple[str, str]]:
+    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    return sorted({(str(address[0]), port) for *_, address in found})
+
+
+def _address(host: str, port: str) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_here(node: str) -> bool:
+    """Return whether an address is one of this node's: only such can be bound."""
+    host, _, port = node.rpartition(":")
+    with suppress(OSError):
+        for address, _ in _addresses(host, port):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
+                probe.bind((address, 0))
+                return True
+    return False

@@ -1,0 +1,70 @@
+"""The mount's objects for another process that serves them: `fusecache serve`. Keys are the bucket's, with the prefix.
+
+It shows what the bucket has: a file that waits for upload is no object yet.
+"""
+
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from fusecache.engine.cache.block_cache import BlockCache
+from fusecache.engine.cache.pieces import Piece
+from fusecache.engine.namespace.nodes import Kind
+from fusecache.engine.namespace.paths import Paths
+from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.runtime.metadata_client import MetadataClient
+from fusecache.model.errors import NotFound, ObjectMissing, Unavailable
+from fusecache.model.objects import Extent, ObjectId, ObjectInfo
+from fusecache.remote.store import ListPage
+
+
+@dataclass(eq=False, repr=False)
+class ServedObjects:
+    """Finds and lists objects, and holds pieces of them."""
+
+    _tree: Tree
+    _client: MetadataClient
+    _paths: Paths
+    _cache: BlockCache
+
+    async def find(self, key: str) -> ObjectInfo:
+        """Return the version of a key that the mount shows. Raises ObjectMissing; Unavailable if it is not uploaded."""
+        path = self._tree.relative(key) if key.startswith(self._tree.key_of_path("")) else ""
+        # Such keys are no paths; without the empty names they would be others.
+        if not all(path.split("/")):
+            raise ObjectMissing(f"{key}: no such object")
+        try:
+            node = await self._paths.lookup_path(path)
+        except NotFound as exc:
+            raise ObjectMissing(f"{key}: no such object") from exc
+        if node.kind is Kind.DIRECTORY:
+            raise ObjectMissing(f"{key}: no such object")
+        found = node.object
+        if node.version is not None or found is None or found.key != key:
+            raise Unavailable(
+                f"{key}: the bucket does not have this file yet: read it through the mount, or try again"
+            )
+        return found
+
+    async def list_page(
+        self, prefix: str, *, delimiter: str, token: str | None, start_after: str, limit: int
+    ) -> ListPage:
+        """Return a page of the bucket's own listing, below the mount's prefix. Raises RemoteError."""
+        own = self._tree.key_of_path("")
+        if not prefix.startswith(own) and not own.startswith(prefix):
+            return ListPage((), (), None)
+        if len(prefix) < len(own) and delimiter and (rest := own[len(prefix) :]).count(delimiter):
+            return ListPage((), (prefix + rest[: rest.index(delimiter) + len(delimiter)],), None)
+        return await self._client.call(
+            self._client.store.list_page,
+            max(prefix, own, key=len),
+            delimiter=delimiter,
+            token=token,
+            start_after=start_after,
+            limit=limit,
+        )
+
+    def hold(
+        self, object_id: ObjectId, size: int, extent: Extent, *, is_doubted: bool, for_peer: bool
+    ) -> AbstractAsyncContextManager[Piece]:
+        """Hold a piece, as `HeldPieces.hold` does."""
+        return self._cache.pieces.hold(object_id, size, extent, is_doubted=is_doubted, for_peer=for_peer)

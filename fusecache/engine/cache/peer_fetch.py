@@ -1,0 +1,138 @@
+"""Fetches from other nodes: which granules are asked there, and what happens if a node does not deliver.
+
+Invariants:
+1. What is fetched for another node is never asked of a third one: each would wait for the other.
+2. A fetch from a node takes no place of those for the bucket, and at most half of the buffers: nodes that wait for each
+   other can still fetch for each other.
+3. What a node does not deliver, the bucket is asked for at once, by the same fetch.
+"""
+
+from functools import partial
+from typing import Protocol
+
+from fusecache.engine.cache.chunks import Buffer, Chunk, Fetch, FetchSource, FetchState
+from fusecache.engine.runtime.offload import Offload
+from fusecache.engine.runtime.supervisor import TaskNursery
+from fusecache.model.errors import RemoteError, Unavailable
+from fusecache.model.objects import GRANULE_BYTES, Extent
+from fusecache.policy.cache.granules import CHUNK_BYTES
+from fusecache.remote.store import Peers
+
+# A node answers as fast as the link allows; more would wait in its queue instead of in this one's.
+PEER_GETS = 16
+
+
+class FetchScheduler(Protocol):
+    """What queues fetches, and takes their results: `Fetcher`."""
+
+    tasks: TaskNursery
+
+    def requeue(self, fetch: Fetch) -> None:
+        """Queue a fetch for its next attempt."""
+        ...
+
+    def end(self, fetch: Fetch) -> None:
+        """End a fetch, all of which has come."""
+        ...
+
+    async def store_on_disk(
+        self, chunk: Chunk, buffer: Buffer, first: int, stop: int, *, must_store: bool
+    ) -> None:
+        """Write granules to disk unless it is too slow for that; then release the buffer."""
+        ...
+
+
+class PeerFetches:
+    """The fetches from other nodes."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        offload: Offload,
+        running: dict[FetchSource, int],
+        scheduler: FetchScheduler,
+        *,
+        large_buffers: int,
+    ) -> None:
+        """running: how many GETs and loads are in flight, shared with the fetcher."""
+        self.peers = peers
+        self._offload = offload
+        self._running = running
+        self._scheduler = scheduler
+        self.limit = max(1, min(PEER_GETS, large_buffers // 2))
+
+    def node_for(self, chunk: Chunk) -> str | None:
+        """Return the node to ask for granules of a chunk; None: the bucket."""
+        return self.peers.owner(chunk.owner.object_id, chunk.index)
+
+    def require_bucket(self, chunk: Chunk, mask: int) -> None:
+        """Have fetches of these granules ask the bucket: another node waits. Raises Unavailable if one cannot."""
+        for fetch in [each for each in chunk.fetches if each.mask & mask and each.source is FetchSource.PEER]:
+            if fetch.state is not FetchState.QUEUED:
+                raise Unavailable(f"{chunk.owner.object_id.key}: this node waits for another one for it")
+            assert fetch.queue is not None
+            fetch.queue.remove(fetch)
+            self._turn_to_bucket(fetch)
+
+    async def run(self, fetch: Fetch) -> None:
+        """Ask a node; then store on disk what came, and ask the bucket for the rest."""
+        chunk, buffer, first = fetch.chunk, fetch.buffer, fetch.first
+        assert buffer is not None
+        stop = fetch.stop
+        try:
+            fetch.begin_attempt()
+            fetch.register_wake_up()
+            offset, length = first * GRANULE_BYTES, fetch.size
+            base = chunk.index * CHUNK_BYTES + offset
+            view = buffer.view(offset, offset + length)
+            try:
+                await self._offload.network(self._get, fetch, Extent(base, base + length), view)
+            except RemoteError:
+                fetch.absorb()
+                stop = fetch.first = first + fetch.received // GRANULE_BYTES
+                fetch.received = 0
+                fetch.buffer = None
+                chunk.wake_readers()
+                self._turn_to_bucket(fetch)
+            else:
+                fetch.received = length
+                buffer.valid |= fetch.mask
+                self._scheduler.end(fetch)
+        except Exception:
+            if fetch.buffer is buffer:
+                fetch.buffer = None
+            await self._scheduler.store_on_disk(chunk, buffer, first, first, must_store=False)
+            raise
+        finally:
+            self._running[FetchSource.PEER] -= 1
+        store = partial(
+            self._scheduler.store_on_disk, chunk, buffer, first, stop, must_store=fetch.kept is not None
+        )
+        await self._scheduler.tasks.supervisor.guard("cache-write", store)
+        if fetch.kept is not None and fetch.state is FetchState.DONE:
+            fetch.kept.set()
+
+    def _turn_to_bucket(self, fetch: Fetch) -> None:
+        fetch.source, fetch.node = FetchSource.NETWORK, None
+        self._scheduler.requeue(fetch)
+
+    def _get(self, fetch: Fetch, extent: Extent, buffer: memoryview) -> None:
+        """Run in a thread: the GET. It calls the loop only when a reader waits for bytes that came."""
+
+        def progress(received: int) -> None:
+            fetch.received = received
+            if received >= fetch.wake_at:
+                fetch.wake_at = 1 << 62
+                self._offload.call_soon(self._on_progress, fetch)
+
+        entry = fetch.chunk.owner
+        assert fetch.node is not None
+        assert fetch.interruption is not None
+        self.peers.get_into(
+            fetch.node, entry.object_id, entry.size, extent, buffer, progress, fetch.interruption
+        )
+
+    def _on_progress(self, fetch: Fetch) -> None:
+        if fetch.state is FetchState.RUNNING:
+            fetch.chunk.wake_readers()
+            fetch.register_wake_up()

@@ -1,0 +1,218 @@
+"""Asks other nodes for pieces of objects, which their `fusecache serve` sends. A peer is one more place with the bytes.
+
+Bytes of a peer count only if the ETag, the length and every granule's checksum are right. A peer that fails, refuses
+or is slow rests for a while, and the bucket is asked. Thread-safe; `get_into` blocks.
+
+A peer asks no third node: by the key of the signature it knows that a node asks.
+"""
+
+import base64
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fusecache.model.errors import RemoteError, Unavailable
+from fusecache.model.objects import GRANULE_BYTES, MIB, Extent, ObjectId
+from fusecache.policy.peer_choice import choose_owner
+from fusecache.remote.endpoints import Transport
+from fusecache.remote.http.connection_pool import Connection
+from fusecache.remote.http.ranged_get import GetRequest
+from fusecache.remote.http.signed_requests import HttpRequest, SignedHttp, Site, error_of, parse_head
+from fusecache.remote.protocol.headers import CHECKSUMS_HEADER, SIZE_HEADER, bare_etag, quoted_etag
+from fusecache.remote.protocol.signing import PEER_KEY, SigningKeys, sign_by_v4
+from fusecache.remote.store import Interruption, Peers
+
+# A live peer sends a sign of life twice a second while it fetches what it lacks.
+SILENCE_SECONDS = 3.0
+CONNECT_SECONDS = 1.0
+# A body slower than this after a second is given up: a bucket is as fast.
+SLOWEST_BYTES_PER_SECOND = 4 * MIB
+_FIRST_SECONDS = 1.0
+# How long a peer rests after a failure; twice as long after each further one. A refusal says that it has much to do.
+_REST_SECONDS, _LONGEST_REST_SECONDS, _REFUSED_REST_SECONDS = 15.0, 600.0, 0.5
+_PIECE_BYTES = MIB
+_CHECKSUM_BYTES = 8
+_BUSY = 503
+
+
+@dataclass(slots=True)
+class _PeerNode:
+    """One node. failures: in a row; rests_until: by the monotonic clock; error: the last one."""
+
+    http: SignedHttp
+    received_bytes: int = 0
+    requests: int = 0
+    refusals: int = 0
+    failed: int = 0
+    failures: int = 0
+    rests_until: float = 0.0
+    error: str = ""
+
+
+class PeerNodes(Peers):
+    """The nodes of one bucket."""
+
+    def __init__(self, bucket: str, secret: str, checksums: Callable[[memoryview], bytes]) -> None:
+        """secret: of all nodes. checksums: returns those of the granules of some bytes."""
+        self._bucket = bucket
+        self._secret = secret
+        self._checksums = checksums
+        self._lock = threading.Lock()
+        self._peers: dict[str, _PeerNode] = {}
+        # The nodes, this one among them, and which of them this one is: one value, as threads read it.
+        self._view: tuple[tuple[str, ...], str] = (), ""
+
+    def set_nodes(self, nodes: tuple[str, ...], own: str) -> None:
+        """The list of nodes is another one. own: this node's address; "" if it is not in the list."""
+        with self._lock:
+            for gone in self._peers.keys() - nodes:
+                self._peers.pop(gone).http.close()
+            for node in nodes:
+                if node != own and node not in self._peers:
+                    self._peers[node] = _PeerNode(self._http(node))
+            self._peers.pop(own, None)
+            self._view = nodes, own
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All nodes."""
+        return self._view[0]
+
+    def owner(self, object_id: ObjectId, group: int) -> str | None:
+        """Return the node to ask for a group, among the nodes that are not resting. None: the bucket."""
+        nodes, own = self._view
+        now = time.monotonic()
+        resting = {name for name, peer in self._peers.items() if peer.rests_until > now}
+        awake = tuple(node for node in nodes if node not in resting) if resting else nodes
+        if not awake:
+            return None
+        owner = choose_owner(awake, object_id.key, object_id.etag, group)
+        return None if owner == own else owner
+
+    def is_own(self, object_id: ObjectId, group: int) -> bool:
+        """Return whether this node keeps a group for the others."""
+        nodes, own = self._view
+        return not nodes or choose_owner(nodes, object_id.key, object_id.etag, group) == own
+
+    def get_into(
+        self,
+        node: str,
+        object_id: ObjectId,
+        size: int,
+        extent: Extent,
+        buffer: memoryview,
+        progress: Callable[[int], None],
+        interruption: Interruption,
+    ) -> None:
+        """Fill the buffer from a node; `progress` counts checked bytes. Raises RemoteError: then ask the bucket."""
+        peer = self._peers.get(node)
+        what = f"GET {object_id.key} from peer {node}"
+        if peer is None:
+            raise Unavailable(f"{what}: it has left")
+        peer.requests += 1
+        get = GetRequest.into(buffer, what, object_id, extent, progress, interruption)
+        asked = {
+            "if-match": quoted_etag(object_id.etag),
+            "range": f"bytes={extent.start}-{extent.stop - 1}",
+            SIZE_HEADER: str(size),
+        }
+        try:
+            peer.http.exchange(HttpRequest(what, "GET", object_id.key, asked), partial(self._ask, get, peer))
+        except RemoteError as exc:
+            self._rest(peer, exc)
+            raise
+        with self._lock:
+            peer.received_bytes += extent.size
+            peer.failures = 0
+
+    def statistics(self) -> dict[str, Any]:
+        """Return PEER_FACTS as plain values."""
+        nodes, own = self._view
+        now = time.monotonic()
+        peers = dict(self._peers)
+        return {
+            "own_address": own,
+            "nodes": len(nodes),
+            "received_bytes": {name: peer.received_bytes for name, peer in peers.items()},
+            "requests": {name: peer.requests for name, peer in peers.items()},
+            "refusals": {name: peer.refusals for name, peer in peers.items()},
+            "failures": {name: peer.failed for name, peer in peers.items()},
+            "resting": {name: peer.error for name, peer in peers.items() if peer.rests_until > now},
+        }
+
+    def close(self) -> None:
+        """Close idle connections."""
+        for peer in self._peers.values():
+            peer.http.close()
+
+    def _http(self, node: str) -> SignedHttp:
+        keys = SigningKeys(PEER_KEY, self._secret)
+        site = Site(f"http://{node}", f"/{self._bucket}/", sign_by_v4("us-east-1", lambda: keys))
+        transport = Transport(
+            connect_timeout_seconds=CONNECT_SECONDS,
+            read_timeout_seconds=SILENCE_SECONDS,
+            attempts=1,
+            is_direct=True,
+        )
+        return SignedHttp(site, transport)
+
+    def _rest(self, peer: _PeerNode, error: RemoteError) -> None:
+        now = time.monotonic()
+        with self._lock:
+            peer.error = str(error)
+            if error.status == _BUSY:
+                peer.refusals += 1
+                peer.rests_until = max(peer.rests_until, now + _REFUSED_REST_SECONDS)
+                return
+            peer.failed += 1
+            if peer.rests_until <= now:  # else this was asked before the failure that counts
+                peer.failures += 1
+                peer.rests_until = now + min(_REST_SECONDS * 2 ** (peer.failures - 1), _LONGEST_REST_SECONDS)
+
+    def _ask(self, get: GetRequest, peer: _PeerNode, connection: Connection, request: bytes) -> None:
+        with get.interruption.by(connection.interrupt):
+            head, rest = connection.exchange(request)
+            status, headers = parse_head(head)
+            if status != 206:
+                raise error_of(get.what, connection, head, rest, SILENCE_SECONDS)
+            checksums = base64.b64decode(headers.get(CHECKSUMS_HEADER, ""))
+            granules = -(-get.extent.size // GRANULE_BYTES)
+            if (
+                bare_etag(headers.get("etag", "")) != get.object_id.etag
+                or headers.get("content-length") != str(get.extent.size)
+                or len(checksums) != _CHECKSUM_BYTES * granules
+            ):
+                raise Unavailable(f"{get.what}: it answers with other bytes than were asked for")
+            self._receive(get, peer, checksums, connection, rest)
+            connection.is_clean = len(rest) <= get.extent.size
+
+    def _receive(
+        self, get: GetRequest, peer: _PeerNode, checksums: bytes, connection: Connection, rest: bytes
+    ) -> None:
+        """Receive the body; check each granule before `progress` counts it."""
+        target, size = get.target, get.extent.size
+        filled = min(len(rest), size)
+        target[:filled] = rest[:filled]
+        checked, began = 0, time.monotonic()
+        while checked < size:
+            if filled < size:
+                count = connection.receive_all_into(target[filled : min(size, filled + _PIECE_BYTES)])
+                if not count:
+                    raise Unavailable(f"{get.what}: the body ended after {filled} of {size} bytes")
+                filled += count
+            whole = size if filled == size else filled // GRANULE_BYTES * GRANULE_BYTES
+            if whole > checked:
+                at = checked // GRANULE_BYTES * _CHECKSUM_BYTES
+                found = self._checksums(target[checked:whole])
+                if found != checksums[at : at + len(found)]:
+                    raise Unavailable(f"{get.what}: it sent bytes that do not have its checksums")
+                checked = whole
+                get.progress(checked)
+            seconds = time.monotonic() - began
+            # A peer that has just failed in another request is given less time.
+            first = _FIRST_SECONDS if peer.rests_until < began else _FIRST_SECONDS / 4
+            if seconds > first and filled < min(size, seconds * SLOWEST_BYTES_PER_SECOND):
+                raise Unavailable(f"{get.what}: slow: {filled} of {size} bytes in {seconds:.1f} s")

@@ -1,0 +1,78 @@
+"""Checks AWS Signature Version 4 in the Authorization header. Not supported: presigned URLs, signed bodies."""
+
+import hmac
+import re
+import time
+from calendar import timegm
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from urllib.parse import quote
+
+from fusecache.remote.protocol.signing import ALGORITHM, EMPTY_SHA256, Signer, SigningKeys
+from fusecache.serve.errors import S3Error
+
+# The access key of clients; the secret key is what `--key-file` holds.
+CLIENT_KEY = "fusecache"
+# S3 allows as much.
+MOST_SKEW_SECONDS = 900.0
+_AUTHORIZATION = re.compile(
+    rf"{ALGORITHM} Credential=(?P<key>[^/,]+)/\d{{8}}/(?P<region>[a-z0-9-]*)/s3/aws4_request, ?"
+    r"SignedHeaders=(?P<signed>[a-z0-9;-]+), ?Signature=(?P<signature>[0-9a-f]{64})"
+)
+_STAMP = "%Y%m%dT%H%M%SZ"
+
+
+class SignatureCheck:
+    """The keys that a server knows. secrets: by access key; empty: requests need no signature."""
+
+    def __init__(self, secrets: Mapping[str, str], *, needs_signature: bool = True) -> None:
+        self._secrets = secrets
+        self._needs_signature = needs_signature
+        self._signers: dict[str, Signer] = {}
+
+    def user_of(
+        self, method: str, path: str, query: Sequence[tuple[str, str]], headers: Mapping[str, str], now: float
+    ) -> str:
+        """Return the access key that signed a request, "" for none. Raises S3Error.
+
+        path: as sent. query: decoded. headers: names in lower case. now: in seconds since 1970.
+        """
+        given = headers.get("authorization")
+        if given is None and not self._needs_signature:
+            return ""
+        match = _AUTHORIZATION.fullmatch(given or "")
+        if match is None:
+            raise S3Error(403, "AccessDenied", "sign the request by AWS Signature Version 4, in its header")
+        secret = self._secrets.get(match["key"])
+        if secret is None:
+            if not self._needs_signature:
+                return ""  # clients have keys of other services, and sign with them unasked
+            raise S3Error(403, "InvalidAccessKeyId", f"the access key {match['key']} is unknown here")
+        signed = match["signed"].split(";")
+        stamp, payload = headers.get("x-amz-date", ""), headers.get("x-amz-content-sha256", EMPTY_SHA256)
+        at = 0.0
+        with suppress(ValueError):
+            at = timegm(time.strptime(stamp, _STAMP))
+        if abs(now - at) > MOST_SKEW_SECONDS:
+            raise S3Error(
+                403,
+                "RequestTimeTooSkewed",
+                f"the request is of {stamp or 'no time'}, this node's clock says "
+                f"{time.strftime(_STAMP, time.gmtime(now))}: set both clocks",
+            )
+        if not {"host", *(name for name in headers if name.startswith("x-fusecache-"))} <= set(signed):
+            raise S3Error(403, "AccessDenied", "the signature does not cover all headers that it must")
+        own = ("x-amz-date", "x-amz-content-sha256", "x-amz-security-token")
+        covered = {name: headers.get(name, "") for name in signed if name not in own}
+        keys = SigningKeys(match["key"], secret, headers.get("x-amz-security-token"))
+        if len(self._signers) > 16:  # of few regions
+            self._signers.clear()
+        signer = self._signers.setdefault(f"{match['key']} {match['region']}", Signer(match["region"]))
+        encoded = sorted((quote(name, safe="~"), quote(value, safe="~")) for name, value in query)
+        text = "&".join(f"{name}={value}" for name, value in encoded)
+        expected = signer.headers(path, covered, keys, at, method=method, query=text, payload=payload)
+        if not hmac.compare_digest(expected["authorization"].rpartition("=")[2], match["signature"]):
+            raise S3Error(
+                403, "SignatureDoesNotMatch", f"the secret key of {match['key']} is another one here"
+            )
+        return match["key"]

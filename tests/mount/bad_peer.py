@@ -1,0 +1,97 @@
+"""A peer that does not what it should: it sends other bytes, stops, is slow, or speaks no HTTP."""
+
+import base64
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from fusecache.disk.cache_files import granule_checksums
+
+MODES = (
+    "other-bytes",
+    "other-length",
+    "other-etag",
+    "hangs-in-body",
+    "hangs-at-once",
+    "slow",
+    "garbage",
+    "closes",
+)
+_RANGE = re.compile(rb"range: bytes=(\d+)-(\d+)")
+_ETAG = re.compile(rb'if-match: ("[^"]+")')
+
+
+@contextmanager
+def bad_peer(port: int, mode: str) -> Iterator[list[bytes]]:
+    """Answer at a port of loopback; yield the requests that came."""
+    asked: list[bytes] = []
+    ended = threading.Event()
+    held: list[socket.socket] = []
+
+    def serve(connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            while head := connection.recv(16384):
+                asked.append(head)
+                _answer(connection, head, mode, ended)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                held.append(connection)
+                threads.append(threading.Thread(target=serve, args=(connection,)))
+                threads[-1].start()
+
+    listener = socket.create_server(("127.0.0.1", port))
+    threads = [threading.Thread(target=accept)]
+    threads[0].start()
+    try:
+        yield asked
+    finally:
+        ended.set()
+        for each in (listener, *held):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        for thread in threads:
+            thread.join(10)
+
+
+def _answer(connection: socket.socket, head: bytes, mode: str, ended: threading.Event) -> None:
+    found, etag = _RANGE.search(head), _ETAG.search(head)
+    assert found is not None
+    assert etag is not None
+    size = int(found[2]) - int(found[1]) + 1
+    true_looking = bytearray(b"x" * size)
+    checksums = base64.b64encode(granule_checksums(memoryview(true_looking))).decode()
+    length = size - 1 if mode == "other-length" else size
+    shown = '"another"' if mode == "other-etag" else etag[1].decode()
+    if mode == "closes":
+        connection.close()
+        return
+    if mode == "garbage":
+        connection.sendall(b"hello\r\n\r\n")
+        return
+    if mode == "hangs-at-once":
+        ended.wait(30)
+        return
+    connection.sendall(
+        f"HTTP/1.1 206 Partial Content\r\netag: {shown}\r\ncontent-length: {length}\r\n"
+        f"x-fusecache-checksums: {checksums}\r\n\r\n".encode()
+    )
+    body = b"y" * length
+    if mode == "hangs-in-body":
+        connection.sendall(body[: size // 2])
+        ended.wait(30)
+    elif mode == "slow":
+        until = time.monotonic() + 30
+        for at in range(0, size, 1000):
+            if ended.is_set() or time.monotonic() > until:
+                return
+            connection.sendall(body[at : at + 1000])
+            ended.wait(0.01)
+    else:
+        connection.sendall(body)

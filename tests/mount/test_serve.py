@@ -1,0 +1,318 @@
+"""`fusecache serve`: a mount's objects over S3's protocol, to one well-known client and to hostile ones."""
+
+import http.client
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+from botocore.exceptions import ClientError, IncompleteReadError, ResponseStreamingError
+from urllib3.exceptions import ProtocolError
+
+from tests.mount.serving import client_of, key_file, served
+from tests.s3server.certificate import make_certificate
+from tests.support.block_caches import some_bytes
+from tests.support.mounts import FUSECACHE, Mount, run
+from tests.support.s3_buckets import Bucket
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+pytestmark = pytest.mark.s3server_only
+MIB = 1 << 20
+DATA = some_bytes(20 * MIB + 4321)
+
+
+@pytest.fixture
+def one(mount: Callable[..., Mount], bucket: Bucket) -> Mount:
+    """A mount with some objects."""
+    bucket.put("data/large", DATA)
+    bucket.put("data/empty")
+    bucket.put("data/ä b+c%/x", b"odd")
+    bucket.put("other", b"1")
+    return mount()
+
+
+@pytest.fixture
+def url(one: Mount, free_port: Callable[[], int], tmp_path: Path) -> Iterator[str]:
+    """Where it is served, with a key."""
+    with served(one, f"127.0.0.1:{free_port()}", "--key-file", key_file(tmp_path)) as found:
+        yield found
+
+
+@pytest.fixture
+def client(url: str) -> Iterator["S3Client"]:
+    """A client with the right key."""
+    made = client_of(url)
+    yield made
+    made.close()
+
+
+def refusal(client: "S3Client", **asked: str) -> tuple[int, str]:
+    """Return status and code with which a GET fails."""
+    with pytest.raises(ClientError) as caught:
+        client.get_object(**asked)  # type: ignore[arg-type]
+    answer = caught.value.response
+    return answer["ResponseMetadata"]["HTTPStatusCode"], answer["Error"]["Code"]
+
+
+def test_objects_are_those_of_the_bucket(client: "S3Client", bucket: Bucket) -> None:
+    name, key = bucket.service.bucket, bucket.prefix
+    large = client.get_object(Bucket=name, Key=f"{key}data/large")
+    assert large["Body"].read() == DATA
+    theirs = bucket.client.head_object(Bucket=name, Key=f"{key}data/large")
+    assert (large["ETag"], large["LastModified"]) == (theirs["ETag"], theirs["LastModified"])
+    assert client.get_object(Bucket=name, Key=f"{key}data/empty")["Body"].read() == b""
+    assert client.get_object(Bucket=name, Key=f"{key}data/ä b+c%/x")["Body"].read() == b"odd"
+    head = client.head_object(Bucket=name, Key=f"{key}data/large")
+    assert (head["ContentLength"], head["ETag"]) == (len(DATA), theirs["ETag"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "start", "stop"),
+    [
+        ("bytes=0-0", 0, 1),
+        ("bytes=65535-65536", 65535, 65537),
+        ("bytes=8388600-8388700", 8388600, 8388701),
+        ("bytes=1000-", 1000, None),
+        ("bytes=-100", -100, None),
+        ("bytes=20000000-999999999", 20000000, None),
+    ],
+)
+def test_ranges(client: "S3Client", bucket: Bucket, asked: str, start: int, stop: int | None) -> None:
+    place = {"Bucket": bucket.service.bucket, "Key": f"{bucket.prefix}data/large"}
+    answer = client.get_object(**place, Range=asked)  # type: ignore[arg-type]
+    assert answer["Body"].read() == DATA[start:stop]
+    first = start if start >= 0 else len(DATA) + start
+    last = (len(DATA) if stop is None else stop) - 1
+    assert answer["ContentRange"] == f"bytes {first}-{last}/{len(DATA)}"
+
+
+def test_range_beyond_the_end_and_unknown_keys(client: "S3Client", bucket: Bucket) -> None:
+    name, key = bucket.service.bucket, bucket.prefix
+    assert refusal(client, Bucket=name, Key=f"{key}data/large", Range="bytes=999999999-") == (
+        416,
+        "InvalidRange",
+    )
+    assert refusal(client, Bucket=name, Key=f"{key}data/empty", Range="bytes=-0")[0] == 416
+    for wrong in (f"{key}none", f"{key}data", f"{key}data//large", "elsewhere", f"{key}../x", f"{key}data/"):
+        assert refusal(client, Bucket=name, Key=wrong) == (404, "NoSuchKey")
+    assert refusal(client, Bucket="another-bucket", Key="x") == (404, "NoSuchBucket")
+
+
+def test_preconditions(client: "S3Client", bucket: Bucket) -> None:
+    name, key = bucket.service.bucket, f"{bucket.prefix}data/large"
+    etag = client.head_object(Bucket=name, Key=key)["ETag"]
+    assert client.get_object(Bucket=name, Key=key, IfMatch=etag)["Body"].read() == DATA
+    assert refusal(client, Bucket=name, Key=key, IfMatch='"another"') == (412, "PreconditionFailed")
+    assert refusal(client, Bucket=name, Key=key, IfNoneMatch=etag)[0] == 304
+
+
+def test_new_version_replaces_the_old_one(client: "S3Client", bucket: Bucket) -> None:
+    name, key = bucket.service.bucket, f"{bucket.prefix}other"
+    assert client.get_object(Bucket=name, Key=key)["Body"].read() == b"1"
+    etag = bucket.put("other", b"22")
+    answer = client.get_object(Bucket=name, Key=key)
+    while answer["ETag"] != f'"{etag}"':  # for a second, a name may show its old version
+        answer = client.get_object(Bucket=name, Key=key)
+    assert answer["Body"].read() == b"22"
+
+
+def test_listings_are_those_of_the_bucket(client: "S3Client", bucket: Bucket) -> None:
+    name, prefix = bucket.service.bucket, bucket.prefix
+    for asked in (
+        {"Prefix": prefix},
+        {"Prefix": prefix, "Delimiter": "/"},
+        {"Prefix": f"{prefix}data/", "Delimiter": "/", "MaxKeys": 1},
+    ):
+        mine, theirs = (
+            [
+                (row["Key"], row["ETag"], row["Size"]) if "Key" in row else row["Prefix"]
+                for page in each.get_paginator("list_objects_v2").paginate(Bucket=name, **asked)  # type: ignore[arg-type]
+                for row in [*page.get("Contents", ()), *page.get("CommonPrefixes", ())]
+            ]
+            for each in (client, bucket.client)
+        )
+        assert mine == theirs
+        assert mine
+    top = client.list_objects_v2(Bucket=name, Delimiter="/")
+    assert [each["Prefix"] for each in top["CommonPrefixes"]] == [prefix.partition("/")[0] + "/"]
+    assert client.get_bucket_location(Bucket=name)["LocationConstraint"] is None
+    client.head_bucket(Bucket=name)
+
+
+def test_objects_come_from_the_cache(client: "S3Client", bucket: Bucket) -> None:
+    name, key = bucket.service.bucket, f"{bucket.prefix}data/large"
+    for _ in range(2):
+        assert client.get_object(Bucket=name, Key=key)["Body"].read() == DATA
+    sent = sum(entry.bytes_out for entry in bucket.control.log() if entry.operation == "GetObject")
+    assert len(DATA) <= sent < 1.02 * len(DATA)
+
+
+def test_writes_are_refused_with_the_way_out(client: "S3Client", bucket: Bucket) -> None:
+    name = bucket.service.bucket
+    with pytest.raises(ClientError, match="use the mount") as put:
+        client.put_object(Bucket=name, Key="x", Body=b"1" * MIB)
+    with pytest.raises(ClientError, match="use the mount"):
+        client.delete_object(Bucket=name, Key=f"{bucket.prefix}other")
+    assert put.value.response["ResponseMetadata"]["HTTPStatusCode"] == 501
+    assert bucket.get("other") == b"1"
+
+
+def test_file_that_waits_for_upload_is_no_object_yet(
+    mount: Callable[..., Mount], bucket: Bucket, free_port: Callable[[], int]
+) -> None:
+    one = mount("--settle-seconds", "1h")
+    (one.path / "new").write_text("local")
+    with served(one, str(free_port()), "--no-keys") as url:
+        client = client_of(url)
+        assert refusal(client, Bucket=bucket.service.bucket, Key=f"{bucket.prefix}new")[0] == 503
+        client.close()
+    (one.path / "new").unlink()
+
+
+# ---- keys
+
+
+def test_wrong_keys_are_refused(url: str, bucket: Bucket) -> None:
+    place = {"Bucket": bucket.service.bucket, "Key": f"{bucket.prefix}other"}
+    for secret, access_key, code in (
+        ("another-secret-of-the-tests", "fusecache", "SignatureDoesNotMatch"),
+        ("x", "another", "InvalidAccessKeyId"),
+    ):
+        client = client_of(url, secret, access_key)
+        assert refusal(client, **place) == (403, code)
+        client.close()
+    assert _asked(url, f"/{place['Bucket']}/{place['Key']}") == 403
+
+
+def test_no_keys_only_on_loopback_and_only_if_said(one: Mount, free_port: Callable[[], int]) -> None:
+    for flags, words in (
+        (["--listen", f"0.0.0.0:{free_port()}", "--no-keys"], "could read all objects"),
+        (["--listen", f"127.0.0.1:{free_port()}"], "--key-file"),
+    ):
+        done = run(FUSECACHE, "serve", one.path, *flags, check=False)
+        assert done.returncode == 1
+        assert words in done.stderr
+
+
+def test_key_file_of_others_or_too_short_is_refused(
+    one: Mount, free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    path = key_file(tmp_path)
+    path.chmod(0o644)
+    done = run(FUSECACHE, "serve", one.path, "--listen", str(free_port()), "--key-file", path, check=False)
+    assert "chmod 600" in done.stderr
+    path = key_file(tmp_path, "short")
+    done = run(FUSECACHE, "serve", one.path, "--listen", str(free_port()), "--key-file", path, check=False)
+    assert "16 characters" in done.stderr
+
+
+def _asked(url: str, target: str, **headers: str) -> int:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 0, timeout=20)
+    connection.request("GET", target, headers=headers)
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status
+
+
+# ---- hostile clients
+
+
+def test_garbage_is_answered_and_ends_the_connection(url: str) -> None:
+    parts = urlsplit(url)
+    for words in (b"\x16\x03\x01 no HTTP\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"x: " + b"y" * 100_000):
+        with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20) as connection:
+            connection.sendall(words)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 400")
+            while connection.recv(1000):
+                pass
+
+
+def test_many_connections_leave_the_server_alive(url: str, client: "S3Client", bucket: Bucket) -> None:
+    parts = urlsplit(url)
+    held = [socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20) for _ in range(600)]
+    try:
+        held[-1].settimeout(20)
+        assert held[-1].recv(100).startswith(b"HTTP/1.1 503")
+    finally:
+        for each in held:
+            each.close()
+    assert client.get_object(Bucket=bucket.service.bucket, Key=f"{bucket.prefix}other")["Body"].read() == b"1"
+
+
+def test_client_that_goes_in_the_middle_of_a_body_leaves_nothing_held(
+    url: str, client: "S3Client", bucket: Bucket, one: Mount
+) -> None:
+    place = {"Bucket": bucket.service.bucket, "Key": f"{bucket.prefix}data/large"}
+    for _ in range(3):
+        body = client.get_object(**place)["Body"]  # type: ignore[arg-type]
+        assert body.read(10) == DATA[:10]
+        body.close()
+    run(FUSECACHE, "evict", one.path / "data")
+    assert client.get_object(**place)["Body"].read() == DATA  # type: ignore[arg-type]
+
+
+def test_damaged_cache_is_not_served(
+    url: str, client: "S3Client", bucket: Bucket, one: Mount, expect_log: Callable[[str], None]
+) -> None:
+    place = {"Bucket": bucket.service.bucket, "Key": f"{bucket.prefix}data/large"}
+    assert (one.path / "data" / "large").read_bytes() == DATA
+    run(FUSECACHE, "warm", "--wait", one.path / "data" / "large")
+    files = [path for path in (one.cache / "cache" / "files").glob("*/*") if path.stat().st_size > MIB]
+    assert len(files) == 1
+    with open(files[0], "r+b") as damaged:
+        damaged.seek(9 * MIB)
+        damaged.write(b"other bytes")
+        os.fsync(damaged.fileno())
+    expect_log("cached granules are damaged")
+    assert client.get_object(**place)["Body"].read() == DATA  # type: ignore[arg-type]
+
+
+def test_daemon_that_dies_in_the_middle_of_a_body_ends_it_and_the_next_one_serves(
+    mount: Callable[..., Mount], bucket: Bucket, free_port: Callable[[], int]
+) -> None:
+    """What its successor evicts would be sent as zeros."""
+    bucket.put("large", DATA)
+    one = mount("--keep-mounted")
+    place = {"Bucket": bucket.service.bucket, "Key": f"{bucket.prefix}large"}
+    with served(one, str(free_port()), "--no-keys") as url:
+        client = client_of(url)
+        body = client.get_object(**place)["Body"]  # type: ignore[arg-type]
+        first = body.read(100)
+        os.kill(one.pid, signal.SIGKILL)
+        with pytest.raises((IncompleteReadError, ProtocolError, ResponseStreamingError)):
+            body.read()
+        assert first == DATA[:100]
+        body.close()
+        assert one.path.joinpath("large").read_bytes() == DATA  # waits for the successor
+        one.pid = one.status()["pid"]
+        assert client.get_object(**place)["Body"].read() == DATA  # type: ignore[arg-type]
+        client.close()
+
+
+# ---- TLS
+
+
+def test_served_by_tls(one: Mount, bucket: Bucket, free_port: Callable[[], int], tmp_path: Path) -> None:
+    certificate, _ = make_certificate(tmp_path)
+    flags = (
+        "--key-file",
+        key_file(tmp_path),
+        "--certificate",
+        certificate,
+        "--certificate-key",
+        tmp_path / "key.pem",
+    )
+    with served(one, f"127.0.0.1:{free_port()}", *flags) as url:
+        assert url.startswith("https://")
+        client = client_of(url, verify=str(certificate))
+        answer = client.get_object(Bucket=bucket.service.bucket, Key=f"{bucket.prefix}data/large")
+        assert answer["Body"].read() == DATA
+        client.close()

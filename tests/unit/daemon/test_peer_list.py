@@ -1,0 +1,58 @@
+"""The nodes that `peers` names, in each of its forms."""
+
+from pathlib import Path
+
+import pytest
+
+from fusecache.daemon.peer_list import SLURM_VARIABLE, check_entries, nodes_of, slurm_hosts
+from fusecache.model.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("gpu1", ["gpu1"]),
+        ("gpu[08-10,3],login", ["gpu08", "gpu09", "gpu10", "gpu3", "login"]),
+        ("rack1-n[1-2]-ib,rack2-n5", ["rack1-n1-ib", "rack1-n2-ib", "rack2-n5"]),
+    ],
+)
+def test_node_lists_of_slurm(text: str, hosts: list[str]) -> None:
+    assert slurm_hosts(text) == hosts
+
+
+def test_malformed_node_list_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a list of nodes"):
+        slurm_hosts("gpu[1-")
+
+
+def test_each_form(tmp_path: Path) -> None:
+    file = tmp_path / "nodes"
+    file.write_text("10.0.0.1:9470  # the first\n\n[fd00::1]:9470\n")
+    found = list(
+        nodes_of(
+            ["gpu1:9470", f"file:{file}", "slurm:9471", "dns:127.0.0.1:9472"],
+            {SLURM_VARIABLE: "a[1-2]"},
+        )
+    )
+    assert found == [
+        "gpu1:9470", "10.0.0.1:9470", "[fd00::1]:9470", "a1:9471", "a2:9471", "127.0.0.1:9472",
+    ]  # fmt: skip
+
+
+def test_entries_that_name_no_nodes_are_refused() -> None:
+    check_entries(["gpu1:9470", "[::1]:1", "file:/x", "dns:name:1", "slurm:1"])
+    for wrong in ("gpu1", "dns:name", "slurm:x", "file:", "http://gpu1:1"):
+        with pytest.raises(ConfigError, match="allowed is HOST:PORT"):
+            check_entries([wrong])
+
+
+def test_list_outside_of_a_job_says_so() -> None:
+    with pytest.raises(ValueError, match="within the job"):
+        list(nodes_of(["slurm:1"], {}))
+
+
+def test_file_with_another_line_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "nodes"
+    file.write_text("gpu1\n")
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        list(nodes_of([f"file:{file}"], {}))
