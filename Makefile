@@ -414,6 +414,10 @@ bench-serving: setup $(VENV)/.bench ## loading a model's weights, cold and again
 
 AGAINST ?= HEAD
 
+.PHONY: bench-cluster
+bench-cluster: setup ## nodes that fill from each other, in network namespaces; 15 minutes as root; BENCH_ARGS="--only same"
+	@$(AS_ROOT) $(VENV)/bin/python -m benchmarks.cluster $(BENCH_ARGS)
+
 .PHONY: bench-pairs
 bench-pairs: setup $(VENV)/.bench ## this tree beside an older commit, in turns; AGAINST=commit, BENCH_ARGS for parts
 	@$(VENV)/bin/python -m benchmarks.pairs --against $(AGAINST) $(BENCH_ARGS)

@@ -42,6 +42,7 @@ def main() -> int:
     for account in options.account:
         server.control.add_bucket(account.buckets[0])
         server.control.add_account(account)
+    server.host = options.host
     with server:
         facts: dict[str, Any] = {
             "endpoint_url": server.endpoint_url,
@@ -70,6 +71,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--bucket", default="bucket")
     parser.add_argument("--directory", help="where objects are kept (default: a temporary one)")
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
+    parser.add_argument("--host", default="127.0.0.1", help="the address of this machine to listen on")
     parser.add_argument("--access-key", default=DEFAULT_ACCESS_KEY)
     parser.add_argument("--secret-key", default=DEFAULT_SECRET_KEY)
     parser.add_argument(

@@ -101,6 +101,8 @@ class ServerProcess:
         self.endpoint_url = ""
         self.ca_path: str | None = None
         self._tls = tls
+        # Another address of this machine, if set before the start.
+        self.host = "127.0.0.1"
         # Closes what holds the port while no child runs.
         self._release_port: Callable[[], object] | None = None
         self._child: subprocess.Popen[str] | None = None
@@ -121,6 +123,7 @@ class ServerProcess:
             self._release_port = weakref.finalize(self, held.close)
         command = [sys.executable, "-m", "tests.s3server", "--exit-with-stdin", "--with-control"]
         command += ["--bucket", self.bucket, "--directory", str(self.directory), "--port", str(self.port)]
+        command += ["--host", self.host]
         command += ["--access-key", self.access_key, "--secret-key", self.secret_key]
         if self._tls:
             command.append("--tls")

@@ -41,7 +41,12 @@ class Outage(enum.Enum):
 
 
 class S3Server:
-    """One S3 endpoint on loopback. Not restartable: make another one on the same directory."""
+    """One S3 endpoint on loopback. Not restartable: make another one on the same directory.
+
+    host: another address of this machine, if set before the start.
+    """
+
+    host = "127.0.0.1"
 
     def __init__(
         self,
@@ -92,7 +97,7 @@ class S3Server:
         self.port = self._reservation.getsockname()[1]
         self._listen()
         scheme = "http" if self._tls is None else "https"
-        self.endpoint_url = f"{scheme}://127.0.0.1:{self.port}"
+        self.endpoint_url = f"{scheme}://{self.host}:{self.port}"
         return self
 
     def stop(self) -> None:
@@ -150,7 +155,7 @@ class S3Server:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", self.port))
+            listener.bind((self.host, self.port))
             listener.listen(BACKLOG)
         except BaseException:
             listener.close()

@@ -1,0 +1,218 @@
+"""Nodes that fill from each other: `make bench-cluster`, as root. One JSON line a case, and its bar.
+
+Four nodes in network namespaces share a bucket that sends 100 MB/s in all. On a machine with few cores the nodes share
+these, so ratios say more than seconds.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.namespaces import Cluster, Node
+from benchmarks.processes import BenchmarkError
+from tests.mount.serving import SECRET, key_file
+
+MIB = 1 << 20
+NODES = 4
+BUCKET_BYTES_PER_SECOND = 100e6
+FLAGS = ("--memory", "256MiB", "--log-level", "info")
+
+
+def read_all(nodes: list[Node], names: list[list[str]]) -> tuple[list[float], int]:
+    """Read files on each node, all nodes at once; return each node's seconds, and how many readers failed."""
+    began = time.monotonic()
+    readers = [
+        node.run("cat", *(str(node.path / name) for name in mine))
+        for node, mine in zip(nodes, names, strict=True)
+    ]
+    seconds = [0.0] * len(readers)
+    left = set(range(len(readers)))
+    while left:
+        for index in list(left):
+            if readers[index].poll() is not None:
+                seconds[index] = time.monotonic() - began
+                left.remove(index)
+        time.sleep(0.01)
+    return seconds, sum(each.returncode != 0 for each in readers)
+
+
+def timed(cluster: Cluster, names: list[str], *, peers: bool, on_way: Callable[[], None] | None = None,
+          only: int | None = None) -> dict[str, Any]:  # fmt: skip
+    """Mount, read the same files on all nodes, unmount. on_way: called while they read."""
+    cluster.mount(*FLAGS, "--cache-size", "4GiB", peers=peers)
+    cluster.sent()
+    nodes = cluster.nodes[:only]
+    if on_way is not None:
+        on_way()
+    seconds, failed = read_all(nodes, [names] * len(nodes))
+    sent = cluster.sent()
+    peers_seen = [node.status()["peers"] for node in nodes]
+    cluster.unmount()
+    return {"seconds": max(seconds), "failed": failed, "sent": sent, "peers": peers_seen}
+
+
+def same(cluster: Cluster, size: int, rounds: int) -> list[dict[str, Any]]:
+    """All nodes load the same object at once, without peers and with them."""
+    cluster.server.control.add_synthetic("model", size, 1)
+    rows = []
+    for _ in range(rounds):
+        alone = timed(cluster, ["model"], peers=False)
+        together = timed(cluster, ["model"], peers=True)
+        rows.append((together["sent"] / size, together["seconds"] / alone["seconds"], together, alone))
+    return [
+        bar("same: bytes from the bucket / size", statistics.median(row[0] for row in rows), 1.05),
+        bar("same: time / without peers", statistics.median(row[1] for row in rows), 0.35),
+        {"same": [(row[2]["seconds"], row[3]["seconds"]) for row in rows]},
+    ]
+
+
+def killed(cluster: Cluster, size: int, rounds: int) -> list[dict[str, Any]]:
+    """One node dies while all read: the others' errors, and their time."""
+    names = [f"part{number}" for number in range(8)]
+    for number, name in enumerate(names):
+        cluster.server.control.add_synthetic(name, size // 8, 10 + number)
+    ratios, failed = [], 0
+    for _ in range(rounds):
+        calm = timed(cluster, names, peers=True, only=NODES - 1)
+        after = calm["seconds"] / 2
+
+        def cut(after: float = after) -> None:
+            node = cluster.nodes[-1]
+            words = [sys.executable, "-c", "import os,sys,time; time.sleep(float(sys.argv[1]));"
+                     "[os.kill(int(each), 9) for each in sys.argv[2:]]", str(after)]  # fmt: skip
+            subprocess.Popen([*words, *(str(each.pid) for each in node._processes)])
+
+        disturbed = timed(cluster, names, peers=True, only=NODES - 1, on_way=cut)
+        ratios.append(disturbed["seconds"] / calm["seconds"])
+        failed += disturbed["failed"]
+    return [
+        bar("killed: readers' errors", failed, 0),
+        bar("killed: time / undisturbed", statistics.median(ratios), 1.3),
+    ]
+
+
+def slow(cluster: Cluster, size: int, rounds: int) -> list[dict[str, Any]]:
+    """One peer sends 1 MB/s: the time of the others, beside a cluster without it."""
+    cluster.server.control.add_synthetic("model", size, 1)
+    ratios = []
+    for _ in range(rounds):
+        cluster.mount(*FLAGS, "--cache-size", "4GiB", only=NODES - 1)
+        without, _ = read_all(cluster.nodes[: NODES - 1], [["model"]] * (NODES - 1))
+        cluster.unmount()
+        disturbed = timed(
+            cluster,
+            ["model"],
+            peers=True,
+            only=NODES - 1,
+            on_way=lambda: cluster.nodes[-1].slow_down("8mbit"),
+        )
+        subprocess.run(
+            ["tc", "-n", cluster.nodes[-1].name, "qdisc", "del", "dev", "eth0", "root"], check=True
+        )
+        ratios.append(disturbed["seconds"] / max(without))
+    return [bar("slow peer: time / without that peer", statistics.median(ratios), 1.2)]
+
+
+def epochs(cluster: Cluster, size: int, _: int) -> list[dict[str, Any]]:
+    """Three epochs, each node a share of the shards in another order, over caches that hold 3/8 of them each."""
+    names = [f"shard{number:03}" for number in range(max(NODES, size // (16 * MIB)))]
+    for number, name in enumerate(names):
+        cluster.server.control.add_synthetic(name, 16 * MIB, 100 + number)
+    cluster.mount(*FLAGS[:-2], "--memory", "64MiB", "--cache-size", str(max(size * 3 // 8, 64 * MIB)))
+    cluster.sent()
+    sent, seconds = [], []
+    for epoch in range(3):
+        order = random.Random(epoch).sample(names, len(names))
+        began = time.monotonic()
+        _, failed = read_all(cluster.nodes, [order[number::NODES] for number in range(NODES)])
+        seconds.append(time.monotonic() - began)
+        sent.append(cluster.sent())
+        if failed:
+            raise BenchmarkError(f"{failed} readers failed")
+    cluster.unmount()
+    total = len(names) * 16 * MIB
+    return [
+        bar("epochs: bytes from the bucket / size, all three", sum(sent) / total, 1.15),
+        {"epochs": [round(each / total, 3) for each in sent], "seconds": seconds},
+    ]
+
+
+def serving(cluster: Cluster, size: int, rounds: int) -> list[dict[str, Any]]:
+    """One client reads a warm object: its rate beside a bare loop of sendfile, and the daemon's processor time."""
+    cluster.server.control.add_synthetic("model", size, 1)
+    cluster.mount(*FLAGS, "--cache-size", "4GiB", peers=False, only=1)
+    node, folder = cluster.nodes[0], cluster.key_file.parent / "serve"
+    folder.mkdir()
+    key_file(folder)
+    node._run(
+        ["serve", str(node.path), "--listen", f"{node.address}:9000", "--key-file", str(folder / "key")]
+    )
+    node._wait(lambda: ":9000" in node._log.read_text())
+    read_all([node], [["model"]])
+    subprocess.run(
+        [Path(sys.executable).parent / "fusecache", "warm", "--wait", node.path / "model"], check=True
+    )
+    (file,) = (path for path in (node.cache / "cache" / "files").glob("*/*") if path.stat().st_size >= size)
+    ratios, cpu = [], []
+    for _ in range(rounds + 1):
+        before = node.cpu_seconds()
+        ours = _rate([sys.executable, "-m", "benchmarks.serve_client", "get", f"http://{node.address}:9000",
+                      cluster.server.bucket, SECRET, str(size)])  # fmt: skip
+        cpu.append((node.cpu_seconds() - before) * (1 << 30) / size)
+        bare = _rate([sys.executable, "-m", "benchmarks.serve_client", "bare", file, str(size)])
+        ratios.append(ours / bare)
+    cluster.unmount()
+    return [
+        bar("serve: rate / bare sendfile", statistics.median(ratios[1:]), 0.8, at_least=True),
+        bar("serve: daemon CPU s a GiB", statistics.median(cpu[1:]), 0.1),
+        {"serve": ratios},
+    ]
+
+
+def _rate(words: list[Any]) -> float:
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=True, timeout=120,
+                          cwd=Path(__file__).parent.parent)  # fmt: skip
+    return float(done.stdout)
+
+
+def bar(case: str, value: float, limit: float, *, at_least: bool = False) -> dict[str, Any]:
+    """Return a row: the figure, and whether it meets its bar."""
+    met = value >= limit if at_least else value <= limit
+    return {"case": case, "value": round(value, 3), "bar": limit, "met": met}
+
+
+CASES = {"same": same, "killed": killed, "slow": slow, "epochs": epochs, "serving": serving}
+
+
+def main() -> int:
+    """Run the cases; return 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default=",".join(CASES), help="cases, separated by commas")
+    parser.add_argument("--mib", type=int, default=1024, help="size of the object, or of the data set")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    missed = 0
+    for case in options.only.split(","):
+        with (
+            tempfile.TemporaryDirectory(prefix="cluster-", dir=os.environ.get("TMPDIR")) as folder,
+            Cluster(Path(folder), NODES) as cluster,
+        ):
+            cluster.server.control.set(total_bandwidth=BUCKET_BYTES_PER_SECOND)
+            for row in CASES[case](cluster, options.mib * MIB, options.rounds):
+                sys.stdout.write(json.dumps(row) + "\n")
+                sys.stdout.flush()
+                missed += row.get("met") is False
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
