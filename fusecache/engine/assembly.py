@@ -234,7 +234,6 @@ def build_write_back(
     preparer = events.preparer = Preparer(uploader, cache, journal, offload, tasks)
     schedule = PublishSchedule(
         queue,
-        write.placement,
         settle_seconds=options.settle_seconds,
         temp_names=options.temp_names,
         delete_delay=options.delete_delay,

@@ -123,9 +123,8 @@ class FileRecord:
     checksum: xxh3_128 hex of the granules' checksums; empty until synced. upload_id, part_bytes, part_etags:
     the multipart upload in progress ("" for a part not stored yet); upload_attributes: those in its object's metadata.
     moment: when it was closed, or quarantined if it never was, in seconds since 1970 (0: unknown). reason: why it is
-    quarantined or held; error: the same as text. refused_at: its position in the publish order when the bucket rejected
-    it, because later renames change `sequence`; 0: not rejected. sets_time: whether a program set the time; else it is
-    the one of the last write.
+    quarantined or held; error: the same as text. sets_time: whether a program set the time; else it is the one of the
+    last write.
     """
 
     generation: int
@@ -146,7 +145,6 @@ class FileRecord:
     error: str = ""
     moment: float = 0.0
     reason: Reason = Reason.NONE
-    refused_at: int = 0
     carries: str = ""
     sets_time: bool = False
 
@@ -230,7 +228,7 @@ def to_row(record: FileRecord | OperationRecord | ConflictRecord) -> dict[str, A
 
 def file_from_row(row: dict[str, Any]) -> FileRecord:
     """Return the record of a row. Raises ValueError, TypeError or KeyError if the row is invalid."""
-    row = _known(FileRecord, row)
+    row = _known(FileRecord, row, "refused_at")
     row["state"] = FileState(row["state"])
     row["attributes"] = PosixAttributes(**row["attributes"])
     row["part_etags"] = tuple(row["part_etags"])
@@ -255,9 +253,15 @@ def conflict_from_row(row: dict[str, Any]) -> ConflictRecord:
 
 
 def _known(
-    record: type[FileRecord] | type[OperationRecord] | type[ConflictRecord], row: dict[str, Any]
+    record: type[FileRecord] | type[OperationRecord] | type[ConflictRecord],
+    row: dict[str, Any],
+    *former: str,
 ) -> dict[str, Any]:
-    unknown = set(row).difference(record.__slots__)
+    """Return a row without the fields that only earlier versions of fusecache had."""
+    unknown = set(row).difference(record.__slots__, former)
     if unknown:
         raise ValueError(f"unknown fields {sorted(unknown)}: written by a newer fusecache?")
-    return dict(row)
+    known = dict(row)
+    for name in former:
+        known.pop(name, None)
+    return known

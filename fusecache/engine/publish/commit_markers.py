@@ -3,18 +3,17 @@
 The order among accepted changes is not its business: `policy/writeback/publish_order.py` has that.
 
 Invariants:
-1. A marker is held while a change below its directory is rejected that was queued before it.
+1. A marker is held while a change below its directory is rejected.
 2. It is queued again within a second after there is none, behind all that was queued by then.
-3. While it is held, no later removal below its directory is sent: the bucket's older marker may name that object.
+3. While it is held, no removal below its directory is sent: the bucket's older marker may name that object.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeGuard
 
 import trio
 
-from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
+from fusecache.engine.namespace.nodes import FileVersion, QueuedChange, is_removal
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import CREATES
 from fusecache.engine.runtime.journal_writer import JournalWriter
@@ -22,7 +21,7 @@ from fusecache.engine.write.version_states import VersionStates
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import Refused
 from fusecache.model.names import parent_prefix
-from fusecache.model.records import FileState, Reason
+from fusecache.model.records import Reason
 
 # Nothing tells of the end of a rejected change. To look costs the product of held markers and rejected changes.
 _CHECK_SECONDS = 1.0
@@ -45,14 +44,17 @@ class CommitMarkers:
         self._states = states
         self._journal = journal
         self._rejected = rejected
-        self._held: set[FileVersion] = set()
         self._has_news = trio.Event()
 
     def restore(self, items: list[QueuedChange]) -> None:
         """Go on holding the markers that an earlier daemon held. items: all rejected changes."""
         for each in items:
-            if isinstance(each, FileVersion) and each.record.reason is Reason.INCOMPLETE:
+            if isinstance(each, FileVersion) and each.record.reason is not Reason.NONE:
                 self._hold(each)
+        for removal in filter(is_removal, self._queue.unordered()):
+            blocking = self._queue.markers_blocking(removal)
+            # Its turn came after that of an older marker, so the earlier daemon has not sent it.
+            removal.in_flight &= not any(each.sequence < removal.sequence for each in blocking)
 
     def check(self, version: FileVersion) -> None:
         """Raise Refused for a marker that announces something that the bucket rejected."""
@@ -76,60 +78,35 @@ class CommitMarkers:
         while True:
             await self._has_news.wait()
             self._has_news = trio.Event()
-            while self._held:
+            while self._queue.held_markers():
                 await trio.sleep(_CHECK_SECONDS)
                 self.release()
 
     def release(self) -> None:
         """Queue the held markers for which nothing is missing now."""
-        for each in sorted(self._held, key=_place):
+        for each in sorted(self._queue.held_markers(), key=lambda held: held.sequence):
             node = each.node
-            if each.state is not FileState.REJECTED:
-                self._held.discard(each)
+            if node is None or node.version is not each or not self._tree.is_linked(node):
                 continue
-            has_name = node is not None and node.version is each and self._tree.is_linked(node)
-            if node is not None and has_name and self._missing_for(each) is None:
-                self._held.discard(each)
+            if each.record.reason is Reason.INCOMPLETE and self._missing_for(each) is None:
                 self._journal.submit(*self._states.requeue(node, each))
-
-    def marker_blocking(self, removal: Operation) -> FileVersion | None:
-        """Return a held marker that is older than a removal below its directory.
-
-        The bucket shows an older version of that marker, which may name the object to be removed.
-        """
-        rejected = self._rejected()
-        if not rejected or self._queue.for_key(removal.record.key)[-1] is not removal:
-            return None
-        return next((each for each in rejected if self._is_before(each, removal)), None)
 
     # ---- inside
 
     def _hold(self, version: FileVersion) -> None:
-        self._held.add(version)
+        self._queue.hold(version)
         self._has_news.set()
 
     def _missing_for(self, version: FileVersion) -> QueuedChange | None:
-        """Return an older rejected change below a marker's directory, or None."""
-        key, place = version.record.key, _place(version)
+        """Return a rejected change below a marker's directory, or None. Of other held markers only older ones count."""
+        key = version.record.key
         folder = parent_prefix(key)
         for each in self._rejected():
             name = each.changed_keys()[-1]
-            brings_name = isinstance(each, FileVersion) or each.record.kind in CREATES
-            if brings_name and name != key and name.startswith(folder) and _place(each) < place:
+            if isinstance(each, FileVersion):
+                brings_name = each.record.reason is Reason.NONE or each.sequence < version.sequence
+            else:
+                brings_name = each.record.kind in CREATES
+            if brings_name and name != key and name.startswith(folder):
                 return each
         return None
-
-    def _is_before(self, rejected: QueuedChange, removal: Operation) -> TypeGuard[FileVersion]:
-        if (
-            not isinstance(rejected, FileVersion)
-            or rejected.record.reason is Reason.NONE
-            or rejected.node is None
-        ):
-            return False
-        is_below = removal.record.key.startswith(parent_prefix(rejected.record.key))
-        return is_below and _place(rejected) < removal.sequence and self._tree.is_linked(rejected.node)
-
-
-def _place(item: QueuedChange) -> int:
-    """Return the sequence that a change had when the bucket rejected it: later renames change that."""
-    return (item.record.refused_at if isinstance(item, FileVersion) else 0) or item.sequence

@@ -446,14 +446,9 @@ class Publisher:
             return
         if not self._schedule.may_go(item, trio.current_time()):
             return
-        if item.record.kind is OperationKind.DELETE:
-            marker = self._rejections.commit_markers.marker_blocking(item)
-            if marker is not None:
-                await self._journal.submit(*self._rejections.wait(item, marker)).committed()
-                return
-            if item.record.target:  # a DELETE with a target counts as not sent after a crash
-                self._queue.settle(item)
-                self._journal.submit(PutOperation(item.record))
+        if item.record.kind is OperationKind.DELETE and item.record.target:
+            self._queue.settle(item)  # a DELETE with a target counts as not sent after a crash
+            self._journal.submit(PutOperation(item.record))
         item.in_flight = True
         await self._journal.wait_all_committed()  # the row must be on disk before the bucket can change
         publish = partial(self._bucket_writer.publish_operation, may_hide=self._rejections.may_hide(item))

@@ -2,8 +2,8 @@
 
 It decides nothing about retries: `publisher.py` does.
 
-Invariant: such a change is kept and reported. It blocks only: commit markers that announce it, deletes below a marker
-that is held for it, and the delete of the object that it was renamed from.
+Invariant: such a change is kept and reported. It blocks only commit markers that announce it, and deletes below a
+marker that is held for it. The delete of the object that it was renamed from is given up: the old name shows again.
 
 Keeps the base ETags of local changes current: the version that each of them expects in the bucket.
 
@@ -140,10 +140,6 @@ class Rejections:
     @rejected.setter
     def rejected(self, items: list[QueuedChange]) -> None:
         self._rejected = dict.fromkeys(items)
-
-    def wait(self, removal: Operation, marker: FileVersion) -> list[Change]:
-        """Let a removal wait until something is published under a held marker's name, or the marker is removed."""
-        return self._placement.wait(removal, marker.record.key)
 
     def forget(self, keys: tuple[str, ...]) -> list[Change]:
         """The bucket accepted a change of these keys: forget operations of them that it rejected before."""
@@ -335,10 +331,14 @@ class Rejections:
             self._news = trio.Event()
             return
         item.error = error
-        item.record = replace(item.record, refused_at=item.sequence)
         self._queue.remove(item)
         self._preparer.restart(item)  # abort the upload: its parts are useless now
         key, node = item.record.key, item.node
+        newer = next(iter(self._queue.for_key(key)), None)
+        if node is not None and newer is not None and _is_content(newer, node):
+            rows = self._give_way(item, newer)
+            await self._journal.submit(*rows).committed()
+            return
         item.transition_to(FileState.REJECTED, error=str(error))
         changes = self._disposal.drop_replaced(item)
         if node is not None:
@@ -351,6 +351,13 @@ class Rejections:
         else:
             changes += self._disposal.drop(item)
         await self._journal.submit(*changes).committed()
+
+    def _give_way(self, item: FileVersion, newer: FileVersion) -> list[Change]:
+        """Newer content of the file is next in the queue of its name: it stands for what was rejected."""
+        if self._queue.is_commit_marker(item.record.key):
+            item.successor = newer  # that names files that were written in between: it keeps its place
+            return self._disposal.drop(item)
+        return [*self._placement.take_place(item, newer), PutFile(newer.record)]
 
     def _drop_renames(self, node: Node, key: str) -> list[Change]:
         """Drop queued renames of rejected content if nothing was published under its name: they would move nothing.
@@ -390,9 +397,13 @@ class Rejections:
         if newer is not None:
             changes = self._disposal.drop_replaced(newer)
             newer.replaces = item
-        changes += self._placement.retarget(key, key_now)
-        if newer is not None and newer in self._queue:
-            changes += self._placement.follow(newer)
+        for removal in self._queue.deletes_waiting_for(key):
+            name = removal.record.key
+            is_first = self._queue.for_key(name)[0] is removal
+            changes += self._placement.withdraw(removal)
+            if is_first:  # content of that name that is not queued yet replaces the object
+                changes += self.base_etags.update(name, removal.record.base_etag)
+            self._reveal(name)
         return [*changes, PutFile(item.record)]
 
     async def _abandon(self, item: Operation, node: Node | None, *rows: Change) -> None:

@@ -26,7 +26,6 @@ import trio
 
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal
 from fusecache.engine.publish.bucket_writer import CREATES
-from fusecache.engine.writeback.placement import QueuePlacement
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import FusecacheError, Throttled, Unavailable
 from fusecache.model.names import parent_path
@@ -43,7 +42,7 @@ TEMPORARY_SECONDS = 60.0
 READERS_SECONDS = 600.0
 # The same if a later write waits for the removal.
 DEPENDENT_WRITE_SECONDS = 10.0
-# Interval at which a removal is checked that waits for open handles, or for other content: no event tells their end.
+# Interval at which a removal is checked that waits for open handles, or for a commit marker: no event tells their end.
 _HANDLE_POLL_SECONDS = 1.0
 # Changes that send more than this have a queue of their own, and never block the others.
 LIGHT_BYTES = 4 * MIB
@@ -80,7 +79,6 @@ class PublishSchedule:
     def __init__(
         self,
         queue: WritebackQueue,
-        placement: QueuePlacement,
         *,
         settle_seconds: float,
         temp_names: tuple[str, ...],
@@ -88,7 +86,6 @@ class PublishSchedule:
     ) -> None:
         self._queue = queue
         self._order = queue.order
-        self._placement = placement
         self._settle_seconds = settle_seconds
         self._temp_names = temp_names
         self._delete_delay = delete_delay
@@ -247,8 +244,8 @@ class PublishSchedule:
         return isinstance(item, FileVersion) and self.is_deferred(item, now)
 
     def deferred_seconds(self, item: Operation, now: float) -> float:
-        """Return for how long at most a removal stays deferred, 0 if it is not. One that is held: at least so long."""
-        if self._placement.is_held(item):
+        """Return for how long at most a removal stays deferred, 0 if it is not; at least so long if it is blocked."""
+        if self._is_blocked(item):
             return _HANDLE_POLL_SECONDS
         if not self.is_deferred(item, now):
             return 0.0
@@ -317,7 +314,7 @@ class PublishSchedule:
         settle = 0.0 if self._is_draining else self._settle_seconds
         # Removals settle too: the file that replaces the name may follow a moment later.
         ready = settle + (item.sealed_at if isinstance(item, FileVersion) else item.queued_at)
-        if isinstance(item, Operation) and self._placement.waits_for_target(item):
+        if self._is_blocked(item):
             ready = max(ready, now + _HANDLE_POLL_SECONDS)
         for key in item.changed_keys():
             ready = max(ready, self._last_write.get(key, float("-inf")) + KEY_INTERVAL_SECONDS)
@@ -325,6 +322,14 @@ class PublishSchedule:
         if failures is not None:
             ready = max(ready, failures.pause_until)
         return max(0.0, ready - now)
+
+    def _is_blocked(self, item: QueuedChange) -> bool:
+        """Return whether a delete waits for a held commit marker; not if the name was written again since."""
+        return (
+            is_removal(item)
+            and self._queue.for_key(item.record.key)[-1:] == [item]
+            and bool(self._queue.markers_blocking(item))
+        )
 
     def _deferred_until(self, item: QueuedChange, now: float) -> float:
         if self._is_draining:

@@ -303,7 +303,7 @@ class JournalReplay:
             if record.state not in OWED:
                 changes += self._recover_file(record, found)
         lost = {record.key for record in records if record.state is FileState.REJECTED}
-        lost -= {version.record.key for version in found.rejected}
+        lost -= {each.record.key for each in found.rejected if each.record.reason is not Reason.NONE}
         queue = [record for record in records if record.state in OWED]
         changes += self._recover_queue(queue, lost, found)
         changes += self._end_replaced(found)
@@ -406,7 +406,7 @@ class JournalReplay:
     def _recover_queue(self, records: list[FileRecord], lost: set[str], found: ReplayResult) -> list[Change]:
         """Check what is queued, in order. The successors of quarantined content inherit its base ETag.
 
-        lost: keys of rejected content whose bytes are gone.
+        lost: keys of rejected content, apart from commit markers that are held.
         """
         changes: list[Change] = []
         operations, found.operations = found.operations, []
@@ -457,8 +457,8 @@ class JournalReplay:
             version = found.versions.pop()
             version.error = Refused(message)
             found.rejected.append(version)
-            fields = {"refused_at": record.sequence, "reason": Reason.POWER_CUT}
-            changes = [PutFile(version.transition_to(FileState.REJECTED, error=message, **fields))]
+            row = version.transition_to(FileState.REJECTED, error=message, reason=Reason.POWER_CUT)
+            changes = [PutFile(row)]
         return changes
 
     def _end_replaced(self, found: ReplayResult) -> list[Change]:

@@ -125,11 +125,7 @@ class Quarantine:
     def _rejected_row(self, version: FileVersion) -> dict[str, Any]:
         record = version.record
         row = quarantine_row(record, self._tree.relative(record.key), version.file.path)
-        message = str(version.error or record.error)
-        kept = [self._tree.relative(each.record.key) for each in self._queue.deletes_waiting_for(record.key)]
-        if kept:
-            message += f"; the bucket keeps its older version as {', '.join(kept)}"
-        return {**row, "kind": "refused", "message": message}
+        return {**row, "kind": "refused", "message": str(version.error or record.error)}
 
     def _conflict_row(self, record: ConflictRecord) -> dict[str, Any]:
         return conflict_row(record, self._tree.relative(record.key), self._tree.relative(record.kept_as))
@@ -378,8 +374,7 @@ class Quarantine:
         if node.handles:
             raise NotPermitted(f"{self._tree.path(node)}: a program has it open; close it first")
         parent, name, size = node.parent, node.name, version.size
-        shown = self._placement.forget_deletes(version.record.key)
-        dropped = [*self._disposal.drop(version), *shown]
+        dropped = self._disposal.drop(version)
         if parent is not None:
             self._tree.detach(node)
             self._events.on_name_lost(parent, name)  # the name shows again what the bucket has

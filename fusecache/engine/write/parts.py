@@ -57,7 +57,7 @@ def build_write_parts(  # noqa: PLR0913  # the one place where each part is give
     local_only = LocalOnly(tree, options.local_only)
     space = StagingSpace(tree, cache, events)
     disposal = VersionDisposal(tree, cache, staging, journal, queue, local_only, events)
-    placement = QueuePlacement(tree, queue, journal, disposal.drop)
+    placement = QueuePlacement(tree, queue, disposal.drop)
     states = VersionStates(tree, journal, queue, placement, space, local_only, disposal, events, boot_id)
     close_protocol = CloseProtocol(journal, queue, offload, states, disposal, local_only, space, backpressure)
     reader = FileReader(cache, queue, offload, events)

@@ -186,7 +186,6 @@ class VersionStates:
             base_etag=base,
             error="",
             reason=Reason.NONE,
-            refused_at=0,
         )
         version.sealed_at = version.waiting_since = trio.current_time()
         changes = self._placement.queue_sealed(version)

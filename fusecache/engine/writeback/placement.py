@@ -1,9 +1,5 @@
 """Gives closed content its sequence in the publish order: behind what is queued of its key, or in place of that.
 
-It also says which deletes depend on rejected content. When newer content of a name was renamed and the bucket then
-rejected it, the old object under the old name stays. Its delete waits in the queue until something is published under
-the new name. This node does not show the old name.
-
 Invariant: nothing here awaits. The caller journals the returned rows in one transaction with the cause.
 """
 
@@ -15,11 +11,10 @@ import trio
 
 from fusecache.engine.namespace.nodes import FileVersion, Node, Operation, QueuedChange, is_removal
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.writeback.queue import WritebackQueue
-from fusecache.index.journal import Change, DropOperation, PutOperation
+from fusecache.index.journal import Change, DropOperation
 from fusecache.model.objects import MIB
-from fusecache.model.records import FileState, OperationKind
+from fusecache.model.records import FileState
 
 log = logging.getLogger(__name__)
 # A commit marker up to this size names other files. A larger one is a checkpoint by itself: `last.ckpt`.
@@ -35,12 +30,10 @@ class QueuePlacement:
         self,
         tree: Tree,
         queue: WritebackQueue,
-        journal: JournalWriter,
         drop: Callable[[FileVersion], list[Change]],
     ) -> None:
         self._tree = tree
         self._queue = queue
-        self._journal = journal
         self._drop = drop
 
     def queue_sealed(self, version: FileVersion) -> list[Change]:
@@ -50,25 +43,30 @@ class QueuePlacement:
         last = queued[-1] if queued else None
         is_newest = last is not None and self._queue.ends_with(last)
         self._queue.add(version)
-        following = self.follow(version)
         if (
             is_removal(last)
             and not last.in_flight
             and not self._must_publish_delete(last, before=version.sequence)
         ):
             self._queue.remove(last)  # the version inherits its base
-            return [*following, *self._forget(last)]
+            return self._forget(last)
         if not isinstance(last, FileVersion) or last.node is not version.node or last.in_flight:
-            return following
+            return []
         # A remote fsync waits for this very version. It must not wait for a later one, which may never be published.
         if last.awaited or self._keeps_both(last, version, is_first=last is queued[0], is_newest=is_newest):
             return []
-        # The newer content takes over the sequence of the old one: whatever was written after that may depend on it.
-        sequence, version.waiting_since = last.sequence, last.waiting_since
+        return self.take_place(last, version)
+
+    def take_place(self, old: FileVersion, version: FileVersion) -> list[Change]:
+        """Drop content for which newer queued content of its file stands; that takes over the old sequence.
+
+        Whatever was written after that may depend on it.
+        """
+        sequence, version.waiting_since = old.sequence, old.waiting_since
         self._queue.remove(version)
-        last.successor = version
-        changes: list[Change] = [*self._drop(last)]
-        base = self._queue.base_for(key, last.record.base_etag, sequence)
+        old.successor = version
+        changes = self._drop(old)
+        base = self._queue.base_for(version.record.key, old.record.base_etag, sequence)
         version.record = replace(version.record, sequence=sequence, base_etag=base)
         self._queue.add(version)
         return changes
@@ -112,73 +110,16 @@ class QueuePlacement:
         Files deeper than its directory do not count, nor do deferred ones, those at or after `before`, those in `but`.
         """
         key = removal.record.key
-        if not self._queue.is_commit_marker(key) or self.is_held(removal):
+        if not self._queue.is_commit_marker(key) or self._queue.markers_blocking(removal):
             return False
         between = self._queue.rotation.written_between(removal.sequence, before, key)
         written = [self._queue.get(sequence) for sequence in between if sequence not in but]
         return any(item is not None and not self._queue.is_deferred(item) for item in written)
 
-    # ---- deletes that wait for the name to which newer content of theirs moved
-
-    def waits_for_target(self, removal: Operation) -> bool:
-        """Return whether a delete waits for what is not published yet under its target."""
-        node = self._target_of(removal)
-        return node is not None and node.version is not None
-
-    def is_held(self, removal: Operation) -> bool:
-        """Return whether a delete waits for content that the bucket rejected, or for a held commit marker."""
-        return rejected_before(self._target_of(removal)) is not None
-
-    def _target_of(self, removal: Operation) -> Node | None:
-        record = removal.record
-        waits = record.kind is OperationKind.DELETE and record.target
-        return self._tree.find(record.target) if waits else None
-
-    def retarget(self, key_before: str, key_now: str) -> list[Change]:
-        """Let the deletes that wait for rejected content go on waiting under the name that it has now."""
-        return [
-            row for each in self._queue.deletes_waiting_for(key_before) for row in self.wait(each, key_now)
-        ]
-
-    def wait(self, removal: Operation, key: str) -> list[Change]:
-        """Let a queued delete wait until something is published under `key`."""
-        if removal.in_flight:
-            return []
+    def withdraw(self, removal: Operation) -> list[Change]:
+        """Give a queued delete up: its object shows again."""
         self._queue.remove(removal)
-        if self._queue.for_key(removal.record.key):
-            # That name is being written again, and the next item inherited the base: no delete is needed.
-            return self._forget(removal)
-        removal.record = replace(removal.record, target=key)
-        self._queue.add(removal)
-        return [PutOperation(removal.record)]
-
-    def follow(self, version: FileVersion) -> list[Change]:
-        """Move the deletes that wait for a version's name behind it, unless older content of the name is queued."""
-        changes: list[Change] = []
-        key = version.record.key
-        if self._queue.for_key(key)[0] is not version:
-            return changes
-        for removal in self._queue.deletes_waiting_for(key):
-            if removal.sequence > version.sequence or removal.in_flight:
-                continue
-            if is_closed_at(self._tree, removal.record.key):
-                continue  # it goes when that content joins the queue
-            self._queue.remove(removal)
-            changes += self._forget(removal)
-            if not self._queue.for_key(removal.record.key):
-                removal.record = replace(removal.record, sequence=self._journal.next_number())
-                self._tree.add_tombstone(removal.record.key)
-                self._queue.add(removal)
-                changes.append(PutOperation(removal.record))
-        return changes
-
-    def forget_deletes(self, key: str) -> list[Change]:
-        """Cancel the deletes that wait for rejected content of `key`, which is discarded: the old names show again."""
-        changes: list[Change] = []
-        for removal in self._queue.deletes_waiting_for(key):
-            self._queue.remove(removal)
-            changes += self._forget(removal)
-        return changes
+        return self._forget(removal)
 
     def _forget(self, removal: Operation) -> list[Change]:
         self._tree.clear_tombstone(removal.record.key, gone=False)

@@ -3,7 +3,7 @@
 Not the journal, which is its durable shadow, and not the schedule (`engine/publish/schedule.py`), which knows times.
 
 A *deferred item* is in the queue, but is not published for now: its name is temporary, or it is a delete that waits for
-`delete_delay`, for readers, or for rejected content (`is_deferred`).
+`delete_delay` or for readers (`is_deferred`).
 
 Invariants:
 1. Items are ordered by sequence, and no two have the same. For one key this is also the order of its changes.
@@ -21,9 +21,9 @@ import trio
 
 from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_rename
-from fusecache.model.names import parent_path
+from fusecache.model.names import parent_path, parent_prefix
 from fusecache.model.objects import ObjectId, ObjectInfo
-from fusecache.model.records import OperationKind
+from fusecache.model.records import FileState, OperationKind
 from fusecache.policy.name_patterns import matches_any
 from fusecache.policy.writeback.publish_order import OrderedChange, PublishOrder, Role, SequenceBarrier
 from fusecache.policy.writeback.rotation import Rotation
@@ -64,6 +64,8 @@ class WritebackQueue:
         self._newest = SequenceBarrier()
         # The items that are file versions.
         self.contents: set[FileVersion] = set()
+        # Commit markers that are not published, as the bucket rejected, or a power cut took, what they may name.
+        self._held: set[FileVersion] = set()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -174,6 +176,26 @@ class WritebackQueue:
                 source = item.record
                 yield from self.objects_before(source.key, source.source_etag, item.sequence)
                 return
+
+    def hold(self, marker: FileVersion) -> None:
+        """A commit marker is rejected for now, as content that it may name is missing."""
+        self._held.add(marker)
+
+    def held_markers(self) -> list[FileVersion]:
+        """Return the commit markers that are still held."""
+        self._held = {each for each in self._held if each.state is FileState.REJECTED}
+        return list(self._held)
+
+    def markers_blocking(self, removal: Operation) -> list[FileVersion]:
+        """Return held commit markers above a removed object: the bucket's older versions of these may name it."""
+        held = self.held_markers() if self._held else []
+        return [
+            each
+            for each in held
+            if removal.record.key.startswith(parent_prefix(each.record.key))
+            and each.node is not None
+            and each.node.parent is not None
+        ]
 
     def settle_deletes(self, key: str) -> list[Operation]:
         """Return the deletes whose newer content was just published under `key`; they lose their target.
