@@ -37,7 +37,7 @@ from fusecache.engine.publish.publisher import Publisher
 from fusecache.engine.publish.rejections import Rejections
 from fusecache.engine.publish.results import PublishResults
 from fusecache.engine.publish.retirement import Retirement
-from fusecache.engine.publish.schedule import PublishSchedule
+from fusecache.engine.publish.schedule import PublishRequests, PublishSchedule
 from fusecache.engine.recovery.journal_replay import JournalReplay
 from fusecache.engine.recovery.quarantine import Quarantine
 from fusecache.engine.runtime.journal_writer import JournalWriter
@@ -221,15 +221,7 @@ def build_write_back(
         patterns=options.whole_files,
     )
     uploader = events.uploader = MultipartUploader(
-        store,
-        tree,
-        journal,
-        offload,
-        cache,
-        queue,
-        options.temp_names,
-        events,
-        tasks,
+        store, journal, offload, cache, write.states, write.snapshots, events, tasks
     )
     preparer = events.preparer = Preparer(uploader, cache, journal, offload, tasks)
     schedule = PublishSchedule(
@@ -245,12 +237,11 @@ def build_write_back(
         journal,
         schedule,
         preparer,
-        BucketWriter(primary_of(store), str(storage.empty_file)),
+        PublishRequests(
+            BucketWriter(primary_of(store), str(storage.empty_file)), offload, cache.request_limit, events
+        ),
         PublishResults(tree, lookup, write, queue, journal, retirement, rejections, events),
-        offload,
-        cache.request_limit,
         tasks,
-        events,
         last_wins=options.last_wins,
     )
     remote_fsync = RemoteFsync(
@@ -310,7 +301,6 @@ def build_services(
         write,
         publisher,
         conflict_log,
-        storage.store,
         names.paths.lookup_path,
         names.symlinks,
         client,

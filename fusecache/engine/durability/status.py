@@ -39,7 +39,6 @@ from fusecache.model.format_text import (
 from fusecache.model.records import ConflictRecord, FileState
 from fusecache.policy.checkpoints import checkpoint_folder
 from fusecache.policy.rate_meter import RateMeter, seconds_left
-from fusecache.remote.store import Store
 
 # Names listed in an answer; the rest is only counted.
 NAMED = 50
@@ -225,7 +224,6 @@ class QueueStatus:
         write: WriteParts,
         publisher: Publisher,
         conflict_log: ConflictLog,
-        store: Store,
         resolve: Callable[[str], Awaitable[Node]],
         symlinks: Symlinks,
         client: MetadataClient,
@@ -242,7 +240,7 @@ class QueueStatus:
         self._enospc_log = write.enospc_log
         self._publisher = publisher
         self._conflict_log = conflict_log
-        self._store = store
+        self._store = client.store
         self._resolve = resolve
         self._symlinks = symlinks
         self._rate = RateMeter()

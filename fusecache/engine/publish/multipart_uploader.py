@@ -20,7 +20,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -31,13 +31,13 @@ from fusecache.disk.staging import digests
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion, MultipartUpload
-from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import carried_by
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
-from fusecache.engine.writeback.queue import WritebackQueue
-from fusecache.index.journal import DropAbort, PutAbort, PutFile
+from fusecache.engine.write.snapshots import Snapshots
+from fusecache.engine.write.version_states import VersionStates
+from fusecache.index.journal import DropAbort, PutAbort
 from fusecache.model.errors import (
     TRANSIENT,
     Damaged,
@@ -51,7 +51,6 @@ from fusecache.model.errors import (
 from fusecache.model.objects import content_metadata
 from fusecache.model.records import FileState, PosixAttributes, without_upload
 from fusecache.policy.backoff import backoff_seconds
-from fusecache.policy.name_patterns import matches_any
 from fusecache.policy.writeback.digest_throttle import DigestThrottle
 from fusecache.policy.writeback.multipart import (
     PARTS_MAX,
@@ -110,20 +109,6 @@ class MultipartAborts:
 _MTIME_SLACK_NS = 60 * 1_000_000_000
 
 
-def may_upload_early(version: FileVersion, tree: Tree, temp_names: tuple[str, ...]) -> bool:
-    """Return whether a file that is being written will probably be published as it is, under its present name."""
-    node = version.node
-    if node is None or not tree.is_linked(node) or version.close_state.killed_writer is not None:
-        return False
-    if version.state not in {FileState.OPEN, FileState.FLUSHED}:
-        return False
-    if version.upload.multipart is not None and not version.upload.multipart.parts.is_worth_it:
-        return False
-    name = version.record.key.rpartition("/")[2]
-    # rsync and other programs write under a hidden name first, then rename.
-    return not name.startswith(".") and not matches_any(name, temp_names)
-
-
 def can_become_object(version: FileVersion, upload: MultipartUpload) -> bool:
     """Return whether an upload that began before the file's final size and attributes can become its object."""
     part_bytes = upload.parts.part_bytes
@@ -167,29 +152,27 @@ NEVER = 1 << 63
 class MultipartUploader:
     """Sends parts, those of sealed files first."""
 
-    def __init__(  # noqa: PLR0913  # it reads, sends and journals
+    def __init__(
         self,
         store: Store,
-        tree: Tree,
         journal: JournalWriter,
         offload: Offload,
         cache: BlockCache,
-        queue: WritebackQueue,
-        temp_names: tuple[str, ...],
+        states: VersionStates,
+        snapshots: Snapshots,
         events: Events,
         tasks: TaskNursery,
     ) -> None:
         """cache: its reads come first, and share the limit of requests."""
         self._tasks = tasks
         self._store = store
-        self._tree = tree
         self._journal = journal
         self._offload = offload
         self._cache = cache
         self._aborts = MultipartAborts(store, journal, offload)
-        self._queue = queue
+        self._states = states
+        self._snapshots = snapshots
         self._limit = cache.request_limit
-        self._temp_names = temp_names
         self._events = events
         self._in_flight = 0
         self._throttle = DigestThrottle(_PROCESSORS)
@@ -211,7 +194,7 @@ class MultipartUploader:
             )
             self.drop(version)
             upload = None
-        if not self._tasks.is_open or not may_upload_early(version, self._tree, self._temp_names):
+        if not self._tasks.is_open or not self._may_begin_early(version):
             version.upload.grows_at = NEVER
             return
         version.upload.growing_since = min(version.upload.growing_since, trio.current_time())
@@ -282,6 +265,18 @@ class MultipartUploader:
 
     # ---- one upload
 
+    def _may_begin_early(self, version: FileVersion) -> bool:
+        """Return whether a file that is being written will probably be published as it is, under its present name."""
+        node = version.node
+        if node is None or not self._states.has_name(node) or version.close_state.killed_writer is not None:
+            return False
+        if version.state not in {FileState.OPEN, FileState.FLUSHED}:
+            return False
+        if version.upload.multipart is not None and not version.upload.multipart.parts.is_worth_it:
+            return False
+        # rsync and other programs write under a hidden name first, then rename.
+        return not node.name.startswith(".") and not self._snapshots.has_temporary_name(node)
+
     def _begin(self, version: FileVersion, part_bytes: int) -> MultipartUpload:
         record = version.record
         upload = MultipartUpload(record.key, PartTable(part_bytes), record.attributes)
@@ -337,7 +332,7 @@ class MultipartUploader:
                     part_etags=(),
                     upload_attributes=upload.attributes,
                 )
-                await self._journal.submit(*self._row(version)).committed()
+                await self._journal.submit(*self._states.row_of(version)).committed()
                 upload.is_known = True
         except FusecacheError as exc:
             self._on_failed(version, upload, exc)
@@ -403,7 +398,7 @@ class MultipartUploader:
             if upload.parts.end(attempt, etag) and not upload.stopped.is_set():
                 version.record = replace(version.record, part_etags=upload.parts.etags())
                 version.upload.sent_bytes = upload.parts.held_bytes(version.size)
-                self._journal.submit(*self._row(version))
+                self._journal.submit(*self._states.row_of(version))
         except FusecacheError as exc:
             self._fail(version, upload, exc)
         finally:
@@ -545,16 +540,6 @@ class MultipartUploader:
         upload.failures, upload.quiet_until = 0, float("-inf")
         self._events.on_success(version)
         return answer
-
-    def _row(self, version: FileVersion) -> Iterator[PutFile]:
-        """Yield the row to be journaled; none for an unlinked file, which must not come back after a crash.
-
-        The exception is an unlinked file that is still queued: it must be published before the one that was renamed
-        over it.
-        """
-        is_named = version.node is not None and self._tree.is_linked(version.node)
-        if is_named or version in self._queue:
-            yield PutFile(version.record)
 
 
 def _next_part(version: FileVersion, upload: MultipartUpload) -> int | None:

@@ -23,20 +23,18 @@ from typing import TypeVar
 
 import trio
 
-from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange
-from fusecache.engine.publish.bucket_writer import MAKES, BucketWriter
+from fusecache.engine.publish.bucket_writer import MAKES
 from fusecache.engine.publish.preparer import PrepareAhead, Preparer
 from fusecache.engine.publish.results import PublishResults
 from fusecache.engine.publish.schedule import (
-    ChangesInFlight,
     FailingChanges,
     Failures,
+    PublishRequests,
     PublishSchedule,
     is_light,
 )
 from fusecache.engine.runtime.journal_writer import JournalWriter
-from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import PutFile, PutOperation
@@ -48,11 +46,10 @@ from fusecache.model.errors import (
     ObjectChanged,
     ObjectMissing,
     PartsRefused,
-    RemoteError,
     TooManyFiles,
 )
 from fusecache.model.records import FileState, OperationKind
-from fusecache.policy.backoff import RequestLimit, backoff_seconds
+from fusecache.policy.backoff import backoff_seconds
 from fusecache.remote.store import Sent
 
 log = logging.getLogger(__name__)
@@ -85,27 +82,18 @@ class Publisher:
         journal: JournalWriter,
         schedule: PublishSchedule,
         preparer: Preparer,
-        bucket_writer: BucketWriter,
+        requests: PublishRequests,
         results: PublishResults,
-        offload: Offload,
-        limit: RequestLimit,
         tasks: TaskNursery,
-        events: Events,
         *,
         last_wins: bool = False,
     ) -> None:
-        """limit: shared with the reads, so that a bucket that throttles gets fewer requests of all kinds.
-
-        last_wins: replace a version that another client wrote concurrently.
-        """
+        """last_wins: replace a version that another client wrote concurrently."""
         self._tasks = tasks
         self._queue = queue
         self._order = queue.order
         self._journal = journal
         self._preparer = preparer
-        self._bucket_writer = bucket_writer
-        self._offload = offload
-        self._limit = limit
         self._schedule = schedule
         self._ahead = PrepareAhead(preparer, schedule)
         self._results = results
@@ -115,10 +103,9 @@ class Publisher:
         self._wake = trio.Event()
         self._pass_due = float("inf")
         self._progress = trio.Event()
-        self._in_flight = ChangesInFlight(limit)
+        self._requests = requests
         self._probe: QueuedChange | None = None
         self._failing = FailingChanges(schedule)
-        self._events = events
         self._last_wins = last_wins
 
     # ---- status and events
@@ -257,7 +244,7 @@ class Publisher:
         try:
             await self._dispatch()
         except Exception:
-            self._schedule.rebuild(self._in_flight, trio.current_time())
+            self._schedule.rebuild(self._requests, trio.current_time())
             raise
 
     async def _wait_for_journal(self) -> None:
@@ -275,10 +262,10 @@ class Publisher:
             now = trio.current_time()
             self._prepare_ahead(now)
             while (item := self._next_item(now)) is not None:
-                if item in self._in_flight:
+                if item in self._requests:
                     continue  # queued again during its attempt (rename, conflict): due again when that attempt ends
                 failed = self._schedule.failures_of(item) > 0
-                self._in_flight.begin(item, light=is_light(item), failed=failed)
+                self._requests.begin(item, light=is_light(item), failed=failed)
                 self._tasks.start_soon(
                     "publish-change",
                     *(self._publish, item),
@@ -299,20 +286,20 @@ class Publisher:
                     await self._wake.wait()
             if trio.current_time() > self._pass_due + _LATE_SECONDS:
                 await trio.sleep(_LATE_SECONDS)
-            is_busy = self._in_flight.light >= _BUSY_CHANGES
+            is_busy = self._requests.light >= _BUSY_CHANGES
             await trio.sleep_until(now + (_BUSY_PASS_SECONDS if is_busy else _PASS_SECONDS))
 
     def _next_item(self, now: float) -> QueuedChange | None:
         """Return the change to publish now, if one is due and a slot is free. An open circuit allows one probe."""
         if self._failing.outage.is_on:
-            is_probing = self._in_flight.is_sending or self._probe in self._in_flight
+            is_probing = self._requests.is_sending or self._probe in self._requests
             if is_probing or now < self._failing.outage.quiet_until:
                 return None
             self._probe = self._schedule.next_probe(now)
             return self._probe
         for light in (True, False):
-            if self._in_flight.has_slot(light=light):
-                failed = self._in_flight.has_slot_after_failure(light=light)
+            if self._requests.has_slot(light=light):
+                failed = self._requests.has_slot_after_failure(light=light)
                 item = self._schedule.next(now, light=light, failed=failed)
                 if item is not None:
                     return item
@@ -366,7 +353,7 @@ class Publisher:
             about = item.changed_keys()[-1]
             await self._resolve(item, self._tasks.supervisor.record("publish-change", exc, about))
         finally:
-            self._in_flight.end(item)
+            self._requests.end(item)
             self._schedule.requeue(item, trio.current_time())
             self.wake()
 
@@ -382,7 +369,7 @@ class Publisher:
     def _on_failed(self, item: QueuedChange, error: InternalError) -> None:
         """Even the handling of a failed attempt failed unexpectedly: retry the change later."""
         self._retry_later(item, error)
-        self._schedule.rebuild(self._in_flight, trio.current_time())
+        self._schedule.rebuild(self._requests, trio.current_time())
 
     def _retry_later(self, item: QueuedChange, error: FusecacheError) -> None:
         """An attempt failed: retry the change after a back-off."""
@@ -415,7 +402,7 @@ class Publisher:
     async def _replace_remote(self, item: FileVersion) -> None:
         """Another client changed the key first: have the next attempt replace that version."""
         try:
-            etag = await self._offload.publish(self._bucket_writer.current_etag, item.record.key)
+            etag = await self._requests.send(self._requests.writer.current_etag, item.record.key)
         except _RETRIED as exc:
             self._retry_later(item, exc)
         except FusecacheError as exc:
@@ -436,12 +423,10 @@ class Publisher:
                 return
             self._rejections.commit_markers.check(item)
             submit = (
-                self._journal.submit
-                if self._in_flight.light < _BUSY_CHANGES
-                else self._journal.submit_batched
+                self._journal.submit if self._requests.light < _BUSY_CHANGES else self._journal.submit_batched
             )
             await submit(PutFile(item.transition_to(FileState.PUBLISHING))).committed()
-            version = await self._send(item, self._bucket_writer.publish_file, item.record, item.file.path)
+            version = await self._send(item, self._requests.writer.publish_file, item.record, item.file.path)
             self._results.stored(item, version)
             return
         if not self._schedule.may_go(item, trio.current_time()):
@@ -451,7 +436,7 @@ class Publisher:
             self._journal.submit(PutOperation(item.record))
         item.in_flight = True
         await self._journal.wait_all_committed()  # the row must be on disk before the bucket can change
-        publish = partial(self._bucket_writer.publish_operation, may_hide=self._rejections.may_hide(item))
+        publish = partial(self._requests.writer.publish_operation, may_hide=self._rejections.may_hide(item))
         result = await self._send(item, publish, item.record)
         await self._results.done(item, result)
 
@@ -482,7 +467,7 @@ class Publisher:
         if not self._rejections.has(item):
             return False
         try:
-            result = await self._send(item, self._bucket_writer.publish_operation, item.record)
+            result = await self._send(item, self._requests.writer.publish_operation, item.record)
         except _RETRIED:
             raise  # not an answer to this change
         except ObjectChanged:
@@ -502,31 +487,22 @@ class Publisher:
         await self._journal.commit(*self._rejections.drop(item))
 
     async def _send(self, item: QueuedChange, call: Callable[..., T], *args: object) -> T:
-        """Send a publishing request once back-off and limits allow; pass throttling on to the shared limit."""
+        """Send a publishing request once back-off and limits allow."""
         quiet_until = self._failing.outage.quiet_until if self._failing.outage.is_on else float("-inf")
-        quiet_until = max(quiet_until, self._limit.silent_until)
-        if trio.current_time() < quiet_until:  # a sleep that ends at once costs a tenth of a millisecond
-            await trio.sleep_until(quiet_until)
+        await self._requests.wait_allowed(quiet_until)
         sends_bytes = isinstance(item, FileVersion) and not is_light(item) and not item.record.upload_id
-        async with self._in_flight.request(sends_bytes=sends_bytes):
+        async with self._requests.slot(sends_bytes=sends_bytes):
             self._schedule.on_written(item, trio.current_time())
             if isinstance(item, FileVersion):
                 item.upload.request = Sent(trio.current_time())
                 args = (*args, item.upload.request)
             try:
-                send = self._offload.upload if sends_bytes else self._offload.publish
-                answer = await send(call, *args)
-            except RemoteError as exc:
-                if exc.asks_to_slow_down:
-                    self._limit.on_throttled(trio.current_time(), exc.retry_after_seconds)
-                raise
+                answer = await self._requests.send(call, *args, sends_bytes=sends_bytes)
             finally:
                 if isinstance(item, FileVersion):
                     item.upload.request = None
         now = trio.current_time()
         self._schedule.on_written(item, now)
-        self._limit.on_success(now)
-        self._events.on_accepted()
         self._failing.clear(item)
         self._on_response(now)
         return answer

@@ -20,14 +20,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import trio
 
+from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal
-from fusecache.engine.publish.bucket_writer import CREATES
+from fusecache.engine.publish.bucket_writer import CREATES, BucketWriter
+from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.writeback.queue import WritebackQueue
-from fusecache.model.errors import FusecacheError, Throttled, Unavailable
+from fusecache.model.errors import FusecacheError, RemoteError, Throttled, Unavailable
 from fusecache.model.names import parent_path
 from fusecache.model.objects import MIB
 from fusecache.model.records import FileState, OperationKind
@@ -49,6 +51,7 @@ LIGHT_BYTES = 4 * MIB
 # Keys whose last write is remembered before entries older than KEY_INTERVAL_SECONDS are dropped.
 _KEYS_REMEMBERED = 4096
 _NEVER = float("inf")
+T = TypeVar("T")
 
 
 class _Ready(NamedTuple):
@@ -421,12 +424,15 @@ HEAVY_AT_ONCE = 64
 SENDING_AT_ONCE = 16
 
 
-class ChangesInFlight:
-    """The changes that the publisher has begun to publish. A light change sends few bytes."""
+class PublishRequests:
+    """The changes that the publisher has begun to publish, and their requests. A light change sends few bytes."""
 
-    def __init__(self, limit: RequestLimit) -> None:
-        """limit: of all requests to the bucket; the slots never exceed it."""
+    def __init__(self, writer: BucketWriter, offload: Offload, limit: RequestLimit, events: Events) -> None:
+        """limit: of all requests to the bucket, reads too: a bucket that throttles gets fewer of all kinds."""
+        self.writer = writer
+        self._offload = offload
         self._limit = limit
+        self._events = events
         # Whether each change is light, and whether it failed before.
         self._changes: dict[QueuedChange, tuple[bool, bool]] = {}
         self._failed_before: Counter[bool] = Counter()
@@ -465,8 +471,27 @@ class ChangesInFlight:
         """Return whether that change may be one that failed before."""
         return self._failed_before[light] < _most(light=light) // 2
 
+    async def wait_allowed(self, quiet_until: float) -> None:
+        """Return at that time, and once the bucket does not throttle."""
+        quiet_until = max(quiet_until, self._limit.silent_until)
+        if trio.current_time() < quiet_until:  # a sleep that ends at once costs a tenth of a millisecond
+            await trio.sleep_until(quiet_until)
+
+    async def send(self, call: Callable[..., T], *args: object, sends_bytes: bool = False) -> T:
+        """Send one request in a thread; tell the shared limit how the bucket takes it."""
+        send = self._offload.upload if sends_bytes else self._offload.publish
+        try:
+            answer = await send(call, *args)
+        except RemoteError as exc:
+            if exc.asks_to_slow_down:
+                self._limit.on_throttled(trio.current_time(), exc.retry_after_seconds)
+            raise
+        self._limit.on_success(trio.current_time())
+        self._events.on_accepted()
+        return answer
+
     @asynccontextmanager
-    async def request(self, *, sends_bytes: bool) -> AsyncIterator[None]:
+    async def slot(self, *, sends_bytes: bool) -> AsyncIterator[None]:
         """Hold the slot of one request. sends_bytes: it carries many."""
         slots, most = (self._body_slots, SENDING_AT_ONCE) if sends_bytes else (self._slots, LIGHT_AT_ONCE)
         slots.total_tokens = min(most, self._limit.limit)

@@ -96,6 +96,10 @@ class VersionStates:
         submit = self._journal.submit if is_acknowledged else self._journal.submit_lazily
         submit(*self.row_of(version))
 
+    def has_name(self, node: Node) -> bool:
+        """Return whether a file still has a name."""
+        return self._tree.is_linked(node)
+
     def row_of(self, version: FileVersion) -> list[PutFile]:
         """Return the row of a version, to be journaled; nothing for an unlinked file that is not queued."""
         return named_row(version, self._tree, self._queue)

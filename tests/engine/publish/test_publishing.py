@@ -177,7 +177,7 @@ async def test_a_file_removed_while_its_parts_are_sent_leaves_nothing(
 
 def _hold_parts(user: User, hold: list[trio.Event]) -> None:
     """The first part says that it begins (hold[0]), and waits (hold[1]) as a thread does: it cannot be cancelled."""
-    offload, upload = user.fs.publisher._offload, user.fs.publisher._offload.upload
+    offload, upload = user.fs.publisher._requests._offload, user.fs.publisher._requests._offload.upload
 
     async def held(call, *args):
         if call is digests and not hold[0].is_set():

@@ -39,13 +39,13 @@ class Refusing:
 def slow_requests(user: User, seconds: float) -> None:
     """Have publishing requests be under way for so long."""
     publisher: Any = user.fs.publisher
-    send = publisher._offload.publish
+    send = publisher._requests._offload.publish
 
     async def publish(call: Callable[..., Any], *args: object) -> Any:
         await trio.sleep(seconds)
         return await send(call, *args)
 
-    publisher._offload.publish = publish
+    publisher._requests._offload.publish = publish
 
 
 async def refused(user: User) -> list[tuple[str, int]]:

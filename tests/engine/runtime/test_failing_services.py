@@ -65,7 +65,7 @@ async def check_works(user: User, bucket: Bucket) -> None:
     chunks = [chunk for entry in cache._table.objects.values() for chunk in entry.chunks.values()]
     assert not any(chunk.fetches or chunk.disk_operations or chunk.readers for chunk in chunks)
     assert not any(buffer.busy for chunk in chunks for buffer in chunk.buffers)
-    assert not list(user.fs.publisher._in_flight._changes)
+    assert not list(user.fs.publisher._requests._changes)
 
 
 # ---- what makes each service work

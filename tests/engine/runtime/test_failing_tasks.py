@@ -357,7 +357,7 @@ CASES = [
     TaskCase("prepare", preparer, "_sync_and_sum", fail_medium_write),
     TaskCase("prepare", Preparer, "_checksums", fail_large_write),
     TaskCase("prepare", MultipartUploader, "finish", fail_large_write),
-    TaskCase("upload-create", MultipartUploader, "_row", fail_large_write),
+    TaskCase("upload-create", MultipartUploader, "_send_request", fail_large_write),
     TaskCase("upload-part", MultipartUploader, "_digest", fail_large_write),
     TaskCase("upload-part", MultipartUploader, "_send_bytes", fail_large_write),
     TaskCase("upload-part", MultipartUploader, "_send_bytes", fail_early_part),
