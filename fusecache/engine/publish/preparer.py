@@ -379,6 +379,6 @@ class PrepareAhead:
             if (
                 isinstance(item, FileVersion)
                 and not is_prepared_or_failed_locally(item)
-                and not self._schedule.failures_of(item)
+                and not self._schedule.failing.of(item).count
             ):
                 self._unprepared[item] = None

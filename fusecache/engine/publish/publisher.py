@@ -28,7 +28,6 @@ from fusecache.engine.publish.bucket_writer import MAKES
 from fusecache.engine.publish.preparer import PrepareAhead, Preparer
 from fusecache.engine.publish.results import PublishResults
 from fusecache.engine.publish.schedule import (
-    FailingChanges,
     Failures,
     PublishRequests,
     PublishSchedule,
@@ -105,7 +104,7 @@ class Publisher:
         self._progress = trio.Event()
         self._requests = requests
         self._probe: QueuedChange | None = None
-        self._failing = FailingChanges(schedule)
+        self._failing = schedule.failing
         self._last_wins = last_wins
 
     # ---- status and events
@@ -223,7 +222,6 @@ class Publisher:
         self._on_response(trio.current_time())
         if item not in self._queue:
             return
-        self._schedule.on_success(item)
         self._failing.clear(item)
 
     # ---- the loop
@@ -264,7 +262,7 @@ class Publisher:
             while (item := self._next_item(now)) is not None:
                 if item in self._requests:
                     continue  # queued again during its attempt (rename, conflict): due again when that attempt ends
-                failed = self._schedule.failures_of(item) > 0
+                failed = self._failing.of(item).count > 0
                 self._requests.begin(item, light=is_light(item), failed=failed)
                 self._tasks.start_soon(
                     "publish-change",
@@ -323,7 +321,6 @@ class Publisher:
     def on_removed(self, item: QueuedChange) -> None:
         """A change left the queue."""
         self._schedule.on_removed(item)
-        self._failing.discard(item)
         self._ahead.discard(item)
 
     def on_change(self) -> None:
@@ -390,7 +387,7 @@ class Publisher:
         """Return whether the change is prepared again from the start, after InvalidPart or an unexpected exception."""
         if item not in self._queue:
             return True
-        failures = self._schedule.on_failed(item, trio.current_time())
+        failures = self._failing.add(item, error)
         if failures.restarts >= _RESTARTS_MAX:
             return False
         failures.restarts += 1
@@ -512,7 +509,7 @@ class Publisher:
             self._end_pauses(now)
 
     def _end_pauses(self, now: float) -> None:
-        self._schedule.end_pauses()
+        self._failing.end_pauses()
         self._schedule.recompute(now, is_draining=self._draining > 0)
         self._ahead.retry_soon(now)
         self.wake()

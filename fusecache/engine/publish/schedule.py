@@ -63,19 +63,6 @@ class _Ready(NamedTuple):
     item: QueuedChange
 
 
-@dataclass(slots=True)
-class Failures:
-    """The failed attempts of a change. first: time of the first one; pause_until: no retry before this time.
-
-    restarts: how often its parts were sent again from the start.
-    """
-
-    count: int = 0
-    restarts: int = 0
-    first: float = _NEVER
-    pause_until: float = float("-inf")
-
-
 class PublishSchedule:
     """Hands out queued changes, each when it is due, oldest first."""
 
@@ -104,7 +91,7 @@ class PublishSchedule:
             (light, failed): [] for light in (True, False) for failed in (False, True)
         }
         self._last_write: dict[str, float] = {}
-        self._failures: dict[QueuedChange, Failures] = {}
+        self.failing = FailingChanges()
 
     # ---- events
 
@@ -141,7 +128,7 @@ class PublishSchedule:
 
     def on_removed(self, item: QueuedChange) -> None:
         """A change left the queue."""
-        self._failures.pop(item, None)
+        self.failing.discard(item)
         if is_removal(item):
             self._forget_commit_marker(item)
 
@@ -155,28 +142,6 @@ class PublishSchedule:
             recent = now - KEY_INTERVAL_SECONDS
             self._last_write = {key: moment for key, moment in self._last_write.items() if moment > recent}
         self._last_write[item.changed_keys()[-1]] = now
-
-    def on_failed(self, item: QueuedChange, now: float) -> Failures:
-        """A request failed; return the change's failures. The caller counts this one and sets the pause."""
-        failures = self._failures.setdefault(item, Failures())
-        failures.first = min(failures.first, now)
-        return failures
-
-    def failures_of(self, item: QueuedChange) -> int:
-        """Return how many attempts failed since the last request for this change that succeeded."""
-        failures = self._failures.get(item)
-        return 0 if failures is None else failures.count
-
-    def on_success(self, item: QueuedChange) -> None:
-        """A request for the change succeeded: its failures are over."""
-        failures = self._failures.get(item)
-        if failures is not None:
-            failures.first, failures.count = _NEVER, 0
-
-    def end_pauses(self) -> None:
-        """The cause of failures seems to be gone: no change pauses any longer."""
-        for failures in self._failures.values():
-            failures.pause_until = float("-inf")
 
     def recompute(self, now: float, *, is_draining: bool) -> None:
         """Compute all times again. is_draining: no settle delay, and nothing is deferred."""
@@ -257,11 +222,6 @@ class PublishSchedule:
         delay = 0.0 if item.has_dependent_write else self._delete_delay
         return item.queued_at + max(delay, readers if is_read else 0.0) - now
 
-    def failing_since(self, item: QueuedChange) -> float:
-        """Return when the first of the change's failed attempts was; infinity if there is none."""
-        failures = self._failures.get(item)
-        return _NEVER if failures is None else failures.first
-
     # ---- inside
 
     def _take(
@@ -308,7 +268,7 @@ class PublishSchedule:
         if delay > 0:
             heappush(self._not_due, (now + delay, next(self._ties), item))
         else:
-            failures = self.failures_of(item)
+            failures = self.failing.of(item).count
             entry = _Ready(failures, item.sequence, next(self._ties), item)
             heappush(self._ready[is_light(item), failures > 0], entry)
 
@@ -321,10 +281,7 @@ class PublishSchedule:
             ready = max(ready, now + _HANDLE_POLL_SECONDS)
         for key in item.changed_keys():
             ready = max(ready, self._last_write.get(key, float("-inf")) + KEY_INTERVAL_SECONDS)
-        failures = self._failures.get(item)
-        if failures is not None:
-            ready = max(ready, failures.pause_until)
-        return max(0.0, ready - now)
+        return max(0.0, max(ready, self.failing.of(item).pause_until) - now)
 
     def _is_blocked(self, item: QueuedChange) -> bool:
         """Return whether a delete waits for a held commit marker; not if the name was written again since."""
@@ -361,26 +318,44 @@ def is_light(item: QueuedChange) -> bool:
     return not isinstance(item, FileVersion) or item.size <= LIGHT_BYTES
 
 
-class FailingChanges:
-    """The queued changes whose last request failed in a way that may pass, each with its error.
+@dataclass(slots=True)
+class Failures:
+    """The failed attempts of a change. first: time of the first one; pause_until: no retry before this time.
 
-    outage: the circuit breaker of all publishing requests.
+    restarts: how often its parts were sent again from the start. error: the last one, None after an attempt succeeded.
     """
 
-    def __init__(self, schedule: PublishSchedule) -> None:
-        self._schedule = schedule
-        self._errors: dict[QueuedChange, FusecacheError] = {}
+    count: int = 0
+    restarts: int = 0
+    first: float = _NEVER
+    pause_until: float = float("-inf")
+    error: FusecacheError | None = None
+
+
+class FailingChanges:
+    """The failures of queued changes. outage: the circuit breaker of all publishing requests."""
+
+    def __init__(self) -> None:
+        self._failures: dict[QueuedChange, Failures] = {}
         self.outage = Outage()
 
     def __iter__(self) -> Iterator[QueuedChange]:
-        return iter(self._errors)
+        """Yield the changes whose last request failed in a way that may pass."""
+        return (item for item, each in self._failures.items() if each.error is not None)
+
+    def of(self, item: QueuedChange) -> Failures:
+        """Return the failures of a change, not to be modified."""
+        return self._failures.get(item, _NO_FAILURES)
+
+    def _errors(self) -> list[tuple[FusecacheError, float]]:
+        return [(each.error, each.first) for each in self._failures.values() if each.error is not None]
 
     @property
     def failure(self) -> FusecacheError | None:
         """The error that keeps changes from the bucket, if there is one; first the kind that a person can fix."""
         # Throttling alone is no failure: the publisher slows down and goes on, unless the circuit is open.
         is_on = self.outage.is_on
-        errors = [each for each in self._errors.values() if is_on or not isinstance(each, Throttled)]
+        errors = [error for error, _ in self._errors() if is_on or not isinstance(error, Throttled)]
         mendable = (error for error in errors if not isinstance(error, Unavailable))
         return next(mendable, errors[0] if errors else None)
 
@@ -390,30 +365,40 @@ class FailingChanges:
 
         Only a kind that a person can fix.
         """
-        last = self.outage.last_success
-        errors = (error for item, error in self._errors.items() if last < self._schedule.failing_since(item))
+        errors = (error for error, first in self._errors() if self.outage.last_success < first)
         return next((error for error in errors if not isinstance(error, Unavailable)), None)
 
     @property
     def seconds(self) -> float:
         """How long the change that has failed for the longest time has done so; 0 if none fails."""
         now = trio.current_time()
-        return max((now - self._schedule.failing_since(item) for item in self._errors), default=0.0)
+        return max((now - first for _, first in self._errors()), default=0.0)
 
     def add(self, item: QueuedChange, error: FusecacheError) -> Failures:
-        """A request for a queued change failed."""
-        failures = self._schedule.on_failed(item, trio.current_time())
-        self._errors[item] = item.error = error
+        """A request for a queued change failed; return its failures. The caller counts this one, and sets the pause."""
+        failures = self._failures.setdefault(item, Failures())
+        failures.first = min(failures.first, trio.current_time())
+        failures.error = item.error = error
         return failures
 
     def clear(self, item: QueuedChange) -> None:
-        """The bucket accepted a request for a change."""
-        self._errors.pop(item, None)
+        """The bucket accepted a request for a change: its failures are over."""
         item.error = None
+        failures = self._failures.get(item)
+        if failures is not None:
+            failures.first, failures.count, failures.error = _NEVER, 0, None
 
     def discard(self, item: QueuedChange) -> None:
         """A change left the queue; its error stays with it."""
-        self._errors.pop(item, None)
+        self._failures.pop(item, None)
+
+    def end_pauses(self) -> None:
+        """The cause of failures seems to be gone: no change pauses any longer."""
+        for failures in self._failures.values():
+            failures.pause_until = float("-inf")
+
+
+_NO_FAILURES = Failures()
 
 
 # Changes in flight at once. A request to a distant bucket takes 100 ms, of which the node works 1 or 2 ms: 64 keep it
