@@ -8,7 +8,7 @@ Starts the preparation of queued files ahead of their publish slots, in scans th
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -81,18 +81,15 @@ class Preparer:
         """Start to prepare small files in batches."""
         self._tasks.keep({"prepare-batches": self._small.run})
 
-    def begin(self, items: list[QueuedChange], is_settled: Callable[[FileVersion], bool]) -> None:
-        """Start preparing the first unprepared file versions: settled ones, and large ones once sealed.
+    def begin(self, version: FileVersion, *, is_settled: bool) -> None:
+        """Start preparing a file version, unless too many are in preparation: a settled one, or a large sealed one.
 
         The settle delay defers publishing only, not the parts of large files.
         """
-        for item in items:
-            if self._running >= FILES_AHEAD:
-                return
-            if not isinstance(item, FileVersion) or is_prepared_or_failed_locally(item):
-                continue
-            if is_settled(item) or (item.state is FileState.SEALED and choose_part_bytes(item.size)):
-                self._start(item)
+        if self._running >= FILES_AHEAD or is_prepared_or_failed_locally(version):
+            return
+        if is_settled or (version.state is FileState.SEALED and choose_part_bytes(version.size)):
+            self._start(version)
 
     async def wait(self, version: FileVersion) -> None:
         """Return when the file version can be published. Raises what prevents it."""
@@ -352,19 +349,17 @@ class PrepareAhead:
     def scan(self, now: float) -> None:
         """Start preparing files that have settled, and large ones."""
         self._scanned_at = now
-        first: list[FileVersion] = []
         unsettled = 0
-        for item in islice(self._unprepared, _SCAN_FILES):
-            if self._schedule.is_settled(item, now) or item.size > LIGHT_BYTES:
-                first.append(item)
-            else:
-                unsettled += 1
-                if unsettled > _SCAN_UNSETTLED:
-                    break
-        self._preparer.begin([*first], lambda version: self._schedule.is_settled(version, now))
-        for version in first:
-            if is_prepared_or_failed_locally(version):
-                del self._unprepared[version]
+        for version in list(islice(self._unprepared, _SCAN_FILES)):
+            is_settled = self._schedule.is_settled(version, now)
+            if is_settled or version.size > LIGHT_BYTES:
+                self._preparer.begin(version, is_settled=is_settled)
+                if is_prepared_or_failed_locally(version):
+                    del self._unprepared[version]
+                continue
+            unsettled += 1
+            if unsettled > _SCAN_UNSETTLED:
+                break
 
     def retry_soon(self, now: float) -> None:
         """The cause of failures may be gone: let the next scan retry them."""

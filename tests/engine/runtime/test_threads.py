@@ -158,11 +158,11 @@ async def test_a_large_file_removed_as_its_preparation_begins_leaves_no_upload(
         await user.write("first", b"1")
         assert await user.drained() == "durable"
         preparer = user.fs.publisher._preparer
-        begin, preparer.begin = preparer.begin, lambda *_: None  # type: ignore[method-assign]
+        begin, preparer.begin = preparer.begin, lambda *_, **__: None  # type: ignore[method-assign]
         await user.write("model", bytes(3 * PART))
         node = await user.fs.resolve("model")
         preparer.begin = begin  # type: ignore[method-assign]
-        preparer.begin([node.version], lambda _: True)
+        preparer.begin(node.version, is_settled=True)
         await user.unlink("model")
         await trio.sleep(60)
         assert rows_of(user) == []
