@@ -140,6 +140,30 @@ async def test_what_the_bucket_s_older_version_names_is_not_removed_while_the_ne
     assert files_in(bucket.shows()) == {"run/2/model": b"2", "run/latest": b"2"}
 
 
+async def test_a_name_whose_delete_waits_for_it_is_replaced_in_one_request_also_after_a_restart(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket, Fault(Refused("locked"), "put", "run/log", times=1))
+    async with running_node(store, cache) as user:
+        await user.mkdir("run")
+        await user.write("run/model", b"1")
+        await user.write("run/latest", b"1")
+        assert await user.drained() == "durable"
+        await user.write("run/log", b"log")
+        await user.write("run/latest", b"2")
+        await user.unlink("run/model")
+        assert await user.drained() == "error"
+        await trio.sleep(20)
+        photograph(cache, cache.with_suffix(".after"))
+    published = len(bucket.states)
+    async with running_node(bucket, cache.with_suffix(".after")) as user:
+        await user.write("run/model", b"3")
+        assert await user.drained() == "error"
+        assert user.fs.publisher.kept_as == {}
+    assert all("run/model" in state for state in bucket.states[published:])
+    assert files_in(bucket.shows()) == {"run/model": b"3", "run/latest": b"1"}
+
+
 async def test_who_wants_it_published_all_the_same_says_so(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
