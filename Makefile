@@ -335,6 +335,13 @@ kept-training: setup $(VENV)/.trainers ## two ranks train while their mount's da
 	FUSECACHE_TEST_KILLS=$(KILLS) $(VENV)/bin/python -m pytest tests/trainers/test_kept_training.py -rP \
 	    -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
+.PHONY: movers
+movers: KILLS = 500
+movers: DAEMON_KILLS = 100
+movers: setup ## reads while helper processes and daemons are killed, every byte compared: 8 minutes as root; KILLS, DAEMON_KILLS
+	FUSECACHE_TEST_MOVER_KILLS=$(KILLS) FUSECACHE_TEST_MOVER_DAEMON_KILLS=$(DAEMON_KILLS) \
+	    $(VENV)/bin/python -m pytest tests/mount/test_movers.py $(PYTEST_ARGS)
+
 MINUTES ?= 10
 # A container that begins while the disk of a run is mounted would hold that disk, and the run could not repair it.
 PRIVATE_MOUNTS = $(if $(AS_ROOT),,unshare --mount --propagation slave)
@@ -429,6 +436,10 @@ bench-http: setup $(VENV)/.bench ## the HTTP client, beside boto3, awscrt and ob
 .PHONY: bench-session
 bench-session: setup $(VENV)/.bench ## the own FUSE session beside pyfuse3, idle and busy; 4 minutes; BENCH_ARGS for parts
 	@$(VENV)/bin/python -m benchmarks.session $(BENCH_ARGS)
+
+.PHONY: bench-node
+bench-node: setup $(VENV)/.bench ## what the daemon itself needs for a GiB, with movers and without; 3 minutes; BENCH_ARGS
+	@$(VENV)/bin/python -m benchmarks.node $(BENCH_ARGS)
 
 .PHONY: bench-passthrough
 bench-passthrough: setup $(VENV)/.bench ## passthrough beside the native file and the daemon; root, Linux 6.9, fio; 5 minutes

@@ -12,6 +12,7 @@ from fusecache.config.values import (
     as_flag,
     as_header,
     as_http_address,
+    as_movers,
     as_names,
     as_path,
     as_prefix,
@@ -76,6 +77,14 @@ class SessionOptions:
         "let the mount outlive its daemon: a keeper process starts the daemon again if it dies, and until then "
         "system calls wait, and do not fail; needs the own FUSE library",
         default=True,
+    )
+    movers: int | None = option(
+        as_movers,
+        "helper processes that copy large replies to the kernel, so that one mount can use more processors; 0 leaves "
+        "the copies to the daemon; needs the own FUSE library",
+        default=None,
+        default_text="one for each 4 processors beyond 2, so 0 below 6",
+        metavar="0-16",
     )
 
 

@@ -30,6 +30,8 @@ SIZE_UNITS = {
 }
 # A slower limit, shared by all uploads in flight, would be slower than the timeout of one body allows.
 SLOWEST_RATE = 1000**2
+# Each copies some GB/s: as much as any network of today.
+MOVERS_MAX = 16
 TIME_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)")
 
@@ -221,6 +223,15 @@ def as_count(value: object) -> int:
     if not isinstance(value, str) or not value.isdecimal() or not int(value):
         raise ValueError("a whole number from 1 on")
     return int(value)
+
+
+def as_movers(value: object) -> int:
+    """Return a number of helper processes, 0 to 16."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOVERS_MAX:
+        raise ValueError(f"a whole number from 0 to {MOVERS_MAX}")
+    return value
 
 
 def as_octal(value: object) -> int:

@@ -19,6 +19,7 @@ import trio
 
 from fusecache import __version__
 from fusecache.config.options import MountOptions, shown_options
+from fusecache.config.values import MOVERS_MAX
 from fusecache.daemon.connect import (
     StartConnection,
     check_conditions,
@@ -32,6 +33,7 @@ from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.options import BucketAccess, EngineOptions
 from fusecache.engine.runtime.supervisor import Supervisor
+from fusecache.fuse.movers import default_count
 from fusecache.model.errors import FusecacheError, MountError, RemoteError
 from fusecache.model.format_text import count_text, empty_text, renewal_text
 from fusecache.model.predecessor import Predecessor
@@ -297,6 +299,14 @@ def _keys_from(options: MountOptions, profile: str | None) -> str:
     return keys_from(profile, os.environ, credentials_file=options.credentials_file)
 
 
+def movers_of(options: MountOptions) -> int:
+    """Return how many processes copy large replies to the kernel: as the option says, else by the processors."""
+    if options.session.fuse_library == "pyfuse3":
+        return 0
+    count = options.session.movers
+    return min(MOVERS_MAX, default_count(len(os.sched_getaffinity(0)))) if count is None else count
+
+
 def engine_options(
     options: MountOptions,
     ownership: Ownership,
@@ -311,6 +321,7 @@ def engine_options(
         ownership=ownership,
         cache_bytes=options.cache_size,
         buffer_bytes=options.memory,
+        are_buffers_shared=movers_of(options) > 0,
         settle_seconds=options.writeback.settle_seconds,
         fresh_seconds=options.attribute_seconds,
         immutable=options.immutable,

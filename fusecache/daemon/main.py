@@ -23,6 +23,7 @@ from fusecache.daemon.bucket_link import (
     command_access,
     engine_options,
     initial_facts,
+    movers_of,
 )
 from fusecache.daemon.checkup import check_disk, risk_texts, shortage_text
 from fusecache.daemon.connect import (
@@ -42,6 +43,7 @@ from fusecache.daemon.peer_list import NO_PEERS, PeerList, check_entries, open_p
 from fusecache.disk.native import forbid_core_dumps
 from fusecache.disk.staging import raise_limit
 from fusecache.disk.state_directory import StateDirectory, recorded_identity
+from fusecache.engine.cache.buffer_pool import LentBuffers
 from fusecache.engine.durability.sync import STALLED
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
@@ -53,6 +55,7 @@ from fusecache.fs.kept_files import KeptFiles
 from fusecache.fs.kernel import KernelCaches, tune
 from fusecache.fs.operations import Operations
 from fusecache.fuse.library import FuseSession, open_session
+from fusecache.fuse.movers import MoverPlan
 from fusecache.fuse.values import MountPlan, MountRefused
 from fusecache.keeper import STATUS_HAND_OVER
 from fusecache.model.errors import FusecacheError, MountError, NoSpace, NotPermitted, ReadOnly
@@ -289,7 +292,7 @@ class _Daemon:
         supervisor = self._supervisor
         await nursery.start(supervisor.run_service, "signals", self._watch_signals, name="signals")
         await nursery.start(supervisor.run_service, "control", server.run, name="control")
-        session = self._mount(operations)
+        session = self._mount(operations, filesystem.cache.lent_buffers)
         operations.adopt()
         nursery.start_soon(self._serve, session, name="fuse")
         nursery.start_soon(operations.passthrough.hold_adopted, name="passthrough")
@@ -307,13 +310,19 @@ class _Daemon:
             # Like a kill: the next mount finds out which of the requests in flight took effect.
             offload.abandon_writes()
 
-    def _mount(self, operations: Operations) -> FuseSession:
+    def _mount(self, operations: Operations, memory: LentBuffers) -> FuseSession:
         options = self._options
         # Users name the bucket: as the mount table's device it must not forge a line.
         name = printable(options.source)
         plan = MountPlan(str(options.mountpoint), name, "fusecache", allow_other=options.allow_other)
         try:
-            self._session = open_session(operations, plan, options.session.fuse_library, self._kept)
+            self._session = open_session(
+                operations,
+                plan,
+                options.session.fuse_library,
+                self._kept,
+                MoverPlan(movers_of(options), memory),
+            )
         except MountRefused as exc:
             raise MountError(
                 f"{options.mountpoint}: mounting failed: {exc}; the log is {options.cache_dir}/fusecache.log"

@@ -39,15 +39,22 @@ _STEP_BYTES = LARGE_BYTES
 
 
 class AlignedBuffers:
-    """Memory in two sizes: `large` (8 MiB) and `small` (128 KiB) views, each aligned to a page."""
+    """Memory in two sizes: `large` (8 MiB) and `small` (128 KiB) views, each aligned to a page.
 
-    def __init__(self, total_bytes: int) -> None:
+    fd: of the memory, if other processes are to map it, else -1. Then it has no huge pages on most systems.
+    """
+
+    def __init__(self, total_bytes: int, *, is_shared: bool = False) -> None:
+        """Raises ValueError; OSError if it cannot be shared."""
         if total_bytes < MIN_BUFFER_BYTES:
             raise ValueError(f"the buffers need at least {MIN_BUFFER_BYTES} bytes, not {total_bytes}")
         small_bytes = max(MIB, total_bytes // SMALL_SHARE // LARGE_BYTES * LARGE_BYTES)
         large_count = (total_bytes - small_bytes) // LARGE_BYTES
         small_count = small_bytes // SMALL_BYTES
-        memory = self._memory = _memory(large_count * LARGE_BYTES + small_count * SMALL_BYTES)
+        nbytes = large_count * LARGE_BYTES + small_count * SMALL_BYTES
+        self.fd = os.memfd_create("fusecache-buffers", os.MFD_CLOEXEC) if is_shared else -1
+        memory = self._memory = _memory(nbytes, self.fd)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._toucher: threading.Thread | None = None
         self._is_closed = False
         border = large_count * LARGE_BYTES
@@ -55,6 +62,13 @@ class AlignedBuffers:
         self.small = [
             memory[border + i * SMALL_BYTES : border + (i + 1) * SMALL_BYTES] for i in range(small_count)
         ]
+
+    def offset_of(self, view: memoryview) -> int | None:
+        """Return where a view begins in this memory, None if it is of other memory."""
+        if view.readonly or not view.nbytes:
+            return None
+        offset = ctypes.addressof(ctypes.c_char.from_buffer(view)) - self._address
+        return offset if 0 <= offset < self._memory.nbytes else None
 
     def touch(self) -> None:
         """Fault in all pages in a background thread.
@@ -71,6 +85,9 @@ class AlignedBuffers:
         if self._toucher is not None:
             self._toucher.join()
             self._toucher = None
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
     def _populate(self) -> None:
         for start in range(0, self._memory.nbytes, _STEP_BYTES):
@@ -79,9 +96,13 @@ class AlignedBuffers:
             populate(self._memory[start : start + _STEP_BYTES])
 
 
-def _memory(nbytes: int) -> memoryview:
-    """Return zeroed memory, in huge pages where the kernel provides them."""
-    area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _memory(nbytes: int, fd: int) -> memoryview:
+    """Return zeroed memory, in huge pages where the kernel provides them. fd: of an empty memory file, or -1."""
+    if fd >= 0:
+        os.ftruncate(fd, nbytes)
+        area = mmap.mmap(fd, nbytes)
+    else:
+        area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # EINVAL: a kernel built without huge pages
         area.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(area)

@@ -137,6 +137,7 @@ def open_storage(
             directory=directory / "cache",
             limit_bytes=options.cache_bytes,
             buffer_bytes=options.buffer_bytes,
+            are_buffers_shared=options.are_buffers_shared,
             write_reserve_bytes=2 * dirty_limit_bytes(),
             download_rate=options.download_rate,
             patience_seconds=options.patience_seconds,

@@ -29,6 +29,7 @@ class BucketAccess:
 class EngineOptions:
     """Settings of the engine. prefix: of every key, empty or ending in '/'; sizes in bytes.
 
+    are_buffers_shared: other processes copy replies out of the buffers.
     symlinks: the value of a SymlinkRule. prices: None if unknown.
     whole_files: names of weights.
     peers: None if there are none.
@@ -40,6 +41,7 @@ class EngineOptions:
     ownership: Ownership
     cache_bytes: int
     buffer_bytes: int
+    are_buffers_shared: bool = False
     settle_seconds: float = 1.0
     fresh_seconds: float = 1.0
     immutable: tuple[str, ...] = ()

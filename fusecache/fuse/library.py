@@ -6,6 +6,7 @@ from typing import Protocol
 
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.kept_mount import KeptMount
+from fusecache.fuse.movers import MoverPlan
 from fusecache.fuse.session import OwnSession
 from fusecache.fuse.values import MountPlan, MountRefused
 from fusecache.installation import extra_command
@@ -54,19 +55,23 @@ class FuseSession(Protocol):
 
 
 def open_session(
-    operations: RequestHandlers, plan: MountPlan, library: str = "auto", kept: KeptMount | None = None
+    operations: RequestHandlers,
+    plan: MountPlan,
+    library: str = "auto",
+    kept: KeptMount | None = None,
+    movers: MoverPlan | None = None,
 ) -> FuseSession:
     """Mount a file system; return its session. The log says once which library serves it.
 
     library: one of LIBRARIES. auto takes the own session, and pyfuse3, if it is installed, where the own one cannot
     mount, the kernel is too old, or the self-test of the mount fails (`negotiation`). kept: what outlives this process;
-    with pyfuse3 nothing does.
+    with pyfuse3 nothing does. movers: processes that send large replies of the own session.
     Raises MountRefused, and leaves nothing mounted then.
     """
     if library == "pyfuse3":
         return _pyfuse3(operations, plan)
     try:
-        session = OwnSession.mount(operations, plan, kept)
+        session = OwnSession.mount(operations, plan, kept, movers)
     except MountRefused as exc:
         if library == "own" or find_spec("pyfuse3") is None or (kept is not None and kept.is_resumed):
             raise
@@ -78,6 +83,8 @@ def open_session(
         return other
     agreed = session.negotiated
     log.info("fuse library=own protocol=7.%d features=%s", agreed.minor, ",".join(sorted(agreed.features)))
+    if movers is not None and movers.count:
+        log.info("fuse movers=%d", movers.count)
     return session
 
 

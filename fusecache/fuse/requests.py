@@ -91,11 +91,12 @@ class Malformed(FUSEError):
 class KernelRequest:
     """One request. body: a view of what follows the header, valid until the handler waits (of a write: to its end).
 
-    place: the memory that it lies in, once the session has set it.
+    place: the memory that it lies in, once the session has set it. is_carried: a mover answers it, and the place is
+    needed until then.
     """
 
     __slots__ = (
-        "body", "gid", "is_redone", "nodeid", "opcode", "pid", "place", "token", "uid", "unique",
+        "body", "gid", "is_carried", "is_redone", "nodeid", "opcode", "pid", "place", "token", "uid", "unique",
     )  # fmt: skip
 
     place: KeptBuffer
@@ -110,7 +111,7 @@ class KernelRequest:
         # A length that is wrong leaves nothing that could be parsed.
         self.body = message[IN_HEADER.size :] if size == len(message) else message[:0]
         self.token: _DirectoryReply | None = None
-        self.is_redone = False
+        self.is_redone = self.is_carried = False
 
     def keep_reply(self, payload: Payload, error: int) -> None:
         """Keep the reply for a successor, unless the request changes nothing, and may be answered again."""

@@ -32,6 +32,7 @@ from fusecache.fuse.device import RELEASE_BYTES, Device, RequestBuffer
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.kept_mount import KeptMount
 from fusecache.fuse.kept_requests import HELD_BYTES_MAX, SMALL_PLACES, KeptBuffer, KeptRequests
+from fusecache.fuse.movers import MoverPlan, Movers
 from fusecache.fuse.negotiation import Negotiated, negotiate, pass_self_test
 from fusecache.fuse.notifier import Notifier
 from fusecache.fuse.protocol import (
@@ -67,12 +68,18 @@ class OwnSession:
     library = "own"
 
     def __init__(
-        self, operations: RequestHandlers, fd: int, mountpoint: str = "", kept: KeptMount | None = None
+        self,
+        operations: RequestHandlers,
+        fd: int,
+        mountpoint: str = "",
+        kept: KeptMount | None = None,
+        movers: MoverPlan | None = None,
     ) -> None:
         """Agree with the kernel on features, and test the mount, unless a predecessor has done that.
 
-        fd: the mount's; mountpoint: "" if it has none. kept: what outlives this process, if a keeper holds it. close()
-        closes the descriptor, and unmounts. Raises MountRefused, and then leaves both to the caller.
+        fd: the mount's; mountpoint: "" if it has none. kept: what outlives this process, if a keeper holds it. movers:
+        processes that send large replies. close() closes the descriptor, and unmounts. Raises MountRefused, and then
+        leaves both to the caller.
         """
         self._device = Device(fd)
         self._mountpoint = mountpoint
@@ -106,6 +113,7 @@ class OwnSession:
         self._soon_in_a_row = 0
         self._has_processors = len(os.sched_getaffinity(0)) > 1
         self._nursery: trio.Nursery | None = None
+        self._movers = Movers(movers, fd, self._send_large) if movers is not None and movers.count else None
 
     def _tested(self, mountpoint: str) -> list[tuple[RequestBuffer, int]]:
         try:
@@ -130,17 +138,21 @@ class OwnSession:
 
     @classmethod
     def mount(
-        cls, operations: RequestHandlers, plan: MountPlan, kept: KeptMount | None = None
+        cls,
+        operations: RequestHandlers,
+        plan: MountPlan,
+        kept: KeptMount | None = None,
+        movers: MoverPlan | None = None,
     ) -> "OwnSession":
         """Mount a file system, or go on with a predecessor's mount.
 
-        kept: what outlives this process. Raises MountRefused, and leaves nothing mounted then.
+        kept, movers: as for the session. Raises MountRefused, and leaves nothing mounted then.
         """
         if kept is not None and kept.is_resumed:
-            return cls(operations, kept.device_fd, plan.mountpoint, kept)
+            return cls(operations, kept.device_fd, plan.mountpoint, kept, movers)
         fd = mounting.mount(plan)
         try:
-            return cls(operations, fd, plan.mountpoint, kept)
+            return cls(operations, fd, plan.mountpoint, kept, movers)
         except BaseException:
             os.close(fd)
             mounting.unmount(plan.mountpoint)
@@ -158,9 +170,13 @@ class OwnSession:
         try:
             async with trio.open_nursery() as self._nursery:
                 self._waiting.attach(self._nursery)
+                if self._movers is not None:
+                    self._nursery.start_soon(self._movers.run, name="movers")
                 self._start_leader()
         finally:
             self._end()
+            if self._movers is not None:
+                self._movers.close()
 
     def invalidate_entry(self, parent_inode: int, name: bytes) -> None:
         """Make the kernel look a name up again. Returns at once, before it happens."""
@@ -251,6 +267,8 @@ class OwnSession:
         self._on_unmounted()
         self._followers.unpark_all()
         self._waiting.end()
+        if self._movers is not None:
+            self._movers.end()
 
     async def _lead(self, scope: trio.CancelScope) -> None:
         """Answer requests until a handler waited, or the mount is gone."""
@@ -328,6 +346,8 @@ class OwnSession:
         finally:
             if has_waited:
                 self._waiting.remove(request)
+            elif request.is_carried:
+                request.place = self._places.hold(place, count, stays=False)
             else:
                 self._places.give_back(place)
         return has_waited
@@ -374,12 +394,30 @@ class OwnSession:
 
     def _reply(self, request: KernelRequest, payload: Payload, error: int) -> None:
         request.keep_reply(payload, error)
+        if len(payload) >= RELEASE_BYTES and self._movers is not None:
+            # A successor answers the request again, if this process dies before a mover has answered it.
+            answered = partial(self._on_carried, request)
+            request.is_carried = self._movers.carry(request.unique, payload, answered)
+            if request.is_carried:
+                return
         try:
             self._device.send(request.unique, payload, error=error)
         except OSError as exc:
             log.error("the kernel refused a reply opcode=%d error=%s", request.opcode, exc)
             if not error:
                 self._reply(request, b"", errno.EIO)
+
+    def _on_carried(self, request: KernelRequest) -> None:
+        self._places.give_back(request.place)
+
+    def _send_large(self, unique: int, payload: memoryview) -> None:
+        """Answer a request that a mover did not."""
+        try:
+            self._device.send(unique, payload)
+        except OSError as exc:
+            log.error("the kernel refused a reply error=%s", exc)
+            with suppress(OSError):
+                self._device.send(unique, error=errno.EIO)
 
     def _error_of_cancelled(self, request: KernelRequest) -> int:
         """Return the error of a request whose handler was cancelled: by a signal, or as `serve` ends."""

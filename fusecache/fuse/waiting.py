@@ -168,7 +168,8 @@ class WaitingRequests:
     def remove(self, request: KernelRequest) -> None:
         """The handler of such a request has ended."""
         self._room.give_back(request.place.counts_as)
-        self._places.give_back(request.place)
+        if not request.is_carried:
+            self._places.give_back(request.place)
         if self._room.may_take:
             self._no_room.unpark_all()
         waiting = self._killable.pop(request.unique, None)

@@ -24,7 +24,7 @@ WRITES = (
 # What makes an object appear, change or go; parts in advance do not.
 PUBLISHING = ("PutObject", "CopyObject", "CompleteMultipartUpload", "DeleteObject")
 # Options from outside that hold for every mount of the tests.
-PASSED_ON = ("FUSECACHE_FUSE_LIBRARY", "FUSECACHE_KEEP_MOUNTED")
+PASSED_ON = ("FUSECACHE_FUSE_LIBRARY", "FUSECACHE_KEEP_MOUNTED", "FUSECACHE_MOVERS")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from fusecache.disk.cache_files import CacheFiles, delete_tree
 from fusecache.disk.direct_reads import AlignedBuffers
 from fusecache.engine.cache.adoption import Adoption, StagedObject
 from fusecache.engine.cache.block_table import BlockTable
-from fusecache.engine.cache.buffer_pool import BufferPool
+from fusecache.engine.cache.buffer_pool import BufferPool, LentBuffers
 from fusecache.engine.cache.chunks import SMALL_GRANULES, Buffer, CachedObject, Chunk, FetchSource
 from fusecache.engine.cache.disk_tier import DiskTier
 from fusecache.engine.cache.evictor import DiskSpace, Evictor, Pins, ReadHints, WarmedFiles
@@ -55,6 +55,7 @@ class CacheOptions:
     """Where the cache is and how much it may take. Sizes in bytes.
 
     buffer_bytes: memory of the daemon's read path, at least 24 MiB. More buffers allow more requests in flight.
+    are_buffers_shared: other processes copy replies out of them (`LentBuffers`).
     connections: most GETs in flight. 16 to 32 saturate a node's link to a distant bucket at 80 MB/s each. Random reads
     of many threads use more: 64 threads read 1.4 times as much with 64 connections as with 32.
     free_space_floor_bytes: left free on the file system, even if the limit allows more.
@@ -64,6 +65,7 @@ class CacheOptions:
     directory: Path
     limit_bytes: int
     buffer_bytes: int = 512 * MIB
+    are_buffers_shared: bool = False
     connections: int = 64
     download_rate: float | None = None
     patience_seconds: float = PATIENCE_SECONDS
@@ -113,7 +115,7 @@ class BlockCache:
         self._options = options
         self._offload = offload
         self._counters = Counters()
-        self._pool = AlignedBuffers(options.buffer_bytes)
+        self._pool = AlignedBuffers(options.buffer_bytes, is_shared=options.are_buffers_shared)
         self._index = CacheIndex(directory / "index", boot_id=options.boot_id, described=[files_directory])
         ledger = SpaceLedger(options.limit_bytes, options.write_reserve_bytes)
         try:
@@ -157,6 +159,7 @@ class BlockCache:
             peers,
         )
         self.is_fetching = self._fetcher.is_fetching
+        self.lent_buffers = LentBuffers(self._pool, self._buffer_pool, self._fetcher.pump)
         self.maintenance = CacheMaintenance(
             offload,
             self._files,

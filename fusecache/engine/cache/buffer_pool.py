@@ -1,12 +1,16 @@
 """The pool of buffers: which are free, which hold clean bytes, and which is recycled next.
 
 Used on the trio loop only. Nothing here awaits, so a reply that views a buffer stays valid until the next checkpoint.
+`LentBuffers` keeps it valid longer.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
-from fusecache.disk.direct_reads import AlignedBuffers
+import trio
+
+from fusecache.disk.direct_reads import LARGE_BYTES, SMALL_BYTES, AlignedBuffers
 from fusecache.engine.cache.chunks import Buffer, Chunk
 from fusecache.policy.cache.fetch_order import Cause
 
@@ -18,10 +22,11 @@ class BufferPool:
     """Gives out buffers: free ones first, then clean ones, the consumed before the unread."""
 
     def __init__(self, pool: AlignedBuffers, on_recycled: Callable[[Chunk], None]) -> None:
-        self._free = {
-            False: [Buffer(buffer, small=False) for buffer in pool.large],
-            True: [Buffer(buffer, small=True) for buffer in pool.small],
-        }
+        self._large = [Buffer(buffer, small=False) for buffer in pool.large]
+        self._small = [Buffer(buffer, small=True) for buffer in pool.small]
+        self._free = {False: list(self._large), True: list(self._small)}
+        # Where callers wait that want to know of a lack.
+        self.lack = trio.lowlevel.ParkingLot()
         # Buffers that no thread uses, the least recently used first. Keyed by id, as a buffer is compared by identity.
         self._consumed: dict[bool, OrderedDict[int, Buffer]] = {False: OrderedDict(), True: OrderedDict()}
         self._clean: dict[bool, OrderedDict[int, Buffer]] = {False: OrderedDict(), True: OrderedDict()}
@@ -54,7 +59,15 @@ class BufferPool:
                     return None
                 self.release(buffer)
                 return self._free[small].pop()
+        self.lack.unpark_all()
         return None
+
+    def at(self, offset: int) -> Buffer:
+        """Return the buffer that has the byte at an offset of the pool's memory."""
+        number, rest = divmod(offset, LARGE_BYTES)
+        if number < self.large_count:
+            return self._large[number]
+        return self._small[((number - self.large_count) * LARGE_BYTES + rest) // SMALL_BYTES]
 
     def acquire_use(self, buffer: Buffer) -> None:
         """A thread is about to use the buffer."""
@@ -106,3 +119,38 @@ class BufferPool:
     def _unshelve(self, buffer: Buffer) -> None:
         self._clean[buffer.small].pop(id(buffer), None)
         self._consumed[buffer.small].pop(id(buffer), None)
+
+
+class LentBuffers:
+    """Keeps buffers as they are while other processes copy replies out of them: a `ReplyMemory` of the FUSE session.
+
+    fd: of the memory, -1 if it is not shared.
+    """
+
+    def __init__(
+        self, memory: AlignedBuffers, buffers: BufferPool, on_given_back: Callable[[], None]
+    ) -> None:
+        self._memory = memory
+        self._buffers = buffers
+        self._on_given_back = on_given_back
+        self.fd = memory.fd
+
+    def lend(self, payload: memoryview) -> tuple[int, Callable[[], None]] | None:
+        """Keep the bytes of a reply as they are; return where they begin, and what gives them back.
+
+        None: they lie elsewhere.
+        """
+        offset = self._memory.offset_of(payload)
+        if offset is None:
+            return None
+        buffer = self._buffers.at(offset)
+        self._buffers.acquire_use(buffer)
+        return offset, partial(self._give_back, buffer)
+
+    async def lacking(self) -> None:
+        """Return when a fetch finds no buffer."""
+        await self._buffers.lack.park()
+
+    def _give_back(self, buffer: Buffer) -> None:
+        self._buffers.release_use(buffer, trio.current_time())
+        self._on_given_back()

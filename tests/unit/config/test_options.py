@@ -122,6 +122,7 @@ def test_every_option_can_come_from_a_file_a_variable_and_a_flag(tmp_path: Path)
         "start_without": "keys",
         "fuse_library": "own",
         "keep_mounted": "false",
+        "movers": "2",
         "allow_other": "true",
         "uid": "1000",
         "gid": "100",

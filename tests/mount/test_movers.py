@@ -1,0 +1,294 @@
+"""Large replies that helper processes copy to the kernel (`--movers`): right bytes, whatever happens to the helpers."""
+
+import mmap
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from fusecache.fuse import mover as mover_module
+from fusecache.fuse.movers import STALL_SECONDS
+from tests.mount.conftest import ExpectedLog
+from tests.support.mounts import (
+    FUSECACHE,
+    NEEDS_OWN_SESSION,
+    Mount,
+    is_running,
+    pattern,
+    refusal,
+    run,
+    wait_until,
+)
+from tests.support.s3_buckets import Bucket
+
+MakeMount = Callable[..., Mount]
+
+pytestmark = [
+    NEEDS_OWN_SESSION,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root sees what a mover has written"),
+]
+
+MIB = 2**20
+DATA = pattern(48 * MIB)
+KILLS = int(os.environ.get("FUSECACHE_TEST_MOVER_KILLS", "12"))
+DAEMON_KILLS = int(os.environ.get("FUSECACHE_TEST_MOVER_DAEMON_KILLS", "3"))
+# Of the machine, on top of what is promised.
+SLACK_SECONDS = 4.0
+ENDED = "a process for large replies ended"
+STANDS = "a process for large replies stands still"
+
+
+def movers_of(daemon: int) -> list[int]:
+    """Return the helper processes of a daemon."""
+    found = []
+    for task in Path(f"/proc/{daemon}/task").glob("*/children"):
+        for word in task.read_text().split():
+            with suppress(OSError):  # it has ended
+                if mover_module.__file__.encode() in Path(f"/proc/{word}/cmdline").read_bytes():
+                    found.append(int(word))
+    return found
+
+
+def copied_bytes(pids: list[int]) -> int:
+    """Return how many bytes processes have written."""
+    return sum(int(Path(f"/proc/{pid}/io").read_text().split("wchar: ")[1].split()[0]) for pid in pids)
+
+
+def piece(descriptor: int, buffer: mmap.mmap, offset: int) -> bool:
+    """Return whether a MiB of the object, read past the kernel's pages, is what it is in the bucket."""
+    return os.preadv(descriptor, [buffer], offset) == MIB and buffer[:] == DATA[offset : offset + MIB]
+
+
+def read_all(path: Path) -> bool:
+    """Return whether each MiB is right."""
+    descriptor, buffer = os.open(path, os.O_RDONLY | os.O_DIRECT), mmap.mmap(-1, MIB)
+    try:
+        return all(piece(descriptor, buffer, offset) for offset in range(0, len(DATA), MIB))
+    finally:
+        os.close(descriptor)
+        buffer.close()
+
+
+@contextmanager
+def readers(path: Path, count: int = 4) -> Iterator[list[str]]:
+    """Read at random places until the end of the block; yields what went wrong."""
+    wrong: list[str] = []
+    is_over = threading.Event()
+
+    def read(seed: int) -> None:
+        chance, buffer = random.Random(seed), mmap.mmap(-1, MIB)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        try:
+            while not is_over.is_set():
+                offset = chance.randrange(len(DATA) // MIB) * MIB
+                try:
+                    if not piece(descriptor, buffer, offset):
+                        wrong.append(f"other bytes at {offset}")
+                except OSError as exc:
+                    wrong.append(f"{exc} at {offset}")
+                    return
+        finally:
+            os.close(descriptor)
+            buffer.close()
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield wrong
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+def working(made: Mount, count: int) -> list[int]:
+    """Return the movers of a mount, once so many of them have copied something."""
+
+    def found() -> list[int]:
+        with ThreadPoolExecutor(2 * count) as threads:  # more replies at once than movers
+            assert all(threads.map(read_all, [made.path / "file"] * 2 * count))
+        pids = movers_of(made.pid)
+        return pids if len(pids) == count and all(copied_bytes([pid]) > MIB for pid in pids) else []
+
+    return list(wait_until(found, f"{count} movers that copy"))
+
+
+@pytest.fixture
+def moved(mount: MakeMount, bucket: Bucket) -> MakeMount:
+    """Makes mounts of one file, with two movers."""
+    bucket.put("file", DATA)
+    return lambda *flags: mount("--movers", "2", *flags)
+
+
+def test_movers_copy_and_the_bytes_are_right(moved: MakeMount) -> None:
+    made = moved()
+    pids = working(made, 2)
+    before = copied_bytes(pids)
+    assert read_all(made.path / "file")
+    with open(made.path / "file", "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert mapped[:] == DATA
+    assert copied_bytes(pids) - before > len(DATA)
+
+
+def test_a_mount_without_movers_has_none(mount: MakeMount, bucket: Bucket) -> None:
+    bucket.put("file", DATA)
+    made = mount("--movers", "0")
+    assert read_all(made.path / "file")
+    assert movers_of(made.pid) == []
+
+
+def test_a_mover_has_no_keys_and_no_other_descriptors(moved: MakeMount) -> None:
+    made = moved()
+    for pid in working(made, 2):
+        environment = Path(f"/proc/{pid}/environ").read_text()
+        assert "AWS" not in environment
+        assert "FUSECACHE" not in environment
+        targets = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+        allowed = ("/dev/null", "/dev/fuse", "socket:", "/memfd:fuse-mover", "/memfd:fusecache-buffers")
+        assert [each for each in targets if not each.startswith((*allowed, str(made.log_path)))] == []
+
+
+@pytest.mark.timeout(60 + 2 * KILLS)
+def test_movers_that_are_killed_at_any_moment_spoil_no_read(
+    moved: MakeMount, expect_log: ExpectedLog
+) -> None:
+    made = moved("--movers", "4")
+    working(made, 4)
+    expect_log(ENDED)
+    chance = random.Random(1)
+    with readers(made.path / "file") as wrong:
+        for _ in range(KILLS):
+            pids = wait_until(lambda: movers_of(made.pid), "a mover")
+            time.sleep(chance.random() * 0.05)
+            with suppress(ProcessLookupError):  # of the round before
+                os.kill(chance.choice(pids), signal.SIGKILL)
+    assert wrong == []
+    working(made, 4)
+
+
+def test_a_mover_that_is_stopped_delays_reads_for_a_second_at_most(
+    moved: MakeMount, expect_log: ExpectedLog
+) -> None:
+    made = moved()
+    stopped = working(made, 2)
+    expect_log(STANDS)
+    expect_log(ENDED)
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    assert read_all(made.path / "file")
+    # Each of the two may hold up one read.
+    assert time.monotonic() - began < 2 * STALL_SECONDS + SLACK_SECONDS
+    wait_until(lambda: not any(is_running(pid) for pid in stopped), "the end of stopped movers")
+    working(made, 2)
+
+
+def waiting_reader(path: Path) -> "subprocess.Popen[str]":
+    """Return a process that is in a read whose reply a stopped mover has."""
+    program = (
+        "import mmap, os, sys; fd = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT); print('go', flush=True); "
+        f"[os.preadv(fd, [mmap.mmap(-1, {MIB})], {MIB} * each) for each in range(8)]"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "go\n"
+    return process
+
+
+def test_a_reader_that_is_killed_while_a_mover_stands_still_is_gone(
+    moved: MakeMount, expect_log: ExpectedLog
+) -> None:
+    made = moved()
+    expect_log(STANDS)
+    expect_log(ENDED)
+    for pid in working(made, 2):
+        os.kill(pid, signal.SIGSTOP)
+    with waiting_reader(made.path / "file") as process:
+        time.sleep(0.2)
+        process.kill()
+        process.wait(STALL_SECONDS + SLACK_SECONDS)
+    working(made, 2)
+
+
+def test_a_mount_that_is_taken_away_by_force_ends_with_its_movers(moved: MakeMount) -> None:
+    made = moved()
+    pids = working(made, 2)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    with waiting_reader(made.path / "file") as process:
+        run("umount", "-f", "-l", made.path)
+        wait_until(
+            lambda: not any(map(is_running, [made.pid, *pids])), "the end of the daemon and its movers"
+        )
+        process.kill()
+
+
+def test_an_unmount_under_load_ends_the_movers(moved: MakeMount) -> None:
+    made = moved()
+    pids = working(made, 2)
+    with readers(made.path / "file"):
+        time.sleep(0.2)
+        run("fusermount3", "-u", "-z", made.path)
+    wait_until(lambda: not any(map(is_running, [made.pid, *pids])), "the end of the daemon and its movers")
+
+
+@pytest.mark.parametrize("stops_first", [False, True], ids=["working", "stopped"])
+def test_movers_end_with_a_daemon_that_is_killed_and_its_mount_fails(
+    moved: MakeMount, *, stops_first: bool
+) -> None:
+    made = moved()
+    pids = working(made, 2)
+    for pid in pids if stops_first else []:
+        os.kill(pid, signal.SIGSTOP)
+    os.kill(made.pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(is_running, [made.pid, *pids])), "the end of the daemon and its movers")
+    # Not a wait without end: nothing holds the descriptor of the mount.
+    assert refusal(lambda: read_all(made.path / "file")) is not None
+    made.detach()
+
+
+@pytest.mark.timeout(60 + 10 * DAEMON_KILLS)
+def test_daemons_that_die_under_load_spoil_no_read_and_leave_nothing(moved: MakeMount) -> None:
+    made = moved("--keep-mounted")
+    seen = set(working(made, 2))
+    keeper = made.keeper()
+    held = len(list(Path(f"/proc/{keeper}/fd").iterdir()))
+    with readers(made.path / "file") as wrong:
+        for _ in range(DAEMON_KILLS):
+            before = made.pid
+            os.kill(before, signal.SIGKILL)
+            made.pid = wait_until(
+                lambda before=before: None if is_running(before) else made.status()["pid"],
+                "the next daemon",
+                60,
+            )
+            seen |= set(
+                wait_until(lambda: pids if len(pids := movers_of(made.pid)) == 2 else [], "its movers")
+            )
+            time.sleep(0.3)
+    assert wrong == []
+    left = [pid for pid in seen - set(movers_of(made.pid)) if is_running(pid)]
+    assert left == []
+    working(made, 2)
+    assert len(list(Path(f"/proc/{keeper}/fd").iterdir())) <= held
+
+
+def test_an_upgrade_under_load_is_not_seen_by_readers(moved: MakeMount) -> None:
+    made = moved("--keep-mounted")
+    old = working(made, 2)
+    with readers(made.path / "file") as wrong:
+        run(FUSECACHE, "upgrade", made.path)
+        made.pid = made.status()["pid"]
+    assert wrong == []
+    assert not any(map(is_running, old))
+    working(made, 2)
