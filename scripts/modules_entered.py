@@ -20,6 +20,7 @@ from fusecache.config.options import load_options
 from fusecache.daemon.connect import connect, endpoint_of
 from fusecache.daemon.keeping import DaemonStart
 from fusecache.daemon.main import run
+from fusecache.remote.endpoints import Transport
 from tests.s3server import ServerProcess
 from tests.support import ROOT
 
@@ -126,7 +127,7 @@ def main() -> None:
         options = load_options(flags, os.environ)
         start, store = (
             DaemonStart(options, None, ""),
-            connect(options, endpoint_of(options), max_connections=4, was_used=False).remote,
+            connect(options, endpoint_of(options), transport=Transport(4), was_used=False).remote,
         )
         found: dict[str, list[str]] = {}
         driver = threading.Thread(target=lambda: found.update(measure(server, store, mount, entered)))

@@ -80,8 +80,8 @@ class SessionOptions:
     )
     movers: int | None = option(
         as_movers,
-        "helper processes that copy large replies to the kernel, so that one mount can use more processors; 0 leaves "
-        "the copies to the daemon; needs the own FUSE library",
+        "helper processes that fetch and store bytes and copy them to the kernel, so that one mount can use more "
+        "processors; 0 leaves that to the daemon; needs the own FUSE library",
         default=None,
         default_text="one for each 4 processors beyond 2, so 0 below 6",
         metavar="0-16",

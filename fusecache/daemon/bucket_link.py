@@ -29,6 +29,7 @@ from fusecache.daemon.connect import (
 )
 from fusecache.daemon.keeping import BucketAnswers
 from fusecache.daemon.log import log_place
+from fusecache.disk.cache_files import Carry
 from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.options import BucketAccess, EngineOptions
@@ -300,7 +301,7 @@ def _keys_from(options: MountOptions, profile: str | None) -> str:
 
 
 def movers_of(options: MountOptions) -> int:
-    """Return how many processes copy large replies to the kernel: as the option says, else by the processors."""
+    """Return how many processes carry bytes for the daemon: as the option says, else by the processors."""
     if options.session.fuse_library == "pyfuse3":
         return 0
     count = options.session.movers
@@ -312,9 +313,10 @@ def engine_options(
     ownership: Ownership,
     predecessor: Predecessor | None,
     health: BucketHealth,
+    carry: Carry,
     peers: Peers | None = None,
 ) -> EngineOptions:
-    """Return what the engine must know."""
+    """Return what the engine must know. carry: may have another process store buffers."""
     return EngineOptions(
         directory=options.cache_dir,
         prefix=options.prefix,
@@ -322,6 +324,7 @@ def engine_options(
         cache_bytes=options.cache_size,
         buffer_bytes=options.memory,
         are_buffers_shared=movers_of(options) > 0,
+        carry=carry,
         settle_seconds=options.writeback.settle_seconds,
         fresh_seconds=options.attribute_seconds,
         immutable=options.immutable,

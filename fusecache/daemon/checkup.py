@@ -37,7 +37,7 @@ from fusecache.model.format_text import empty_text, seconds_text, size_text
 from fusecache.model.objects import MIB, Extent, ObjectInfo
 from fusecache.mount.launch import MountState, check_fuse, check_mountpoint, mount_state
 from fusecache.mount.mount_table import TABLE, mounted_types
-from fusecache.remote.endpoints import Endpoint, StoreKind, choose_endpoint
+from fusecache.remote.endpoints import Endpoint, StoreKind, Transport, choose_endpoint
 from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.store import PROBE_NAME
 
@@ -305,7 +305,7 @@ def bucket_findings(options: MountOptions) -> Iterator[CheckResult]:
         yield CheckResult(WARNING, "risk", text)
     yield _clock(url, f"/{options.bucket}/{quote(options.prefix)}{PROBE_NAME}")
     try:
-        with closing(open_stores(options, endpoint, max_connections=2)) as remote:
+        with closing(open_stores(options, endpoint, Transport(2))) as remote:
             yield from _answers(options, endpoint, url, remote)
     except FusecacheError as exc:
         yield CheckResult(ACTION, "keys", str(exc))

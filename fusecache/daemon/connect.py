@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -83,7 +83,7 @@ def connect(
     options: MountOptions,
     endpoint: Endpoint,
     *,
-    max_connections: int,
+    transport: Transport,
     was_used: bool,
     is_one_of_several: bool = False,
     is_beside_others: bool = False,
@@ -100,7 +100,7 @@ def connect(
     proven: what an earlier mount with this cache directory found the store to do with the conditions of writes.
     Raises MountError or RemoteError if the mount must not start, ConfigError.
     """
-    remote = open_stores(options, endpoint, max_connections=max_connections)
+    remote = open_stores(options, endpoint, transport)
     if known is not None:
         remote.take_conditions(known)
         return StartConnection(remote)
@@ -141,10 +141,9 @@ def record_conditions(directory: StateDirectory, identity: str, found: Condition
             directory.record_conditions(identity, found.value if found.value in _PROVEN else "")
 
 
-def open_stores(options: MountOptions, endpoint: Endpoint, *, max_connections: int) -> ReadWriteSplit:
+def open_stores(options: MountOptions, endpoint: Endpoint, transport: Transport) -> ReadWriteSplit:
     """Create the stores of a mount. Makes no request. Raises ConfigError."""
-    pace = UploadPace(options.requests.upload_rate)
-    transport = Transport(max_connections=max_connections, upload_pace=pace)
+    transport = replace(transport, upload_pace=UploadPace(options.requests.upload_rate))
     if endpoint.kind is StoreKind.S3:
         endpoints = options.requests.endpoints or (options.own_endpoint(endpoint.url),)
         return open_remote(options, endpoints, transport)

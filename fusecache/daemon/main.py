@@ -64,8 +64,9 @@ from fusecache.model.verdict import verdict_line
 from fusecache.mount.launch import check_mountpoint
 from fusecache.mount.progress import found_text
 from fusecache.mount.sd_notify import notify
+from fusecache.movers.carrier import Carrier
 from fusecache.page.history import RateHistory
-from fusecache.remote.endpoints import Endpoint
+from fusecache.remote.endpoints import Endpoint, Transport
 
 log = logging.getLogger(__name__)
 
@@ -115,10 +116,11 @@ def _run(start: DaemonStart, ready: Callable[[str], None]) -> int:
     identity = identity_of(options, endpoint)
     # The directory got its identity when a mount with it first reached the bucket: endpoint and names are right.
     was_used = recorded_identity(options.cache_dir) == identity
+    carrier = Carrier()
     connection = connect(
         options,
         endpoint,
-        max_connections=threads,
+        transport=Transport(max_connections=threads, carry=carrier.fetch if movers_of(options) else None),
         was_used=was_used,
         is_one_of_several=start.is_one_of_several,
         is_beside_others=start.is_beside_others,
@@ -134,7 +136,7 @@ def _run(start: DaemonStart, ready: Callable[[str], None]) -> int:
         ) as directory,
         unwrap_single_error(),
     ):
-        daemon = _Daemon(start, connection, endpoint, ready, partial(directory.add, identity))
+        daemon = _Daemon(start, connection, endpoint, ready, partial(directory.add, identity), carrier)
 
         def record() -> None:
             record_conditions(directory, identity, connection.remote.conditional_writes)
@@ -155,8 +157,10 @@ class _Daemon:
         endpoint: Endpoint,
         ready: Callable[[str], None],
         reach: Callable[[], None],
+        carrier: Carrier,
     ) -> None:
         """reach: records that the bucket answered."""
+        self._carrier = carrier
         self._kept = start.kept
         self._keeper = os.getppid()
         self._kept_files = KeptFiles(start.kept)
@@ -198,7 +202,12 @@ class _Daemon:
             self._connection.remote,
             offload,
             engine_options(
-                options, ownership, self._kept_files.predecessor, self._connection.remote.health, self._peers
+                options,
+                ownership,
+                self._kept_files.predecessor,
+                self._connection.remote.health,
+                self._carrier.store,
+                self._peers,
             ),
             self._supervisor,
             self._kernel_caches,
@@ -312,6 +321,8 @@ class _Daemon:
 
     def _mount(self, operations: Operations, memory: LentBuffers) -> FuseSession:
         options = self._options
+        if movers_of(options):
+            self._carrier.attach(memory.offset_of)
         # Users name the bucket: as the mount table's device it must not forge a line.
         name = printable(options.source)
         plan = MountPlan(str(options.mountpoint), name, "fusecache", allow_other=options.allow_other)
@@ -321,7 +332,7 @@ class _Daemon:
                 plan,
                 options.session.fuse_library,
                 self._kept,
-                MoverPlan(movers_of(options), memory),
+                MoverPlan(movers_of(options), memory, self._carrier),
             )
         except MountRefused as exc:
             raise MountError(

@@ -84,11 +84,16 @@ def bad_granules(memory: memoryview, size: int, got: int, checksums: bytes) -> l
     return bad
 
 
+# Does what `checksummed_and_written` does; None: the caller must.
+Carry = Callable[[int, memoryview, int, int], bytes | None]
+
+
 class CacheFiles:
     """Stores, loads and punches ranges of numbered files, by direct I/O where the file system supports it."""
 
-    def __init__(self, directory: Path) -> None:
-        """Use `directory`, creating it if needed. Raises LocalDiskError."""
+    def __init__(self, directory: Path, carry: Carry = lambda *_: None) -> None:
+        """Use `directory`, creating it if needed. carry: may have another process store. Raises LocalDiskError."""
+        self._carry = carry
         self._directory = directory
         self._prefix = f"{directory}{os.sep}"
         self._in_use_path = directory / "passed-through"
@@ -110,10 +115,11 @@ class CacheFiles:
         # Checked at each write: other programs fill the disk too, at gigabytes a second.
         if self.free_bytes() - padded < floor_bytes:
             raise NoSpace(f"less than {floor_bytes} bytes would be left free on the cache's disk")
-        checksums = granule_checksums(memory[:size])
         try:
             with self._opened(number, os.O_WRONLY | os.O_CREAT) as fd:
-                _write_all(fd, memory[:padded], offset)
+                checksums = self._carry(fd, memory[:padded], size, offset)
+                if checksums is None:
+                    checksums = checksummed_and_written(fd, memory[:padded], size, offset)
                 if not self._direct:
                     os.posix_fadvise(fd, offset, padded, os.POSIX_FADV_DONTNEED)
         except OSError as exc:
@@ -311,6 +317,13 @@ class CacheFiles:
             yield fd
         finally:
             os.close(fd)
+
+
+def checksummed_and_written(fd: int, memory: memoryview, size: int, offset: int) -> bytes:
+    """Write memory to a file at an offset; return the checksums of its first `size` bytes. Raises OSError."""
+    checksums = granule_checksums(memory[:size])
+    _write_all(fd, memory, offset)
+    return checksums
 
 
 def _write_all(fd: int, memory: memoryview, offset: int) -> None:

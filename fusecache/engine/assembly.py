@@ -138,6 +138,7 @@ def open_storage(
             limit_bytes=options.cache_bytes,
             buffer_bytes=options.buffer_bytes,
             are_buffers_shared=options.are_buffers_shared,
+            carry=options.carry,
             write_reserve_bytes=2 * dirty_limit_bytes(),
             download_rate=options.download_rate,
             patience_seconds=options.patience_seconds,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from fusecache.disk.cache_files import Carry
 from fusecache.engine.namespace.tree import Ownership
 from fusecache.model.predecessor import Predecessor
 from fusecache.model.prices import Prices
@@ -29,7 +30,7 @@ class BucketAccess:
 class EngineOptions:
     """Settings of the engine. prefix: of every key, empty or ending in '/'; sizes in bytes.
 
-    are_buffers_shared: other processes copy replies out of the buffers.
+    are_buffers_shared: other processes copy replies out of the buffers. carry: may have them store these.
     symlinks: the value of a SymlinkRule. prices: None if unknown.
     whole_files: names of weights.
     peers: None if there are none.
@@ -42,6 +43,7 @@ class EngineOptions:
     cache_bytes: int
     buffer_bytes: int
     are_buffers_shared: bool = False
+    carry: Carry = lambda *_: None
     settle_seconds: float = 1.0
     fresh_seconds: float = 1.0
     immutable: tuple[str, ...] = ()

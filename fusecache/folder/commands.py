@@ -36,6 +36,7 @@ from fusecache.model.format_text import count_text, empty_text, size_text
 from fusecache.model.names import CONTROL_NAME
 from fusecache.mount.launch import READY, Parent, own_program, start_in_background
 from fusecache.mount.progress import StepView
+from fusecache.remote.endpoints import Transport
 
 _NAMES_SHOWN = 20
 
@@ -76,7 +77,7 @@ def _pull(arguments: argparse.Namespace, options: MountOptions, parent: Parent) 
     endpoint = endpoint_of(options)
     with (
         LocalFolder(arguments.folder, identity_of(options, endpoint), "pull", create=True) as folder,
-        closing(connect(options, endpoint, max_connections=WORKERS, was_used=False).remote) as remote,
+        closing(connect(options, endpoint, transport=Transport(WORKERS), was_used=False).remote) as remote,
     ):
         patience = Patience(arguments.give_up_after)
         one = Pull(
@@ -160,7 +161,9 @@ def _publish(
         check_disk(options)
         connections = METADATA_THREADS + UPLOAD_THREADS + PUBLISH_THREADS
         proven = proven_conditions(options.cache_dir, identity)
-        connection = connect(options, endpoint, max_connections=connections, was_used=False, proven=proven)
+        connection = connect(
+            options, endpoint, transport=Transport(connections), was_used=False, proven=proven
+        )
         with closing(connection.remote) as remote, unwrap_single_error():
             if connection.write_refusal is not None:
                 raise FolderError(

@@ -1,23 +1,27 @@
 """Copies large replies to the kernel for a daemon, in a process of its own (`movers.py` starts it). It decides nothing.
 
-    python -I -S mover.py PARENT DEVICE POOL STATE JOBS
+    python -I -S mover.py PARENT DEVICE POOL STATE JOBS ORDERS PATH
 
 The numbers are the daemon's process, and descriptors: of the mount, of the memory that replies lie in, of the memory
-that tells how many jobs are done, and of a socket with the jobs, in their order. The process ends with the daemon.
+that tells how many jobs are done, of a socket with the jobs, in their order, and of one with other orders
+(`movers/orders.py`). PATH is where the daemon's modules are. The process ends with the daemon.
 
 Invariants:
 1. A job counts as done after its system call has returned: from then on nothing here looks at its bytes.
-2. It holds no keys, no file and no connection. Its only descriptors besides these are the standard ones.
+2. It holds no keys. Besides these descriptors and the standard ones it has those of its orders: files that it writes,
+   connections to the bucket.
 """
 
 import ctypes
 import errno
+import json
 import mmap
 import os
 import signal
 import socket
 import struct
 import sys
+import threading
 from contextlib import suppress
 
 # Of a job: the kernel's number of the request, where the bytes are in the pool, how many there are.
@@ -27,12 +31,13 @@ OUT_HEADER = struct.Struct("<IiQ")
 STATE_BYTES = 4096
 DONE, IS_AWAITED = 0, 1
 # What it tells the daemon.
-READY, WAKE = b"ready", b"wake"
+READY, WAKE, TAKES_ORDERS = b"ready", b"wake", b"orders"
 # linux/prctl.h
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 # Linux 5.14; asm-generic/mman-common.h
 _POPULATE_READ = 22
 _REGION_BYTES = 8 << 20
+_SWITCH_SECONDS = 0.0005
 # The request was answered or taken back, or the mount is gone.
 _OVER = frozenset(
     {errno.ENOENT, errno.ENODEV, errno.ECONNABORTED, errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE}
@@ -43,9 +48,13 @@ class Pool:
     """The memory that replies lie in."""
 
     def __init__(self, fd: int) -> None:
-        self._map = mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        self._map = mmap.mmap(fd, 0)
         self._view = memoryview(self._map)
         self._mapped: set[int] = set()
+
+    def all(self) -> memoryview:
+        """Return all of it, writable."""
+        return self._view
 
     def view(self, offset: int, size: int) -> memoryview:
         """Return bytes of it, whose pages this process has mapped.
@@ -69,7 +78,8 @@ def run(device: int, pool: Pool, state: memoryview, jobs: socket.socket) -> None
     jobs.send(READY)
     while message := jobs.recv(JOB.size):
         unique, offset, size = JOB.unpack(message)
-        _answer(device, unique, pool.view(offset, size))
+        if size:  # else it is asked whether it goes on
+            _answer(device, unique, pool.view(offset, size))
         state[DONE] += 1
         if state[IS_AWAITED]:
             state[IS_AWAITED] = 0
@@ -87,9 +97,18 @@ def _answer(device: int, unique: int, payload: memoryview) -> None:
             os.write(device, OUT_HEADER.pack(OUT_HEADER.size, -errno.EIO, unique))
 
 
+def take_orders(path: str, pool: Pool, jobs: socket.socket, orders: socket.socket) -> None:
+    """Carry out other orders until the daemon closes their socket. If that is not possible, only replies are copied."""
+    sys.path[:] = json.loads(path)
+    from fusecache.movers.orders import Orders
+
+    jobs.send(TAKES_ORDERS)
+    Orders(pool.all()).run(orders)
+
+
 def main() -> None:
     """Begin as the child of a daemon."""
-    parent, device, pool, state, jobs = map(int, sys.argv[1:])
+    parent, device, pool, state, jobs, orders = map(int, sys.argv[1:7])
     # Signals for the daemon's group: it says itself when this process is to end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
@@ -99,9 +118,15 @@ def main() -> None:
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return
+    # As in the daemon: a thread that computes would else hold up the copies for 5 ms.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     words = memoryview(mmap.mmap(state, STATE_BYTES)).cast("Q")
+    shared, told = Pool(pool), socket.socket(fileno=jobs)
     with suppress(ConnectionError):
-        run(device, Pool(pool), words, socket.socket(fileno=jobs))
+        threading.Thread(
+            target=take_orders, args=(sys.argv[7], shared, told, socket.socket(fileno=orders)), daemon=True
+        ).start()
+        run(device, shared, words, told)
 
 
 if __name__ == "__main__":

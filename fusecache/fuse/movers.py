@@ -15,6 +15,7 @@ Invariants:
 """
 
 import ctypes
+import json
 import logging
 import mmap
 import os
@@ -25,7 +26,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 
@@ -37,10 +38,12 @@ log = logging.getLogger(__name__)
 # A mover that has finished nothing for so long, while it has jobs, is killed. A copy of a MiB takes 0.2 ms.
 STALL_SECONDS = 1.0
 _LOOK_SECONDS = 0.1
+# A mover with orders, and without replies, shows that often that it goes on.
+_PING_SECONDS = 0.25
 # Jobs of one mover that are not done. Beyond, the loop copies: it would only wait.
 _JOBS_MAX = 32
 # Before the next start of a mover. Longer and longer for one that does not get ready.
-_RESTART_SECONDS, _RESTART_SECONDS_MAX = 1.0, 60.0
+_RESTART_SECONDS, _RESTART_SECONDS_MAX = 1.0, 10.0
 # How long the end of a mount waits for a mover to finish, and once more after it was killed.
 _END_SECONDS = 1.0
 # A mover for each so many processors, after the first two: these are the loop's and the reader's.
@@ -77,12 +80,31 @@ class ReplyMemory(Protocol):
         ...
 
 
+class BusyLine(Protocol):
+    """The way to one mover for orders. busy: how many have not ended."""
+
+    busy: int
+
+
+class OrderSender(Protocol):
+    """What gives movers other orders than replies, from any thread."""
+
+    def add(self, orders: socket.socket) -> BusyLine:
+        """A mover takes orders on this socket, which is the sender's from now on."""
+        ...
+
+    def remove(self, line: Any) -> None:
+        """It takes none any more."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class MoverPlan:
-    """How many movers a mount has, and where the replies lie that they send."""
+    """How many movers a mount has, where the replies lie that they send, and who has other orders for them."""
 
     count: int
     memory: ReplyMemory
+    orders: OrderSender | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -102,15 +124,22 @@ class _Mover:
         self.stands_since = trio.current_time()
         # It gets no job any more, and the loop has answered what it had not done.
         self.is_retired = False
+        # Orders that are not replies, once it takes them.
+        self.line: BusyLine | None = None
         state_fd = make_memory("fuse-mover")
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.orders, their_orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._fd = self.socket.fileno()
         try:
             os.ftruncate(state_fd, mover.STATE_BYTES)
             self._state = memoryview(mmap.mmap(state_fd, mover.STATE_BYTES)).cast("Q")
-            passed = (device_fd, pool_fd, state_fd, theirs.fileno())
+            passed = (device_fd, pool_fd, state_fd, theirs.fileno(), their_orders.fileno())
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", mover.__file__, *map(str, (os.getpid(), *passed))],
+                [
+                    *(sys.executable, "-I", "-S", mover.__file__),
+                    *map(str, (os.getpid(), *passed)),
+                    json.dumps(sys.path),
+                ],
                 pass_fds=passed,
                 cwd="/",
                 env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
@@ -119,9 +148,11 @@ class _Mover:
             )
         except BaseException:
             self.socket.close()
+            self.orders.close()
             raise
         finally:
             theirs.close()
+            their_orders.close()
             os.close(state_fd)
         os.set_blocking(self._fd, False)  # takes no keyword
         self._done = 0
@@ -135,6 +166,10 @@ class _Mover:
             self.stands_since = trio.current_time()
         self.jobs.append(job)
         return True
+
+    def ping(self) -> None:
+        """Have it show that it goes on."""
+        self.send(_Delivery(0, memoryview(b""), _nothing, _nothing), 0)
 
     def await_one(self) -> None:
         """Have it wake the loop after its next job."""
@@ -160,6 +195,8 @@ class _Mover:
     def close(self) -> None:
         """Collect a process that has ended, or is about to; give up after a second."""
         self.socket.close()
+        if self.line is None:  # else the sender of orders closes it
+            self.orders.close()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_END_SECONDS)
 
@@ -171,6 +208,7 @@ class Movers:
         """answer: sends a reply from the loop. `run` starts them."""
         self._count = plan.count
         self._memory = plan.memory
+        self._orders = plan.orders
         self._device_fd = device_fd
         self._answer = answer
         self._all: list[_Mover] = []
@@ -222,6 +260,7 @@ class Movers:
         for each in self._all:
             with suppress(OSError):
                 each.socket.shutdown(socket.SHUT_WR)
+                each.orders.shutdown(socket.SHUT_WR)
         for each in list(self._all):
             try:
                 each.process.wait(_END_SECONDS)
@@ -274,6 +313,8 @@ class Movers:
             if message == mover.READY:
                 was_ready = True
                 self._ready.append(each)
+            elif message == mover.TAKES_ORDERS and self._orders is not None:
+                each.line = self._orders.add(each.orders)
             self._collect()
 
     def _bury(self, each: _Mover) -> None:
@@ -291,15 +332,22 @@ class Movers:
         if each.is_retired:
             return
         each.is_retired = True
+        if each.line is not None and self._orders is not None:
+            self._orders.remove(each.line)
         if each in self._ready:
             self._ready.remove(each)
         for job in each.jobs:
-            self._answer(job.unique, job.payload)
+            if job.unique:
+                self._answer(job.unique, job.payload)
 
     async def _watch(self) -> None:
         """While movers have jobs: look for done ones, and for movers that stand still."""
         while True:
-            await self._has_jobs.wait()
+            with trio.move_on_after(_PING_SECONDS):
+                await self._has_jobs.wait()
+            for each in self._all:
+                if each.line is not None and each.line.busy and not each.jobs and not each.is_retired:
+                    each.ping()
             due = trio.current_time() + _LOOK_SECONDS
             await trio.sleep_until(due)
             late = trio.current_time() - due
@@ -314,7 +362,7 @@ class Movers:
                     each.kill()
                     # At once: a process that waits in the kernel may end much later. Its buffers stay lent until then.
                     self._retire(each)
-            if not any(each.jobs for each in self._all):
+            if self._has_jobs.is_set() and not any(each.jobs for each in self._all):
                 self._has_jobs = trio.Event()
 
     async def _wake_when_lacking(self) -> None:
@@ -324,6 +372,10 @@ class Movers:
                 if each.jobs:
                     each.await_one()
             self._collect()  # what was done just before
+
+
+def _nothing() -> None:
+    """Nothing is lent for a ping."""
 
 
 def _finish(job: _Delivery) -> None:

@@ -16,9 +16,10 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from fusecache.model.errors import ConfigError
@@ -146,6 +147,8 @@ class Transport:
     single_copy_bytes: int = 5 * GIB
     copy_part_bytes: int = 592 * MIB
     upload_pace: UploadPace = field(default_factory=UploadPace)
+    # Has another process fetch a body: `Carry` in `remote.http.ranged_get`.
+    carry: Callable[[Any, Any, bytes], int | None] | None = None
 
 
 def choose_endpoint(

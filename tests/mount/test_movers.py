@@ -168,12 +168,88 @@ def test_movers_that_are_killed_at_any_moment_spoil_no_read(
     chance = random.Random(1)
     with readers(made.path / "file") as wrong:
         for _ in range(KILLS):
-            pids = wait_until(lambda: movers_of(made.pid), "a mover")
+            pids = wait_until(lambda: movers_of(made.pid), "a mover", 60)
             time.sleep(chance.random() * 0.05)
             with suppress(ProcessLookupError):  # of the round before
                 os.kill(chance.choice(pids), signal.SIGKILL)
     assert wrong == []
     working(made, 4)
+
+
+COLD = [f"cold-{number}" for number in range(4)]
+
+
+def connections(pid: int) -> int:
+    """Return how many connections over TCP a process has."""
+    held = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return sum(f"socket:[{row[9]}]" in held for row in rows)
+
+
+def test_movers_receive_bodies_and_store_them(moved: MakeMount, bucket: Bucket) -> None:
+    bucket.put(COLD[0], DATA)
+    made = moved()
+    pids = working(made, 2)
+    written, own = copied_bytes(pids), connections(made.pid)
+    assert read_all(made.path / COLD[0])
+    assert sum(map(connections, pids)) > 0
+    assert connections(made.pid) <= own
+    # To the kernel, and to the cache file.
+    wait_until(lambda: copied_bytes(pids) - written >= 2 * len(DATA), "all is stored")
+    assert made.status()["cache"]["uncached"] == 0
+
+
+@pytest.mark.timeout(60 + 2 * KILLS)
+def test_movers_that_are_killed_while_they_fetch_and_store_spoil_no_read(
+    moved: MakeMount, bucket: Bucket, expect_log: ExpectedLog
+) -> None:
+    for name in COLD:
+        bucket.put(name, DATA)
+    made = moved("--movers", "4")
+    working(made, 4)
+    expect_log(ENDED)
+    chance = random.Random(2)
+    is_over = threading.Event()
+
+    def kill() -> None:
+        while not is_over.wait(chance.random() * 0.1):
+            for pid in movers_of(made.pid)[:1]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        for _ in range(max(1, KILLS // 50)):
+            with ThreadPoolExecutor(len(COLD)) as threads:
+                assert all(threads.map(read_all, [made.path / name for name in COLD]))
+            run(FUSECACHE, "evict", *(made.path / name for name in COLD))
+    finally:
+        is_over.set()
+        killer.join()
+    # What was stored is right.
+    assert all(read_all(made.path / name) for name in COLD)
+
+
+def test_a_mover_that_is_stopped_while_it_fetches_and_stores_is_replaced(
+    moved: MakeMount, bucket: Bucket, expect_log: ExpectedLog
+) -> None:
+    for name in COLD:
+        bucket.put(name, DATA)
+    made = moved()
+    stopped = working(made, 2)
+    expect_log(STANDS)
+    expect_log(ENDED)
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(read_all, made.path / COLD[0])
+        before = copied_bytes(stopped)
+        wait_until(lambda: copied_bytes(stopped) - before > MIB, "replies and stores")
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        assert reading.result(20)
+    assert read_all(made.path / COLD[1])
+    wait_until(lambda: not any(is_running(pid) for pid in stopped), "the end of stopped movers")
+    assert made.status()["cache"]["uncached"] == 0
 
 
 def test_a_mover_that_is_stopped_delays_reads_for_a_second_at_most(

@@ -102,7 +102,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "durability",
         "recovery",
     ),
-    "fusecache.fuse": ("fusecache.keeper", "fusecache.installation"),
+    "fusecache.movers": (
+        "fusecache.remote.http",
+        "fusecache.remote.store",
+        "fusecache.disk",
+        "fusecache.model",
+    ),
+    "fusecache.fuse": ("fusecache.keeper", "fusecache.installation", "fusecache.movers.orders"),
     "fusecache.fs": (
         "fusecache.fuse",
         "fusecache.engine",
@@ -145,6 +151,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "fusecache.engine.runtime",
         "fusecache.fs",
         "fusecache.fuse",
+        "fusecache.movers",
         "fusecache.policy",
         "fusecache.disk",
         "fusecache.remote",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import trio
 
-from fusecache.disk.cache_files import CacheFiles, delete_tree
+from fusecache.disk.cache_files import CacheFiles, Carry, delete_tree
 from fusecache.disk.direct_reads import AlignedBuffers
 from fusecache.engine.cache.adoption import Adoption, StagedObject
 from fusecache.engine.cache.block_table import BlockTable
@@ -55,7 +55,7 @@ class CacheOptions:
     """Where the cache is and how much it may take. Sizes in bytes.
 
     buffer_bytes: memory of the daemon's read path, at least 24 MiB. More buffers allow more requests in flight.
-    are_buffers_shared: other processes copy replies out of them (`LentBuffers`).
+    are_buffers_shared: other processes copy replies out of them (`LentBuffers`). carry: may have them store buffers.
     connections: most GETs in flight. 16 to 32 saturate a node's link to a distant bucket at 80 MB/s each. Random reads
     of many threads use more: 64 threads read 1.4 times as much with 64 connections as with 32.
     free_space_floor_bytes: left free on the file system, even if the limit allows more.
@@ -66,6 +66,7 @@ class CacheOptions:
     limit_bytes: int
     buffer_bytes: int = 512 * MIB
     are_buffers_shared: bool = False
+    carry: Carry = lambda *_: None
     connections: int = 64
     download_rate: float | None = None
     patience_seconds: float = PATIENCE_SECONDS
@@ -119,7 +120,7 @@ class BlockCache:
         self._index = CacheIndex(directory / "index", boot_id=options.boot_id, described=[files_directory])
         ledger = SpaceLedger(options.limit_bytes, options.write_reserve_bytes)
         try:
-            self._files = CacheFiles(files_directory)
+            self._files = CacheFiles(files_directory, options.carry)
             ledger.restore_cache(self._index.used_bytes())
         except BaseException:
             self.abandon()

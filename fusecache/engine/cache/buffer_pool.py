@@ -134,6 +134,7 @@ class LentBuffers:
         self._buffers = buffers
         self._on_given_back = on_given_back
         self.fd = memory.fd
+        self.offset_of = memory.offset_of
 
     def lend(self, payload: memoryview) -> tuple[int, Callable[[], None]] | None:
         """Keep the bytes of a reply as they are; return where they begin, and what gives them back.

@@ -8,6 +8,7 @@ The HTTP proxy that the environment names: HTTP_PROXY, HTTPS_PROXY and NO_PROXY,
 """
 
 import base64
+import http.client
 import os
 import re
 import select
@@ -20,12 +21,14 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from fusecache.model.errors import ConfigError
+from fusecache.model.errors import ConfigError, Unavailable
 from fusecache.remote.http.tls import TlsContext, TlsSocket
 
+T = TypeVar("T")
 _HEAD_BYTES = 16384
 
 
@@ -151,7 +154,7 @@ class Connection:
     """One connection, opened by the first request. Its calls raise OSError (TimeoutError, SSLError, …)."""
 
     def __init__(self, peer: Peer) -> None:
-        self._peer = peer
+        self.peer = self._peer = peer
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._tls: TlsSocket | None = None
@@ -357,6 +360,24 @@ class ConnectionPool:
                     self._idle.append(connection)
                     return
         connection.close()
+
+    def lend(self, what: str, exchange: Callable[[Connection], T]) -> T:
+        """Call `exchange` with a connection; return its result. If a pooled connection is stale, retry on a new one.
+
+        Raises Unavailable, with the name `what`, if the connection fails.
+        """
+        connection = self.take()
+        try:
+            try:
+                return exchange(connection)
+            except StaleConnection:
+                connection.close()
+                connection = self.new()
+                return exchange(connection)
+        except (OSError, http.client.HTTPException) as exc:
+            raise Unavailable(f"{what}: {str(exc) or type(exc).__name__}") from exc
+        finally:
+            self.give_back(connection)
 
     def close(self) -> None:
         """Close all idle connections."""

@@ -8,7 +8,7 @@ from typing import Self
 
 from fusecache.model.errors import Unavailable
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId
-from fusecache.remote.http.connection_pool import Connection
+from fusecache.remote.http.connection_pool import Connection, Peer
 from fusecache.remote.http.signed_requests import (
     SLOWEST_BYTES_PER_SECOND,
     HttpRequest,
@@ -60,6 +60,10 @@ class GetRequest:
         return cls(what, object_id, extent, target, progress, interruption or Interruption())
 
 
+# Returns the bytes received, None if the caller must. Raises as `ask` does.
+Carry = Callable[[GetRequest, Peer, bytes], int | None]
+
+
 def fill(http: SignedHttp, get: GetRequest, count_bytes: Callable[[int], None]) -> None:
     """Fill the target, as `Store.get_into` specifies. count_bytes: called with the number of body bytes received."""
     asked = {
@@ -67,16 +71,25 @@ def fill(http: SignedHttp, get: GetRequest, count_bytes: Callable[[int], None]) 
         "range": f"bytes={get.extent.start}-{get.extent.stop - 1}",
     }
     request = HttpRequest(get.what, "GET", get.object_id.key, asked)
-    http.exchange(request, partial(_ask, get, http.read_timeout, count_bytes))
+    http.exchange(request, partial(ask, get, http.read_timeout, count_bytes, http.carry))
 
 
-def _ask(
+def ask(
     get: GetRequest,
     read_timeout: float,
     count_bytes: Callable[[int], None],
+    carry: Carry | None,
     connection: Connection,
     request: bytes,
 ) -> None:
+    """Send a GET and receive its body. carry: may have another process do it, on a connection of its own.
+
+    Raises OSError, HTTPException, RemoteError, Redirected.
+    """
+    carried = carry(get, connection.peer, request) if carry is not None else None
+    if carried is not None:
+        count_bytes(carried)
+        return
     with get.interruption.by(connection.interrupt):
         head, rest = connection.exchange(request)
         status, headers = parse_head(head)

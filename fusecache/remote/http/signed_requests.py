@@ -32,7 +32,6 @@ from fusecache.remote.http.connection_pool import (
     Connection,
     ConnectionPool,
     Peer,
-    StaleConnection,
     proxy_for,
 )
 from fusecache.remote.http.tls import TlsContext
@@ -124,6 +123,7 @@ class SignedHttp:
         self._transport = transport
         self.read_timeout = transport.read_timeout_seconds
         self.upload_pace = transport.upload_pace
+        self.carry = transport.carry
         self._options = options
         self._move = move
         self._route = _Route(site, transport)
@@ -186,7 +186,7 @@ class SignedHttp:
 
     def _lend(self, route: "_Route", request: HttpRequest, ask: Callable[[Connection, bytes], T]) -> T:
         head = route.head(request, {**self._options(request), **request.headers})
-        return route.lend(request.what, lambda connection: ask(connection, head))
+        return route.pool.lend(request.what, lambda connection: ask(connection, head))
 
     def _moved(self, used: "_Route", redirect: Redirected) -> "_Route":
         """Return the route to the region that a response names, for all later requests too."""
@@ -259,24 +259,6 @@ class _Route:
         # Not signed: a proxy may rewrite the last ones.
         target = f"{self._before_path}{path}?{query}" if query else self._before_path + path
         return f"{method} {target} HTTP/1.1\r\n{lines}{self._unsigned}\r\n".encode("latin-1")
-
-    def lend(self, what: str, exchange: Callable[[Connection], T]) -> T:
-        """Call `exchange` with a connection; return its result. If a pooled connection is stale, retry on a new one.
-
-        Raises Unavailable, with the name `what`, if the connection fails.
-        """
-        connection = self.pool.take()
-        try:
-            try:
-                return exchange(connection)
-            except StaleConnection:
-                connection.close()
-                connection = self.pool.new()
-                return exchange(connection)
-        except (OSError, http.client.HTTPException) as exc:
-            raise Unavailable(f"{what}: {str(exc) or type(exc).__name__}") from exc
-        finally:
-            self.pool.give_back(connection)
 
 
 def parse_head(head: bytes) -> tuple[int, dict[str, str]]:

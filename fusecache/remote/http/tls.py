@@ -136,6 +136,7 @@ class TlsContext:
 
     def __init__(self, openssl: _Library, *, cafile: str | None, capath: str | None) -> None:
         self._openssl = openssl
+        self.trusted = (cafile, capath)
         openssl.ERR_clear_error()
         self._context = openssl.SSL_CTX_new(openssl.TLS_client_method())
         if not self._context:

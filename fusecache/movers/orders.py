@@ -1,0 +1,182 @@
+"""Carries out the orders of a daemon, in a mover: fetches bodies into the shared buffers, and stores them.
+
+Each order has a socket of its own for the answers: progress, then the end or an error. The daemon signs requests, so
+no keys come here. Connections stay open for the next order.
+
+Invariant: after the last answer of an order, nothing here touches its part of the buffers. A mover that dies gives no
+last answer, and its end of the socket closes once all its threads have ended.
+"""
+
+import os
+import pickle
+import socket
+import struct
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from fusecache.disk.cache_files import checksummed_and_written
+from fusecache.model.objects import Extent, ObjectId
+from fusecache.remote.http.connection_pool import ConnectionPool, Peer
+from fusecache.remote.http.ranged_get import GetRequest, ask
+from fusecache.remote.http.tls import TlsContext, library
+from fusecache.remote.store import Interruption
+
+# As many as the daemon has threads for GETs and for the disk.
+_THREADS = 96
+ORDER_BYTES = 64 * 1024
+# The first byte of an answer.
+PROGRESS, DONE, FAILED = b"p", b"d", b"f"
+COUNT = struct.Struct("<cQ")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPlace:
+    """Where a peer is. ca: file and folder of the trusted CAs, None without TLS."""
+
+    peer: Peer
+    ca: tuple[str | None, str | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class BodyOrder:
+    """One signed GET of an object's extent into the buffers, from `offset` on."""
+
+    number: int
+    what: str
+    object_id: ObjectId
+    extent: Extent
+    offset: int
+    place: PeerPlace
+    head: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOrder:
+    """Bytes of the buffers, from `offset` on, for the file that comes with the order. padded: bytes to write."""
+
+    number: int
+    offset: int
+    size: int
+    padded: int
+    file_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptOrder:
+    """Ends the order with this number early."""
+
+    number: int
+
+
+class Orders:
+    """The orders of one daemon."""
+
+    def __init__(self, buffers: memoryview) -> None:
+        self._buffers = buffers
+        self._threads = ThreadPoolExecutor(_THREADS, "order")
+        self._lock = threading.Lock()
+        self._fetching: dict[int, Interruption] = {}
+        self._pools: dict[PeerPlace, ConnectionPool] = {}
+
+    def run(self, orders: socket.socket) -> None:
+        """Carry out orders until the daemon closes its end of the socket."""
+        while True:
+            message, fds, _, _ = socket.recv_fds(orders, ORDER_BYTES, 2)
+            if not message:
+                return
+            try:
+                self._begin(pickle.loads(message), fds)
+            except (OSError, IndexError, RuntimeError) as exc:  # no descriptor or thread is left
+                # The daemon hears the end of the socket for its answer, and does the work itself.
+                sys.stderr.write(f"mover: an order cannot be carried out error={exc!r}\n")
+                for fd in fds:
+                    with suppress(OSError):
+                        os.close(fd)
+
+    def _begin(self, order: BodyOrder | StoreOrder | InterruptOrder, fds: list[int]) -> None:
+        if isinstance(order, InterruptOrder):
+            with self._lock:
+                fetch = self._fetching.get(order.number)
+            if fetch is not None:
+                fetch.interrupt()
+        elif isinstance(order, BodyOrder):
+            with self._lock:
+                self._fetching[order.number] = Interruption()
+            self._threads.submit(self._fetch, order, fds[0])
+        else:
+            self._threads.submit(self._store, order, fds[0], fds[1])
+
+    def _fetch(self, order: BodyOrder, answers_fd: int) -> None:
+        answers = socket.socket(fileno=answers_fd)
+
+        def progress(received: int) -> None:
+            answers.send(COUNT.pack(PROGRESS, received))
+
+        with answers, suppress(ConnectionError):  # the daemon died
+            try:
+                target = self._buffers[order.offset : order.offset + order.extent.size]
+                get = GetRequest(
+                    order.what, order.object_id, order.extent, target, progress, self._fetching[order.number]
+                )
+                pool = self._pool(order.place)
+                pool.lend(
+                    order.what,
+                    lambda connection: ask(
+                        get, order.place.peer.read_timeout, _ignore, None, connection, order.head
+                    ),
+                )
+            except Exception as exc:  # noqa: BLE001  # the daemon raises it
+                answers.send(FAILED + _packed(exc))
+            else:
+                answers.send(DONE)
+            finally:
+                with self._lock:
+                    del self._fetching[order.number]
+
+    def _store(self, order: StoreOrder, answers_fd: int, fd: int) -> None:
+        answers = socket.socket(fileno=answers_fd)
+        with answers, suppress(ConnectionError):
+            try:
+                memory = self._buffers[order.offset : order.offset + order.padded]
+                checksums = checksummed_and_written(fd, memory, order.size, order.file_offset)
+            except Exception as exc:  # noqa: BLE001  # as above
+                answers.send(FAILED + _packed(exc))
+            else:
+                answers.send(DONE + checksums)
+            finally:
+                os.close(fd)
+
+    def _pool(self, place: PeerPlace) -> ConnectionPool:
+        with self._lock:
+            if place not in self._pools:
+                peer = place.peer
+                if place.ca is not None:
+                    openssl = library()
+                    assert openssl is not None, "the daemon has found it"
+                    tls = TlsContext(openssl, cafile=place.ca[0], capath=place.ca[1])
+                    peer = Peer(
+                        peer.host, peer.port, tls, peer.connect_timeout, peer.read_timeout, peer.proxy
+                    )
+                self._pools[place] = ConnectionPool(peer, _THREADS)
+            return self._pools[place]
+
+
+def _ignore(_count: int) -> None:
+    """The daemon counts."""
+
+
+def _packed(error: Exception) -> bytes:
+    return pickle.dumps((type(error), error.args, {**vars(error)}))
+
+
+def unpacked(data: bytes) -> Exception:
+    """Return an error that a mover sent."""
+    kind, arguments, fields = pickle.loads(data)
+    error: Any = kind.__new__(kind, *arguments)
+    error.args = arguments
+    vars(error).update(fields)
+    return error  # type: ignore[no-any-return]

@@ -1,0 +1,237 @@
+"""Bodies that a mover fetches, and buffers that it stores, beside a real server: the same bytes and the same errors."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from fusecache.disk.cache_files import CacheFiles, granule_checksums
+from fusecache.disk.direct_reads import LARGE_BYTES, AlignedBuffers
+from fusecache.fuse import mover
+from fusecache.fuse.movers import _Mover
+from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Unavailable
+from fusecache.model.objects import MIB, Extent, ObjectId
+from fusecache.movers.carrier import Carrier
+from fusecache.remote.endpoints import Credentials, Endpoint, Transport
+from fusecache.remote.s3.store import S3Store
+from fusecache.remote.store import Interruption
+from tests.s3server import S3Server
+
+DATA = os.urandom(5 * MIB + 12_345)
+KEY = "folder/object"
+
+
+class Carried:
+    """A mover that takes orders, its buffers, and a store that has its bodies fetched there."""
+
+    def __init__(self, server: S3Server, keys: Credentials | None = None) -> None:
+        self.buffers = AlignedBuffers(32 * MIB, is_shared=True)
+        self.carrier = Carrier()
+        self.carrier.attach(self.buffers.offset_of)
+        with open(os.devnull, "rb") as device:
+            self.mover = _Mover(device.fileno(), self.buffers.fd)
+        self.store = S3Store(
+            server.bucket,
+            Endpoint(server.endpoint_url, "auto"),
+            credentials=keys or Credentials(server.access_key, server.secret_key),
+            transport=Transport(carry=self.carrier.fetch),
+        )
+        self.fetched: list[int] = []
+
+    async def ready(self) -> "Carried":
+        told: set[bytes] = set()
+        with trio.fail_after(20):
+            while {mover.READY, mover.TAKES_ORDERS} - told:
+                await trio.lowlevel.wait_readable(self.mover.socket)
+                told.add(self.mover.socket.recv(64))
+        self.line = self.carrier.add(self.mover.orders)
+        return self
+
+    def get(
+        self, object_id: ObjectId, extent: Extent, at: int = 0, ended: Interruption | None = None
+    ) -> bytes:
+        target = self.buffers.large[1][at : at + extent.size]
+        self.store.get_into(object_id, extent, target, self.fetched.append, ended)
+        return bytes(target)
+
+    async def fetch(self, *arguments: object) -> bytes:
+        return await trio.to_thread.run_sync(partial(self.get, *arguments))
+
+    def close(self) -> None:
+        self.mover.socket.close()
+        self.mover.close()
+        self.store.close()
+        self.buffers.close()
+
+
+@asynccontextmanager
+async def carried(server: S3Server, keys: Credentials | None = None) -> AsyncIterator[Carried]:
+    made = Carried(server, keys)
+    try:
+        yield await made.ready()
+    finally:
+        made.close()
+
+
+def connections_of(pid: int) -> int:
+    """Return how many sockets to a server a process has."""
+    inodes = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return sum(f"socket:[{row[9]}]" in inodes for row in rows)
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+async def test_a_mover_fetches_the_same_bytes_on_connections_of_its_own(
+    tls: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with S3Server(tls=tls) as server:
+        if tls:
+            monkeypatch.setenv("AWS_CA_BUNDLE", str(server.ca_path))
+        server.control.put(KEY, DATA)
+        async with carried(server) as one:
+            object_id = (await trio.to_thread.run_sync(one.store.head, KEY)).object_id
+            for extent in (
+                Extent(0, len(DATA)),
+                Extent(1, 2),
+                Extent(70_000, 3 * MIB),
+                Extent(len(DATA) - 1, len(DATA)),
+            ):
+                one.fetched.clear()
+                assert await one.fetch(object_id, extent, 4096) == DATA[extent.start : extent.stop]
+                assert one.fetched[-1] == extent.size
+                assert one.fetched == sorted(one.fetched)
+            assert one.store.statistics().gets == 4
+            assert one.line.busy == 0
+            if os.geteuid() == 0:
+                assert connections_of(one.mover.process.pid) == 1
+
+
+async def test_errors_of_the_bucket_are_those_of_a_fetch_by_the_daemon() -> None:
+    with S3Server() as server:
+        server.control.put(KEY, DATA)
+        async with carried(server) as one:
+            object_id = (await trio.to_thread.run_sync(one.store.head, KEY)).object_id
+            with pytest.raises(ObjectMissing):
+                await one.fetch(ObjectId("no-such-key", object_id.etag), Extent(0, 10))
+            with pytest.raises(ObjectChanged):
+                await one.fetch(ObjectId(KEY, "0" * 32), Extent(0, 10))
+            assert await one.fetch(object_id, Extent(0, 10)) == DATA[:10]
+        async with carried(server, Credentials(server.access_key, "wrong")) as one:
+            with pytest.raises(AccessDenied) as refused:
+                await one.fetch(object_id, Extent(0, 10))
+            assert refused.value.status == 403
+
+
+async def test_a_fetch_that_is_interrupted_ends_at_once_and_leaves_its_buffer_alone() -> None:
+    with S3Server() as server:
+        server.control.put(KEY, DATA)
+        async with carried(server) as one:
+            object_id = (await trio.to_thread.run_sync(one.store.head, KEY)).object_id
+            server.control.set(bandwidth=MIB)
+            ended = Interruption()
+
+            def interrupt() -> None:
+                while not one.fetched:
+                    time.sleep(0.01)
+                ended.interrupt()
+
+            threading.Thread(target=interrupt).start()
+            began = time.monotonic()
+            with pytest.raises(Unavailable):
+                await one.fetch(object_id, Extent(0, len(DATA)), 0, ended)
+            assert time.monotonic() - began < 3
+            before = bytes(one.buffers.large[1])
+            await trio.sleep(0.5)
+            assert bytes(one.buffers.large[1]) == before
+            assert before[: one.fetched[-1]] == DATA[: one.fetched[-1]]
+
+
+async def test_a_mover_that_dies_within_a_fetch_is_a_lost_connection() -> None:
+    with S3Server() as server:
+        server.control.put(KEY, DATA)
+        async with carried(server) as one:
+            object_id = (await trio.to_thread.run_sync(one.store.head, KEY)).object_id
+            server.control.set(bandwidth=MIB)
+
+            def kill() -> None:
+                while not one.fetched:
+                    time.sleep(0.01)
+                one.mover.kill()
+
+            threading.Thread(target=kill).start()
+            with pytest.raises(Unavailable, match="ended"):
+                await one.fetch(object_id, Extent(0, len(DATA)))
+            server.control.set(bandwidth=None)
+            # The next one finds no mover, and the daemon does it.
+            assert await one.fetch(object_id, Extent(0, 1000)) == DATA[:1000]
+
+
+async def stored(one: Carried, files: CacheFiles, number: int, size: int) -> bytes:
+    return await trio.to_thread.run_sync(files.store, number, 2 * MIB, one.buffers.large[0], size)
+
+
+async def test_a_mover_stores_buffers_with_their_checksums(tmp_path: Path) -> None:
+    with S3Server() as server:
+        async with carried(server) as one:
+            one.buffers.large[0][: len(DATA)] = DATA
+            asked: list[int] = []
+            carry = one.carrier.store
+
+            def counted(*arguments: object) -> bytes | None:
+                answer = carry(*arguments)  # type: ignore[arg-type]
+                asked.append(answer is not None)
+                return answer
+
+            files = CacheFiles(tmp_path / "files", counted)
+            for number, size in enumerate((len(DATA), 100, LARGE_BYTES), 1):
+                memory = one.buffers.large[0][:size]
+                assert await stored(one, files, number, size) == granule_checksums(memory)
+                path = tmp_path / "files" / f"{number:02x}" / f"{number:x}"
+                assert path.read_bytes()[2 * MIB :][:size] == bytes(memory)
+            assert asked == [True] * 3
+            one.mover.kill()
+            one.mover.process.wait()
+            assert await stored(one, files, 9, len(DATA)) == granule_checksums(
+                one.buffers.large[0][: len(DATA)]
+            )
+            assert asked[3:] == [False]
+
+
+async def test_a_buffer_that_a_mover_had_when_it_died_is_stored_by_the_daemon(tmp_path: Path) -> None:
+    with S3Server() as server:
+        async with carried(server) as one:
+            one.buffers.large[0][: len(DATA)] = DATA
+            files = CacheFiles(tmp_path / "files", one.carrier.store)
+            os.kill(one.mover.process.pid, signal.SIGSTOP)
+            threading.Timer(0.3, one.mover.kill).start()
+            began = time.monotonic()
+            assert await stored(one, files, 1, len(DATA)) == granule_checksums(
+                one.buffers.large[0][: len(DATA)]
+            )
+            assert time.monotonic() - began >= 0.3
+            assert (tmp_path / "files/01/1").read_bytes()[2 * MIB :][: len(DATA)] == DATA
+
+
+async def test_many_fetches_at_once_fill_their_own_places() -> None:
+    with S3Server() as server:
+        server.control.put(KEY, DATA)
+        async with carried(server) as one:
+            object_id = (await trio.to_thread.run_sync(one.store.head, KEY)).object_id
+            found: dict[int, bytes] = {}
+
+            async def fetch(number: int) -> None:
+                extent = Extent(number * 100_000, number * 100_000 + 65_536)
+                found[number] = await one.fetch(object_id, extent, number * 65_536)
+
+            async with trio.open_nursery() as nursery:
+                for number in range(48):
+                    nursery.start_soon(fetch, number)
+            assert all(found[each] == DATA[each * 100_000 : each * 100_000 + 65_536] for each in range(48))
