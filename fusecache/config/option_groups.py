@@ -78,12 +78,11 @@ class SessionOptions:
         "system calls wait, and do not fail; needs the own FUSE library",
         default=True,
     )
-    movers: int | None = option(
+    movers: int = option(
         as_movers,
         "helper processes that fetch and store bytes and copy them to the kernel, so that one mount can use more "
         "processors; 0 leaves that to the daemon; needs the own FUSE library",
-        default=None,
-        default_text="one for each 4 processors beyond 2, so 0 below 6",
+        default=0,
         metavar="0-16",
     )
 

@@ -19,7 +19,6 @@ import trio
 
 from fusecache import __version__
 from fusecache.config.options import MountOptions, shown_options
-from fusecache.config.values import MOVERS_MAX
 from fusecache.daemon.connect import (
     StartConnection,
     check_conditions,
@@ -34,7 +33,6 @@ from fusecache.engine.file_system import FileSystem
 from fusecache.engine.namespace.tree import Ownership
 from fusecache.engine.options import BucketAccess, EngineOptions
 from fusecache.engine.runtime.supervisor import Supervisor
-from fusecache.fuse.movers import default_count
 from fusecache.model.errors import FusecacheError, MountError, RemoteError
 from fusecache.model.format_text import count_text, empty_text, renewal_text
 from fusecache.model.predecessor import Predecessor
@@ -301,11 +299,8 @@ def _keys_from(options: MountOptions, profile: str | None) -> str:
 
 
 def movers_of(options: MountOptions) -> int:
-    """Return how many processes carry bytes for the daemon: as the option says, else by the processors."""
-    if options.session.fuse_library == "pyfuse3":
-        return 0
-    count = options.session.movers
-    return min(MOVERS_MAX, default_count(len(os.sched_getaffinity(0)))) if count is None else count
+    """Return how many processes carry bytes for the daemon."""
+    return 0 if options.session.fuse_library == "pyfuse3" else options.session.movers
 
 
 def engine_options(

@@ -46,21 +46,13 @@ _JOBS_MAX = 32
 _RESTART_SECONDS, _RESTART_SECONDS_MAX = 1.0, 10.0
 # How long the end of a mount waits for a mover to finish, and once more after it was killed.
 _END_SECONDS = 1.0
-# A mover for each so many processors, after the first two: these are the loop's and the reader's.
-_PROCESSORS_EACH = 4
-_PASSED_ON = (
-    "LD_LIBRARY_PATH",
-)  # for an interpreter that needs it; nothing else of the environment, which has keys
+# For an interpreter that needs it; nothing else of the environment, which has keys.
+_PASSED_ON = ("LD_LIBRARY_PATH",)
 
 # PyDLL keeps the interpreter's lock during the call, which never waits.
 _write = ctypes.PyDLL(None).write
 _write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
 _write.restype = ctypes.c_ssize_t
-
-
-def default_count(processors: int) -> int:
-    """Return how many movers a machine with so many processors gets: none below 6."""
-    return max(0, (processors - 2) // _PROCESSORS_EACH)
 
 
 class ReplyMemory(Protocol):

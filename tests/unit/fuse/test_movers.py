@@ -12,7 +12,7 @@ import trio
 from fusecache.fuse import mover, movers
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.kept_requests import make_memory
-from fusecache.fuse.movers import MoverPlan, default_count
+from fusecache.fuse.movers import MoverPlan
 from fusecache.fuse.protocol import OUT_HEADER, READ_IN, Opcode
 from fusecache.fuse.session import RELEASE_BYTES, OwnSession
 from tests.unit.fuse.kernel import PlayedKernel
@@ -107,10 +107,6 @@ def mover_pid(session: OwnSession) -> int:
 @pytest.fixture
 def lender() -> "Lender":
     return Lender()
-
-
-def test_small_machines_have_none_and_large_ones_one_for_each_four_processors() -> None:
-    assert [default_count(each) for each in (1, 2, 5, 6, 9, 10, 16, 64)] == [0, 0, 0, 1, 1, 2, 3, 15]
 
 
 def test_a_mover_writes_the_headers_of_the_protocol() -> None:
