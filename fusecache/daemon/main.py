@@ -302,6 +302,7 @@ class _Daemon:
         await nursery.start(supervisor.run_service, "signals", self._watch_signals, name="signals")
         await nursery.start(supervisor.run_service, "control", server.run, name="control")
         session = self._mount(operations, filesystem.cache.lent_buffers)
+        filesystem.kernel_pages.attach(str(self._options.mountpoint))
         operations.adopt()
         nursery.start_soon(self._serve, session, name="fuse")
         nursery.start_soon(operations.passthrough.hold_adopted, name="passthrough")

@@ -28,6 +28,7 @@ from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.operations import ImmutableDirectories, NamespaceOps
 from fusecache.engine.options import EngineOptions
 from fusecache.engine.prefetch.hint_service import HintService
+from fusecache.engine.prefetch.kernel_pages import KernelPages
 from fusecache.engine.prefetch.model_loads import ModelLoads
 from fusecache.engine.prefetch.sibling_readahead import SiblingReadahead
 from fusecache.engine.publish.bucket_writer import BucketWriter
@@ -220,6 +221,7 @@ def build_write_back(
         cache,
         names.hints,
         tasks,
+        KernelPages(tree),
         patterns=options.whole_files,
     )
     uploader = events.uploader = MultipartUploader(

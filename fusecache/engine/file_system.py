@@ -63,6 +63,7 @@ class FileSystem:
         self.cache, self.journal = storage.cache, storage.journal
         self.tree, self.queue, self.lookup, self.hints = names.tree, names.queue, names.lookup, names.hints
         self.symlinks = names.symlinks
+        self.kernel_pages = events.model_loads.pages
         self.file_io, self.close_protocol = write_back.write.file_io, write_back.write.close_protocol
         self.publisher = write_back.publisher
         self.namespace_ops = write_back.namespace_ops

@@ -13,6 +13,7 @@ Invariants:
 
 import logging
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import trio
@@ -22,6 +23,7 @@ from fusecache.engine.cache.evictor import SOON
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.prefetch.hint_service import HintService
+from fusecache.engine.prefetch.kernel_pages import KernelPages, PageReader
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.model.errors import FusecacheError, NoSpace
 from fusecache.model.format_text import size_text
@@ -54,11 +56,17 @@ _GET_BYTES = CHUNK_BYTES // 2
 
 @dataclass(eq=False, slots=True)
 class _Weights:
-    """One file of a model, held open while its load lasts. begun: how many chunks, from the first, were fetched."""
+    """One file of a model, held open while its load lasts.
+
+    begun: how many chunks, from the first, were asked for. done: which are in the cache. paged: how many, from the
+    first, the kernel was told to read.
+    """
 
     node: Node
     handle: ReadHandle
     begun: int = 0
+    done: set[int] = field(default_factory=set)
+    paged: int = 0
 
     @property
     def chunks(self) -> int:
@@ -68,7 +76,11 @@ class _Weights:
     @property
     def next_bytes(self) -> int:
         """The size of the next chunk."""
-        return min(CHUNK_BYTES, self.handle.size - self.begun * CHUNK_BYTES)
+        return self.chunk_bytes(self.begun)
+
+    def chunk_bytes(self, index: int) -> int:
+        """Return the size of a chunk."""
+        return min(CHUNK_BYTES, self.handle.size - index * CHUNK_BYTES)
 
 
 @dataclass(eq=False, slots=True)
@@ -76,7 +88,7 @@ class _Load:
     """The load of one model.
 
     asked_bytes: of the chunks that were begun. seen_at: when a program last had a file open. is_streamed: the disk has
-    no space for it. read: set by the next read.
+    no space for it. read: set by the next read. filled: set by the next chunk that is there. pages: while it runs.
     """
 
     files: dict[ObjectId, _Weights] = field(default_factory=dict)
@@ -87,6 +99,8 @@ class _Load:
     is_streamed: bool = False
     has_failed: bool = False
     read: trio.Event = field(default_factory=trio.Event)
+    filled: trio.Event = field(default_factory=trio.Event)
+    pages: PageReader | None = None
 
     @property
     def size(self) -> int:
@@ -95,12 +109,37 @@ class _Load:
 
     def is_open(self) -> bool:
         """Return whether a program has one of the files open."""
-        return any(file.node.handles for file in self.files.values())
+        return any(self.has_open(file) for file in self.files.values())
+
+    def has_open(self, file: _Weights) -> bool:
+        """Return whether a program has a file open."""
+        own = self.pages is not None and self.pages.reading is file.node
+        return file.node.handles > own
 
     def next_file(self) -> _Weights | None:
-        """Return the file whose next chunk is fetched next: one that a program has open, else another."""
-        missing = [file for file in self.files.values() if file.begun < file.chunks]
-        return next((file for file in missing if file.node.handles), missing[0] if missing else None)
+        """Return the file whose next chunk is fetched next."""
+        return self._first(file for file in self.files.values() if file.begun < file.chunks)
+
+    @property
+    def has_pages_left(self) -> bool:
+        """Whether there are chunks that the kernel was not told to read."""
+        return any(file.paged < file.chunks for file in self.files.values())
+
+    def next_pages(self) -> _Weights | None:
+        """Return the file of which the kernel reads the next chunk; None until the chunk is there."""
+        file = self._first(file for file in self.files.values() if file.paged < file.chunks)
+        return file if file is not None and file.paged in file.done else None
+
+    async def wait_filled(self) -> None:
+        """Wait for the next chunk that is there, or a moment."""
+        with trio.move_on_after(_POLL_SECONDS):
+            await self.filled.wait()
+        self.filled = trio.Event()
+
+    def _first(self, files: Iterable[_Weights]) -> _Weights | None:
+        """Return a file that a program has open, else the first."""
+        found = list(files)
+        return next((file for file in found if self.has_open(file)), found[0] if found else None)
 
 
 class ModelLoads:
@@ -112,6 +151,7 @@ class ModelLoads:
         cache: BlockCache,
         hints: HintService,
         tasks: TaskNursery,
+        pages: KernelPages,
         *,
         patterns: tuple[str, ...],
     ) -> None:
@@ -120,6 +160,7 @@ class ModelLoads:
         self._cache = cache
         self._hints = hints
         self._tasks = tasks
+        self.pages = pages
         self._patterns = patterns
         self._loads: dict[ObjectId, _Load] = {}
         # Of all loads, in turns: two of them share the connections.
@@ -166,6 +207,7 @@ class ModelLoads:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._find_shards, load, node, name="model-index")
+                nursery.start_soon(self._read_pages, load, name="model-pages")
                 await self._fetch(load, nursery)
                 nursery.cancel_scope.cancel()
         finally:
@@ -258,6 +300,8 @@ class ModelLoads:
         now = trio.current_time()
         if load.is_open():
             load.seen_at = now
+        if load.pages is not None and load.has_pages_left:
+            is_done = False
         if load.has_failed or (is_done and now >= load.read_at + _CLOSED_SECONDS):
             return False
         return (
@@ -268,6 +312,8 @@ class ModelLoads:
         entry = file.handle.entry
         try:
             await self._cache.maintenance.fill(entry, index, depth=_DEPTH, attempts=1, most_bytes=_GET_BYTES)
+            file.done.add(index)
+            load.filled.set()
         except NoSpace:
             self._stream(load)
         except FusecacheError as exc:  # readers get it too, if they ask for these bytes
@@ -275,6 +321,28 @@ class ModelLoads:
             log.debug("weights are not fetched further key=%s error=%s", file.handle.object_id.key, exc)
         finally:
             self._slots.release_on_behalf_of(slot)
+
+    async def _read_pages(self, load: _Load) -> None:
+        """Have the kernel read what was fetched. Reads of these pages come no more to the daemon.
+
+        So this begins once `allowed_bytes` covers all of the model: until then the reads of programs are counted.
+        """
+        try:
+            while allowed_bytes(load.read_bytes) < load.size:
+                await load.wait_filled()
+            async with self.pages.reader() as load.pages:
+                while load.pages is not None and load.has_pages_left and not load.is_streamed:
+                    file = load.next_pages()
+                    if file is None or not load.is_open():
+                        await load.wait_filled()
+                        continue
+                    start, nbytes = file.paged * CHUNK_BYTES, file.chunk_bytes(file.paged)
+                    file.paged += 1
+                    if not await load.pages.read(file.node, start, nbytes):
+                        return
+                    load.read_at = trio.current_time()  # a program that finds its pages reads on unseen
+        finally:
+            load.pages = None
 
     def _stream(self, load: _Load) -> None:
         """What does not fit into the cache goes only to programs that ask for it."""

@@ -13,10 +13,10 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import trio
 
@@ -148,6 +148,34 @@ def _has_kill_pending(thread: int) -> bool:
         return False
     masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
     return any(mask >> (signal.SIGKILL - 1) & 1 for mask in masks)
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Return how many bytes programs, or the page cache, may take, by this machine and by control groups (version 2).
+
+    root: of the file system; tests pass their own.
+    """
+    available = 0
+    with suppress(OSError, ValueError, IndexError):
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        available = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+        (own,) = (
+            line for line in (root / "proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
+        )
+        inner = PurePath(own[3:].lstrip("/"))
+        for group in (inner, *inner.parents):
+            available = min(available, _group_memory(root / "sys/fs/cgroup" / group, available))
+    return available
+
+
+def _group_memory(group: Path, otherwise: int) -> int:
+    """Return what a control group may still take; pages that it gives back at once count as free."""
+    try:
+        limit, used = int((group / "memory.max").read_text()), int((group / "memory.current").read_text())
+        lines = (group / "memory.stat").read_text().splitlines()
+        return limit - used + sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+    except (OSError, ValueError):  # "max": no limit
+        return otherwise
 
 
 def environment(process: int) -> dict[str, str]:

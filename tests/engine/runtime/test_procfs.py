@@ -6,8 +6,12 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
-from fusecache.engine.runtime.procfs import is_being_killed, thread_group
+import pytest
+
+from fusecache.engine.runtime.procfs import available_memory, is_being_killed, thread_group
+from fusecache.model.objects import MIB
 
 
 def test_a_thread_belongs_to_its_process_and_nobody_to_none() -> None:
@@ -36,3 +40,36 @@ def test_only_who_is_ended_by_a_signal_was_killed() -> None:
     finally:
         child.wait()
     assert not is_being_killed(child.pid)
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("", {}, 100 * MIB),
+        ("0::/job\n", {"job/memory.max": "max", "job/memory.current": "5"}, 100 * MIB),
+        # A group gives back pages of files that are not in use. The least of all groups counts.
+        (
+            "0::/job/step\n",
+            {
+                "job/memory.max": str(90 * MIB),
+                "job/memory.current": str(80 * MIB),
+                "job/memory.stat": f"anon 5\ninactive_file {20 * MIB}\nactive_file 7\n",
+                "job/step/memory.max": "max",
+            },
+            30 * MIB,
+        ),
+    ],
+)
+def test_the_memory_that_is_left_is_that_of_the_fullest_control_group(
+    tmp_path: Path, groups: str, files: dict[str, str], expected: int
+) -> None:
+    written = {"proc/meminfo": f"MemFree: 5 kB\nMemAvailable: {100 * 1024} kB\n", "proc/self/cgroup": groups}
+    for name, text in {**written, **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert available_memory(tmp_path) == expected
+
+
+def test_without_files_of_the_kernel_no_memory_is_known_to_be_left(tmp_path: Path) -> None:
+    assert available_memory(tmp_path) == 0
