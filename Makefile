@@ -117,7 +117,7 @@ TESTS ?= tests
 .PHONY: test
 test: setup ## all tests that need no other store and no systemd; TESTS, PYTEST_ARGS for parts
 	$(VENV)/bin/python -m pytest $(TESTS) --ignore=tests/ceph --ignore=tests/systemd --ignore=tests/trainers \
-	    --ignore=tests/recipes --ignore=tests/clusters --ignore=tests/page $(IN_PARALLEL) $(PYTEST_ARGS)
+	    --ignore=tests/recipes --ignore=tests/clusters --ignore=tests/serving --ignore=tests/page $(IN_PARALLEL) $(PYTEST_ARGS)
 
 $(VENV)/.trainers: pyproject.toml $(VENV)/.installed
 	@echo "python packages: trainers"
@@ -181,6 +181,24 @@ build/clusters/.installed: pyproject.toml
 test-clusters: setup build/clusters/.installed ## conversions on a real Ray and a real Spark, with workers and drivers killed
 	FUSECACHE_TEST_CLUSTERS=$(CURDIR)/build/clusters $(VENV)/bin/python -m pytest tests/clusters \
 	    -o faulthandler_timeout=0 $(PYTEST_ARGS)
+
+build/serving/.installed: tests/serving/requirements.txt pyproject.toml
+	@echo "python packages: what loads models"
+	@$(PYTHON) -m venv build/serving
+	@build/serving/bin/pip install $(PIP_FLAGS) $(WITH_TORCH)
+	@build/serving/bin/pip install $(PIP_FLAGS) --editable '.[loader]' --requirement $< $(WITH_TORCH)
+	@build/serving/bin/pip install $(PIP_FLAGS) --no-deps $(TORCHTITAN)
+	@touch $@
+
+# It asks for an older datasets than the tests of its data loader need.
+TORCHTITAN ?= torchtitan==0.3.0
+# Of each model.
+SERVING_MIB ?= 48
+
+.PHONY: test-serving
+test-serving: setup build/serving/.installed ## libraries that load models, Grain and torchtitan on mounts; SERVING_MIB of each model, SERVING_MIB=2100 by hand
+	FUSECACHE_TEST_SERVING=$(CURDIR)/build/serving FUSECACHE_TEST_SERVING_MIB=$(SERVING_MIB) \
+	    $(VENV)/bin/python -m pytest tests/serving -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
 # What the daemon asks of a FUSE library: reading, writing, names, the end of a mount.
 PYFUSE3_TESTS ?= $(addprefix tests/mount/test_,names.py reading.py writing.py) tests/cases/test_changes_of_names.py

@@ -86,6 +86,12 @@ class SupportsStreams(SupportsShards, Protocol):
     def weights(self) -> Sequence[Weight]: ...
 
 
+class SupportsBatches(Protocol):
+    """The part of a dataset that reads batches, for example of an MDSDataset."""
+
+    def __getitems__(self, which: list[int]) -> Sequence[Any]: ...
+
+
 class ElasticBatchSampler:
     """Yields one list of ids a step for this rank; pass it to a DataLoader as `batch_sampler`.
 
@@ -217,6 +223,10 @@ class ElasticBatchSampler:
     def remaining_batches(self) -> int:
         """The number of batches that an iteration from the current position of the epoch yields."""
         return self._batches(self._start)
+
+    def batch_at(self, epoch: int, number: int) -> list[int]:
+        """Return the ids of this rank in one global batch of an epoch. The position of the run stays as it is."""
+        return self._batch(epoch, 0, number)
 
     def __len__(self) -> int:
         """The number of batches of a whole epoch (see remaining_batches for a resumed one)."""

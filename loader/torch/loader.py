@@ -26,7 +26,7 @@ from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -34,7 +34,7 @@ from loader.errors import ArgumentError, LoaderError
 from loader.hints.client import Hints, Plannable
 from loader.mds.dataset import MDSDataset
 from loader.mds.record_table import RecordTable
-from loader.sampling.sampler import ElasticBatchSampler
+from loader.sampling.sampler import ElasticBatchSampler, SupportsBatches
 from loader.torch.collate import Ragged, collate
 
 # Cold samples of a remote bucket cost one round trip each per thread, if no hints were sent before.
@@ -47,12 +47,6 @@ SLOW_SECONDS_A_SAMPLE = 2e-4
 
 _ENDED = "this iteration of the loader was ended by another one, by set_epoch or by load_state_dict"
 _CLOSED = "the loader was closed: this iteration of it has ended"
-
-
-class SupportsBatches(Protocol):
-    """The part of a dataset that the loader needs, for example an MDSDataset."""
-
-    def __getitems__(self, which: list[int]) -> Sequence[Any]: ...
 
 
 class Loader:

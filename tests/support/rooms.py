@@ -268,6 +268,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("fusecache.mount.metrics", "fusecache.daemon.http_server"),
     "pyfuse3": ("fusecache.fuse.pyfuse3_session",),
     "torch": ("loader.torch",),
+    "torchtitan": ("loader.torchtitan",),
     "tqdm": ("fusecache.mount.progress", "loader"),
     "trio": (
         "fusecache.engine",

@@ -1,0 +1,1 @@
+"""Libraries that load models, unchanged, on a mount: `make test-serving`."""
