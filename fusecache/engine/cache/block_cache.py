@@ -427,7 +427,7 @@ class BlockCache:
             if missing := mask_of_bytes(first, last) & ~chunk.in_memory():
                 source = max(source, ReadSource.BUCKET if missing & ~chunk.present else ReadSource.DISK)
         # Request all pieces before waiting for the first.
-        fetch_stop = demand_stop(stream.pattern, start, stop, stream.entry.size)
+        fetch_stop = stream.bounded(demand_stop(stream.pattern, start, stop, stream.entry.size), stop)
         for index, first, last in split_by_chunk(Extent(start, fetch_stop)):
             chunk = await self._chunk(stream.entry, index)
             self._fetcher.request(

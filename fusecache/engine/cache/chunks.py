@@ -62,7 +62,8 @@ class CachedObject:
     """One object version in memory. blocks: how many of its blocks have a granule on disk; warming: how many warm-ups
     are fetching it; number: of its cache file. load_begins_at: where the weights of a model begin in it, infinity if it
     has none, None if that is not known; is_loading: all of it is being fetched, as a program loads these; sending: how
-    many pieces of it other processes send, or wait for."""
+    many pieces of it other processes send, or wait for. tensor_ends: of a model that does not fit into the cache,
+    ascending."""
 
     object_id: ObjectId
     size: int
@@ -75,6 +76,7 @@ class CachedObject:
     load_begins_at: float | None = None
     is_loading: bool = False
     sending: int = 0
+    tensor_ends: list[int] = field(default_factory=list)
     disk_operations: int = 0
     chunks: dict[int, "Chunk"] = field(default_factory=dict)
 

@@ -3,6 +3,7 @@
 Used on the trio loop only. The decisions are in `policy.cache.readahead`.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import CachedObject, Chunk, FetchListener
 from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.runtime.supervisor import TaskNursery
-from fusecache.model.objects import Extent, ObjectId
+from fusecache.model.objects import GRANULE_BYTES, MIB, Extent, ObjectId
 from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES, mask_of_bytes, split_by_chunk
 from fusecache.policy.cache.readahead import (
@@ -31,16 +32,31 @@ from fusecache.policy.cache.readahead import (
 STREAM_IDLE_SECONDS = 5.0
 # Streams tracked per open file, for threads that share it or fault on one mapping of it.
 STREAMS_PER_HANDLE = 8
+# Two windows of the kernel (fs/kernel.py), which reads ahead in a mapping, too.
+_KERNEL_AHEAD_BYTES = 2 * MIB
 
 
 @dataclass(eq=False, slots=True)
 class ReadStream(FetchListener):
-    """One stream of reads of an object: its pattern, and the position up to which it was prefetched."""
+    """One stream of reads of an object: its pattern, and the position up to which it was prefetched.
+
+    tensor_end: where the tensor ends that it jumped to, if nothing beyond is fetched before it is read; else 0.
+    """
 
     entry: CachedObject
     pattern: ReadPattern = field(default_factory=ReadPattern)
     ahead_until: int = 0
     read_at: float = 0.0
+    tensor_end: int = 0
+
+    def bounded(self, wanted: int, stop: int) -> int:
+        """Return up to where to fetch for a read that ends at `stop`: no further than the tensor that it jumped to.
+
+        What comes after that is fetched once the program has read on, and not only the kernel's own read-ahead.
+        """
+        if not self.tensor_end or stop > self.tensor_end + _KERNEL_AHEAD_BYTES:
+            return wanted
+        return max(stop, min(wanted, -(-self.tensor_end // GRANULE_BYTES) * GRANULE_BYTES))
 
     def on_refused(self) -> None:
         """Shrink the window: the read-ahead found no buffer."""
@@ -76,6 +92,9 @@ class Readahead:
         streams: those of the file, the last used first; changed in place.
         """
         index = choose_stream([stream.pattern for stream in streams], start)
+        is_far = index is not None and abs(start - streams[index].pattern.position) > _KERNEL_AHEAD_BYTES
+        if is_far and entry.tensor_ends:
+            index = None  # to another tensor
         if index is not None:
             stream = streams.pop(index)
             stream.pattern = observe(stream.pattern, start, stop)
@@ -83,7 +102,7 @@ class Readahead:
             # A jump. The other streams may not continue: cancel their queued read-ahead; it can be requested again.
             for other in streams:
                 self._stop(other)
-            stream = ReadStream(entry)
+            stream = ReadStream(entry, tensor_end=_tensor_end(entry, start))
             if streams:
                 stream.pattern = side_stream(stop, streams[0].pattern.near_bytes)
             else:
@@ -113,13 +132,14 @@ class Readahead:
         self._active.add(stream)
         bound = fair_bound_bytes(self._buffer_pool.large_count, len(self._active))
         extent = ahead(stream.pattern, stream.entry.size, bound)
-        if extent is None or extent.stop <= stream.ahead_until:
+        stop = 0 if extent is None else stream.bounded(extent.stop, stream.pattern.position)
+        if extent is None or stop <= max(extent.start, stream.ahead_until):
             return
         start = max(extent.start, stream.ahead_until)
-        stream.ahead_until = extent.stop
+        stream.ahead_until = stop
         here = stream.pattern.position // CHUNK_BYTES
         unloaded = []
-        for index, first, last in split_by_chunk(Extent(start, extent.stop)):
+        for index, first, last in split_by_chunk(Extent(start, stop)):
             chunk = self._table.new_chunk(stream.entry, index)
             if chunk.loaded:
                 self._request(stream, chunk, mask_of_bytes(first, last), index - here)
@@ -178,3 +198,9 @@ class Readahead:
             self._fetcher.cancel_readahead(stream, list(stream.entry.chunks.values()))
             stream.ahead_until = 0
         self._active.discard(stream)
+
+
+def _tensor_end(entry: CachedObject, start: int) -> int:
+    """Return where the tensor ends that a reader jumps to; 0 if that does not matter."""
+    ends = entry.tensor_ends
+    return ends[bisect_right(ends, start)] if ends and start and start < ends[-1] else 0

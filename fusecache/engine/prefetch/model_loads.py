@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
+from fusecache.engine.cache.chunks import CachedObject
 from fusecache.engine.cache.evictor import SOON
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Node
@@ -33,11 +34,13 @@ from fusecache.policy.cache.readahead import NEAR_BYTES, Phase
 from fusecache.policy.cache.weights import (
     START_BYTES,
     allowed_bytes,
+    header_bytes,
     index_names,
     is_index_size,
     is_load,
     load_begins_at,
     shards_in_order,
+    tensor_ends,
 )
 
 log = logging.getLogger(__name__)
@@ -175,6 +178,9 @@ class ModelLoads:
         if entry.load_begins_at is None or data:
             start = bytes(data[:START_BYTES])
             entry.load_begins_at = load_begins_at(node.name, entry.size, start, self._patterns)
+            streamed = self._loads.get(entry.object_id)
+            if data and streamed is not None and streamed.is_streamed:
+                self._tasks.start_soon("model-header", self._find_tensors, entry, about=node.name)
         if offset < entry.load_begins_at:  # as every read of other files
             return
         load = self._loads.get(entry.object_id)
@@ -240,18 +246,19 @@ class ModelLoads:
             try:
                 remote = (await self._lookup.lookup(parent, index)).object
                 if remote is not None and is_index_size(remote.size):
-                    content = await self._content(remote.object_id, remote.size)
+                    content = await self._content(remote.object_id, remote.size, remote.size)
                     return await trio.to_thread.run_sync(shards_in_order, content)
             except (FusecacheError, ValueError) as exc:
                 log.debug("no index beside a shard name=%s error=%s", index, exc)
         return []
 
-    async def _content(self, object_id: ObjectId, size: int) -> bytes:
+    async def _content(self, object_id: ObjectId, size: int, stop: int) -> bytes:
+        """Return the first `stop` bytes of an object."""
         handle = self._cache.open(object_id, size)
         try:
             content = bytearray()
-            while len(content) < size:
-                content += await self._cache.read(handle, len(content), min(size - len(content), CHUNK_BYTES))
+            while len(content) < stop:
+                content += await self._cache.read(handle, len(content), min(stop - len(content), CHUNK_BYTES))
             return bytes(content)
         finally:
             self._cache.close(handle)
@@ -349,6 +356,9 @@ class ModelLoads:
         load.is_streamed = True
         for file in load.files.values():
             file.handle.entry.is_loading = False
+            self._tasks.start_soon(
+                "model-header", self._find_tensors, file.handle.entry, about=file.node.name
+            )
         if not self._is_said:
             self._is_said = True
             log.info(
@@ -357,6 +367,16 @@ class ModelLoads:
                 size_text(load.size),
                 size_text(self._cache.maintenance.free_space_bytes()),
             )
+
+    async def _find_tensors(self, entry: CachedObject) -> None:
+        """Find where tensors end: what is read ahead beyond would be dropped before a program asks for it."""
+        stop = header_bytes(entry.load_begins_at or math.inf)
+        if stop and not entry.tensor_ends:
+            try:
+                content = await self._content(entry.object_id, entry.size, stop)
+                entry.tensor_ends = await trio.to_thread.run_sync(tensor_ends, content)
+            except (FusecacheError, ValueError) as exc:
+                log.debug("a header is not read key=%s error=%s", entry.object_id.key, exc)
 
 
 def _run_bytes(handle: ReadHandle, offset: int) -> int:

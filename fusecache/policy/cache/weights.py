@@ -48,6 +48,22 @@ def load_begins_at(name: str, size: int, start: bytes, patterns: tuple[str, ...]
     return _OTHER_HEADER if start[:4] == b"GGUF" or matches_any(name, patterns) else math.inf
 
 
+def header_bytes(begins_at: float) -> int:
+    """Return the size of a safetensors header by what `load_begins_at` returned; 0 for other formats."""
+    return 0 if begins_at in (_OTHER_HEADER, math.inf) else int(begins_at) - FIRST_WINDOW_BYTES
+
+
+def tensor_ends(header: bytes) -> list[int]:
+    """Return where the tensors of a safetensors file end, ascending. Raises ValueError if the header is damaged."""
+    try:
+        ends = [
+            each["data_offsets"][1] for name, each in json.loads(header[8:]).items() if name != "__metadata__"
+        ]
+        return sorted(len(header) + end for end in ends)
+    except (AttributeError, IndexError, KeyError, RecursionError, TypeError) as exc:
+        raise ValueError(f"it is no table of tensors: {exc}") from exc
+
+
 def is_load(begins_at: float, size: int, offset: int, run_bytes: int) -> bool:
     """Return whether a read at `offset` means that all of the file is read. run_bytes: of the run that it ends."""
     return begins_at <= offset < size - _END_BYTES and run_bytes >= RUN_BYTES

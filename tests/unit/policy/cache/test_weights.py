@@ -13,10 +13,12 @@ from fusecache.model.objects import GIB, MIB
 from fusecache.policy.cache.weights import (
     RUN_BYTES,
     allowed_bytes,
+    header_bytes,
     index_names,
     is_load,
     load_begins_at,
     shards_in_order,
+    tensor_ends,
 )
 
 
@@ -135,3 +137,31 @@ def test_any_map_is_read(weights: dict[str, object]) -> None:
     except ValueError:
         return
     assert len(shards) == len(set(shards))
+
+
+def test_the_ends_of_tensors_are_read_from_the_header() -> None:
+    places = {
+        "b": {"data_offsets": [10, 30]},
+        "__metadata__": {"format": "pt"},
+        "a": {"data_offsets": [0, 10]},
+    }
+    text = json.dumps(places).encode()
+    header = struct.pack("<Q", len(text)) + text
+    begins_at = load_begins_at("model.safetensors", GIB, header[:16], WHOLE_FILES)
+    assert header_bytes(begins_at) == len(header)
+    assert tensor_ends(header) == [len(header) + 10, len(header) + 30]
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("model.gguf", b"GGUF\x03\x00\x00\x00"), ("notes.txt", b"not a model at all")]
+)
+def test_other_formats_have_no_such_header(name: str, start: bytes) -> None:
+    assert header_bytes(load_begins_at(name, GIB, start, WHOLE_FILES)) == 0
+
+
+@pytest.mark.parametrize(
+    "text", [b"[1, 2]", b'{"a": 5}', b'{"a": {"data_offsets": []}}', b"{", b"[" * 100_000]
+)
+def test_a_damaged_header_is_a_value_error(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        tensor_ends(bytes(8) + text)
