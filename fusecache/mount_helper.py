@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 from fusecache.cli.main import main as run_command
 from fusecache.cli.say import say_error
-from fusecache.config.option_groups import OLD_NAMES
 from fusecache.config.options import FIELDS
 from fusecache.config.values import as_flag
 from fusecache.model.errors import ConfigError
@@ -81,7 +80,6 @@ def _flags(words: Sequence[str], *, is_sloppy: bool) -> Iterator[str]:
     for word in words:
         key, has_value, value = word.partition("=")
         name = key.replace("-", "_")
-        name = OLD_NAMES.get(name, name)
         if word == "ro":
             yield "--read-only"
         elif word == "remount":

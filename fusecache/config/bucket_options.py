@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from fusecache.config.endpoint_options import WRITE_KEYS, key_family, parse_table
-from fusecache.config.option_groups import OLD_NAMES
 from fusecache.config.values import SLOWEST_RATE, as_prefix
 from fusecache.model.errors import ConfigError
 from fusecache.remote.endpoints import StoreKind, choose_endpoint
@@ -75,8 +74,7 @@ def _tables(tables: object, known: Mapping[str, "Field[Any]"], label: str) -> di
         raise ConfigError(f"{label}: allowed are tables [[bucket]], each with a name and a source")
     rows: dict[str, dict[str, Any]] = {}
     for number, table in enumerate(tables if isinstance(tables, list) else (), 1):
-        parsed = parse_table(table, known, f"{label} {number}")
-        row = {OLD_NAMES.get(key, key): value for key, value in parsed.items()}
+        row = parse_table(table, known, f"{label} {number}")
         if "name" not in row:
             raise ConfigError(
                 f'{label} {number}: name is missing; add name = "…", the bucket\'s folder in the mount'

@@ -37,9 +37,6 @@ WHOLE_FILES = (
     "*.safetensors", "*.gguf", "*.distcp", "pytorch_model*.bin", "consolidated*.pth", "*_states.pt",
 )  # fmt: skip
 
-# Options by their names of the version before.
-OLD_NAMES = {"metrics_port": "http_address"}
-
 
 def option(
     parse: Callable[[object], Any],

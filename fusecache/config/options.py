@@ -26,7 +26,6 @@ from fusecache.config.config_file import parse_config, read_config
 from fusecache.config.endpoint_options import own_endpoint, resolve_endpoints, resolve_family
 from fusecache.config.node_memory import SMALLEST_MEMORY_BYTES, default_memory
 from fusecache.config.option_groups import (
-    OLD_NAMES,
     WHOLE_FILES,
     EndpointOptions,
     MonitoringOptions,
@@ -256,7 +255,6 @@ BUCKET_KEYS = {
         as_folder, "name of the bucket's folder in the mount", default="", default_text="required"
     ),
     **{name: item for name, item in FIELDS.items() if name != "mountpoint"},
-    **{old: FIELDS[name] for old, name in OLD_NAMES.items()},
 }
 
 # The groups of `mount --help`, in the order in which a user meets them. What no group names is for experts.
@@ -299,8 +297,6 @@ def add_some_flags(parser: argparse._ActionsContainer, names: Iterable[str]) -> 
         if name in ("source", "mountpoint"):
             continue
         item = FIELDS[name]
-        for old in (old for old, new in OLD_NAMES.items() if new == name):
-            parser.add_argument("--" + old.replace("_", "-"), dest=name, help=argparse.SUPPRESS)
         flag = "--" + name.replace("_", "-")
         facts = item.metadata
         text = f"{facts['help']} [{facts['default_text'] or _default_text(item)}]".replace("%", "%%")
@@ -392,11 +388,9 @@ def load_mounts(
     content: dict[str, object] = {}
     if config_path is not None:
         text = read_config(config_path) if config_text is None else config_text
-        content = parse_config(config_path, text, (*FIELDS, *OLD_NAMES, *TABLES), TABLES)
+        content = parse_config(config_path, text, (*FIELDS, *TABLES), TABLES)
     chosen |= {
-        OLD_NAMES.get(name, name): (value, f"{config_path}: {name}")
-        for name, value in content.items()
-        if name not in TABLES
+        name: (value, f"{config_path}: {name}") for name, value in content.items() if name not in TABLES
     }
     chosen |= {
         name: (value, VARIABLE_PREFIX + name.upper())
@@ -549,7 +543,6 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
         if not variable.startswith(VARIABLE_PREFIX) or OTHER_VARIABLES.fullmatch(variable):
             continue
         name = variable.removeprefix(VARIABLE_PREFIX).lower()
-        name = OLD_NAMES.get(name, name)
         if name not in FIELDS:
             known = [VARIABLE_PREFIX + each.upper() for each in FIELDS]
             raise ConfigError(f"unknown variable {variable}{_nearest(variable, known)}")

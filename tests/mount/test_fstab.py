@@ -56,7 +56,7 @@ def test_line_with_systemd_options_mounts(mounted, bucket: Bucket, free_port: Ca
     bucket.put("file", b"content\n")
     ended = mounted(
         "_netdev,nofail,x-systemd.automount,allow_other,memory=64MiB,settle_seconds=0.2,"
-        f"metrics_port={free_port()}"  # an option's former name
+        f"http_address={free_port()}"
     )
     assert ended.returncode == 0, ended.stderr
     content, mount_entry = ended.stdout.splitlines()

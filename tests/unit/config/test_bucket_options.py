@@ -71,8 +71,6 @@ def test_each_bucket_is_a_mount_in_the_folder_of_its_name(tmp_path: Path) -> Non
 def test_a_table_may_have_any_option_of_a_mount(tmp_path: Path) -> None:
     text = f'umask = "077"\nfsync = "remote"\n{TWO}umask = "027"\nhttp_address = 9469\ndelete_delay = "1h"'
     one, two = load(text, tmp_path).values()
-    old = load(text.replace("http_address", "metrics_port"), tmp_path)["b"]
-    assert old.monitoring == two.monitoring
     assert (one.umask, one.writeback.fsync, one.monitoring.http_address) == (0o077, "remote", None)
     assert (two.umask, two.writeback.fsync, two.monitoring.http_address) == (
         0o027,

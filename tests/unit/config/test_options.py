@@ -259,18 +259,6 @@ def test_an_address_has_an_ip_and_a_port(text: str, address: str) -> None:
     assert load(*MOUNT, f"--http-address={text}").monitoring.http_address == address
 
 
-def test_the_old_name_of_an_option_still_works_and_is_in_no_help(tmp_path: Path) -> None:
-    found = [
-        load(*MOUNT, "--metrics-port", "9469"),
-        load(*MOUNT, environment={"FUSECACHE_METRICS_PORT": "9469"}),
-        load(*MOUNT, file="metrics_port = 9469", folder=tmp_path),
-    ]
-    assert {each.monitoring.http_address for each in found} == {"127.0.0.1:9469"}
-    parser = argparse.ArgumentParser()
-    add_flags(parser)
-    assert "metrics-port" not in parser.format_help()
-
-
 # ---- refusals
 
 
