@@ -153,8 +153,6 @@ NAMES_SECONDS = 5.0
 # Names come from another endpoint after this many failures of the primary in a row. One failure, such as a reset
 # connection, is retried: another endpoint may lack the newest names.
 STAND_IN_FAILURES = 2
-# After one read of a failing endpoint, others there that receive nothing for this long go on elsewhere, too.
-STALLED_SECONDS = 1.5
 # The log names an endpoint once it has failed this many times in a row.
 LOGGED_FAILURES = 3
 # Copies with other bytes that the log names for each endpoint; the status counts all.
@@ -175,8 +173,6 @@ class EndpointReader:
         self.error = ""
         self.is_denied = False
         self.logged_copies = 0
-        self.in_flight: set[_Read] = set()
-        self.is_releasing = False
         self._prefix, self._prefix_there = prefix, prefix_there
 
     def there(self, key: str) -> str:
@@ -371,15 +367,10 @@ class EndpointGroup:
         endpoint, object_id, began = self._endpoints[index], read.object_id, time.monotonic()
         with self._lock:
             etag = endpoint.copies.etag_of(object_id, began)
-            if etag is None:
-                return False
-            endpoint.in_flight.add(read)
+        if etag is None:
+            return False
         try:
-            try:
-                times = read.at(endpoint, etag)
-            finally:
-                with self._lock:
-                    endpoint.in_flight.remove(read)
+            times = read.at(endpoint, etag)
         except ENDPOINT_IS_DOWN as exc:
             self._on_failure(index, exc, began)
             if isinstance(exc, AccessDenied):
@@ -448,31 +439,10 @@ class EndpointGroup:
                 retry_after_seconds=getattr(error, "retry_after_seconds", None) or 0.0,
                 is_probe=is_probe,
             )
-            releases = bool(endpoint.in_flight) and not endpoint.is_releasing
-            endpoint.is_releasing = endpoint.is_releasing or releases
-            endpoint.error, endpoint.is_denied = (
-                str(error),
-                isinstance(error, AccessDenied | CredentialsMissing),
-            )
-        if releases:
-            threading.Thread(
-                target=self._release, args=(index,), name="endpoint release", daemon=True
-            ).start()
+            endpoint.error = str(error)
+            endpoint.is_denied = isinstance(error, AccessDenied | CredentialsMissing)
         if failures == LOGGED_FAILURES:
             log.warning("endpoint fails, reads use the others endpoint=%s error=%s", endpoint.name, error)
-
-    def _release(self, index: int) -> None:
-        """Let the stalled reads of a failing endpoint go on elsewhere, until none is left."""
-        endpoint, health = self._endpoints[index], self._choice.health
-        while True:
-            with self._lock:
-                reads = list(endpoint.in_flight)
-                if not reads or not health[index].is_failing or all(each.is_failing for each in health):
-                    endpoint.is_releasing = False
-                    return
-            for read in reads:
-                read.end_if_stalled(time.monotonic() - STALLED_SECONDS)
-            time.sleep(STALLED_SECONDS / 6)
 
     def _on_success(self, index: int, times: GetTimes | None, served: ObjectId | None = None) -> None:
         """An endpoint answered. served: the object that it has as the primary has it."""
@@ -523,18 +493,10 @@ class _Read:
     ) -> None:
         self.object_id = object_id
         self.valid = 0
-        self._moved_at = 0.0
-        self._attempt = Interruption()
         self._extent = extent
         self._buffer = buffer
         self._progress = progress
-        self._interruption = interruption or Interruption()
-
-    def end_if_stalled(self, since: float) -> None:
-        """End the attempt in progress if no byte has come since then; the read goes on at the next endpoint."""
-        attempt = self._attempt  # the thread of the read may begin another one right now
-        if self._moved_at < since:
-            attempt.interrupt()
+        self._interruption = interruption
 
     def at(self, endpoint: EndpointReader, etag: str) -> GetTimes | None:
         """Read the rest from one endpoint; return how long that took, None if nothing was left to read."""
@@ -542,21 +504,17 @@ class _Read:
         if self._extent.start + begin == self._extent.stop:
             return None
         first, first_at = 0, began
-        self._moved_at = began
-        self._attempt = attempt = Interruption()
 
         def report(count: int) -> None:
             nonlocal first, first_at
-            self._moved_at = time.monotonic()
             if not first:
-                first, first_at = count, self._moved_at
+                first, first_at = count, time.monotonic()
             self.valid = begin + count
             self._progress(self.valid)
 
         rest = Extent(self._extent.start + begin, self._extent.stop)
         there = ObjectId(endpoint.there(self.object_id.key), etag)
-        with self._interruption.by(attempt.interrupt):
-            endpoint.store.get_into(there, rest, self._buffer[begin:], report, attempt)
+        endpoint.store.get_into(there, rest, self._buffer[begin:], report, self._interruption)
         return GetTimes(first_at - began, rest.size - first, time.monotonic() - first_at)
 
 
