@@ -23,7 +23,7 @@ The batch of step k is the same set of samples on any number of ranks. All of it
 you build the model. The daemon then fetches the first batches while the model loads, and prefetches the later ones.
 """
 
-import loader.base.required_packages  # noqa: F401  # before anything that needs them
+import loader.base.packages  # noqa: F401  # before anything that needs them
 from fusecache import __version__
 from loader.checkpoints import latest_checkpoint
 from loader.errors import (

@@ -24,8 +24,7 @@ import numpy as np
 from loader.base.argument_checks import whole_number
 from loader.errors import OrderError
 from loader.mds.record_table import RecordTable
-from loader.sampling.sampler import ElasticBatchSampler, SupportsBatches
-from loader.sampling.step_plan import StepPlan
+from loader.sampling.sampler import ElasticBatchSampler, StepPlan, SupportsBatches
 
 
 def as_arrays(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -22,11 +22,9 @@ from fusecache.cli import (
     access,
     cache_commands,
     clean,
-    dataset,
     doctor,
     endings,
-    metrics,
-    page,
+    monitoring,
     recordings,
     run,
     uploads,
@@ -36,20 +34,20 @@ from fusecache.cli import (
 )
 from fusecache.cli.bucket_daemons import BucketDaemons, named_error, start_in_folders
 from fusecache.cli.endings import config_path_of, in_each, take_mountpoint
-from fusecache.cli.extras import missing_package, require_mount_extras, serve, stand_by
+from fusecache.cli.extras import missing_package, require_extra, require_mount_extras, serve, stand_by
+from fusecache.cli.health import health
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.sources import add_source_flags
-from fusecache.cli.views.health import health
-from fusecache.cli.views.status import status
-from fusecache.cli.views.top import top
-from fusecache.config.config_file import read_config
+from fusecache.cli.status import status
+from fusecache.cli.top import top
 from fusecache.config.options import (
     FIELDS,
     FLAG_VALUES_TEXT,
     MountOptions,
     add_flags,
     load_mounts,
+    read_config,
 )
 from fusecache.config.values import Duration, as_argument, as_count
 from fusecache.folder import arguments as folder_arguments
@@ -63,6 +61,7 @@ from fusecache.mount.launch import (
     READY,
     Parent,
     check_mountpoint,
+    own_program,
     resolve_in_mount,
     start_daemon,
 )
@@ -260,7 +259,15 @@ def make_parser() -> argparse.ArgumentParser:
             "0 all is ok, 1 a warning, 2 something to do first, or an error",
         )
     )
-    _add_ways_out(commands)
+    monitoring.add_arguments(
+        _add(commands, "metrics", "print the numbers of a mount as OpenMetrics, for Prometheus"),
+        _add(
+            commands,
+            "page",
+            "print where the web pages of mounts are, and the ssh command to open them from another machine",
+            "0 success, 1 a mount has no page or does not answer, or an error",
+        ),
+    )
     _add_cache_commands(commands)
     _add_recover(commands)
     _add_uploads(commands)
@@ -306,14 +313,7 @@ def make_parser() -> argparse.ArgumentParser:
         )
     )
 
-    dataset.add_arguments(
-        _add(
-            commands,
-            "dataset",
-            "inspect, check, merge and convert MDS datasets; `fusecache dataset COMMAND --help` says how",
-            "0 success, 1 the dataset has a problem, or an error",
-        )
-    )
+    _add_dataset(commands)
     version = _add(commands, "version", "print the version")
     version.set_defaults(run=_version, parser=version)
     return parser
@@ -337,19 +337,15 @@ def _add(
     return parser
 
 
-def _add_ways_out(commands: Any) -> None:
-    """Add where to look at the numbers, other than in a terminal."""
-    metrics.add_arguments(
-        _add(commands, "metrics", "print the numbers of a mount as OpenMetrics, for Prometheus")
+def _add_dataset(commands: Any) -> None:
+    dataset = _add(
+        commands,
+        "dataset",
+        "inspect, check, merge and convert MDS datasets; `fusecache dataset COMMAND --help` says how",
+        "0 success, 1 the dataset has a problem, or an error",
     )
-    page.add_arguments(
-        _add(
-            commands,
-            "page",
-            "print where the web pages of mounts are, and the ssh command to open them from another machine",
-            "0 success, 1 a mount has no page or does not answer, or an error",
-        )
-    )
+    dataset.usage = "fusecache dataset ls|head|stats|verify|merge|convert|simulate …"
+    dataset.set_defaults(run=_dataset, parser=dataset)
 
 
 def _add_cache_commands(commands: Any) -> None:
@@ -563,6 +559,14 @@ def _recover(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         confirmed=arguments.yes,
         as_json=arguments.json,
     )
+
+
+def _dataset(_: argparse.Namespace, words: Sequence[str]) -> int:
+    """Become the loader's program, whatever modules the working directory has."""
+    require_extra("loader")
+    *python, _package = own_program()
+    sys.stdout.flush()
+    os.execv(python[0], [*python, "loader", *words[1:]])
 
 
 def _version(_: argparse.Namespace, __: Sequence[str]) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fusecache.cli.say import say
-from fusecache.cli.views.status import status_of
+from fusecache.cli.status import status_of
 from fusecache.config.values import as_argument, as_http_address, is_of_this_node
 from fusecache.model.errors import ConfigError
 from fusecache.mount.launch import resolve_in_mount

@@ -15,6 +15,7 @@ import hashlib
 import json
 import re
 import shutil
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from fusecache.config.bucket_options import bucket_tables, bucket_values, check_apart
-from fusecache.config.config_file import parse_config, read_config
 from fusecache.config.endpoint_options import own_endpoint, resolve_endpoints, resolve_family
 from fusecache.config.node_memory import SMALLEST_MEMORY_BYTES, default_memory
 from fusecache.config.option_groups import (
@@ -355,6 +355,32 @@ def _plain(name: str, value: object) -> object:
     return _shown(value, "octal") if FIELDS[name].metadata["unit"] == "octal" else value
 
 
+def read_config(path: Path) -> str:
+    """Return the text of a configuration file. Raises ConfigError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(f"cannot read the configuration file {path}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path} is not valid TOML: {exc}") from exc
+
+
+def _parse_config(path: Path, text: str) -> dict[str, object]:
+    """Return the values of a configuration file by key: options at its top level, and TABLES. Raises ConfigError."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"{path} is not valid TOML: {exc}") from exc
+    known = (*FIELDS, *TABLES)
+    for name in (each for each in content if each not in known):
+        if isinstance(content[name], dict):
+            raise ConfigError(
+                f'{path}: [{name}] is a table; write the options at the top level of the file (source = "s3://…")'
+            )
+        raise ConfigError(f"{path}: unknown key {name!r}{_nearest(name, known)}")
+    return content
+
+
 def load_options(*given: Any, **named: Any) -> MountOptions:
     """Return the options of a mount of one bucket, as `load_mounts` does. Raises ConfigError for several."""
     mounts = load_mounts(*given, **named)
@@ -388,7 +414,7 @@ def load_mounts(
     content: dict[str, object] = {}
     if config_path is not None:
         text = read_config(config_path) if config_text is None else config_text
-        content = parse_config(config_path, text, (*FIELDS, *TABLES), TABLES)
+        content = _parse_config(config_path, text)
     chosen |= {
         name: (value, f"{config_path}: {name}") for name, value in content.items() if name not in TABLES
     }

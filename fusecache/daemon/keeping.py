@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fusecache import keeper
-from fusecache.config.config_file import read_config
-from fusecache.config.options import MountOptions
+from fusecache.config.options import MountOptions, read_config
 from fusecache.disk.native import forbid_core_dumps
 from fusecache.fuse.kept_mount import FormatUnknown, KeptMount, await_turn
 from fusecache.keeper import KEEPER_VARIABLE, KEPT_VARIABLE, STATUS_CANNOT_RESUME

@@ -9,8 +9,9 @@ from fusecache.cli.extras import require_extra
 from fusecache.cli.say import say
 from fusecache.config.options import FLAG_VALUES_TEXT, add_some_flags
 from fusecache.config.values import Duration, as_argument
-from fusecache.folder.patience import GIVE_UP_SECONDS
 
+# A bucket that has answered nothing for this long ends a command.
+GIVE_UP_SECONDS = 300.0
 # Of the options of a mount, what the requests to the bucket need.
 _OPTIONS = (
     "endpoint_url",

@@ -20,7 +20,6 @@ from fusecache.daemon.connect import connect, endpoint_of, identity_of, proven_c
 from fusecache.engine.runtime.supervisor import unwrap_single_error
 from fusecache.folder.follow import followed
 from fusecache.folder.local_folder import LocalFolder, check_folder
-from fusecache.folder.patience import Patience
 from fusecache.folder.publishing import (
     METADATA_THREADS,
     PUBLISH_THREADS,
@@ -29,7 +28,7 @@ from fusecache.folder.publishing import (
     PushReport,
     running_engine,
 )
-from fusecache.folder.pull import WORKERS, Pull, PullReport, list_bucket
+from fusecache.folder.pull import WORKERS, Patience, Pull, PullReport, list_bucket
 from fusecache.folder.watching import FolderPasses, Show
 from fusecache.model.errors import FolderError, FusecacheError
 from fusecache.model.format_text import count_text, empty_text, size_text

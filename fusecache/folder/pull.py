@@ -17,27 +17,69 @@ Lists a bucket, and says which of its keys cannot be files of a folder.
 
 import errno
 import hashlib
+import logging
 import os
+import random
 import shutil
 import stat
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 
 from fusecache.folder.fetch_order import FetchOrder
 from fusecache.folder.local_folder import LocalFolder
-from fusecache.folder.patience import Patience
 from fusecache.folder.state import Row, Stamp
-from fusecache.model.errors import FolderError, FusecacheError, ObjectChanged, ObjectMissing
+from fusecache.model.errors import (
+    FolderError,
+    FusecacheError,
+    ObjectChanged,
+    ObjectMissing,
+    Unavailable,
+    Untrusted,
+)
 from fusecache.model.format_text import count_text, size_text
 from fusecache.model.names import CONTROL_NAME
 from fusecache.model.objects import MIB, Extent, ObjectId, ObjectInfo, symlink_target
+from fusecache.policy.backoff import backoff_seconds
 from fusecache.policy.name_patterns import SymlinkRule, UnusableKeys, is_followed, matches_any
 from fusecache.remote.store import ReadStore
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Patience:
+    """Counts all requests of a command together: one that succeeds shows that the bucket answers. Thread-safe."""
+
+    def __init__(self, seconds: float) -> None:
+        """seconds: a bucket that has answered nothing for so long ends the command."""
+        self._seconds = seconds
+        self._last_success = time.monotonic()
+
+    def call(self, request: Callable[[], T]) -> T:
+        """Make a request, again and again while that may help. Raises its error."""
+        attempt = 0
+        while True:
+            try:
+                answer = request()
+            except Untrusted:
+                raise
+            except Unavailable as exc:
+                attempt += 1
+                if time.monotonic() - self._last_success > self._seconds:
+                    raise
+                log.info("retrying attempt=%d error=%s", attempt, exc)
+                time.sleep(exc.retry_after_seconds or backoff_seconds(attempt, random.random()))
+            else:
+                self._last_success = time.monotonic()
+                return answer
+
 
 # Large enough for a high rate on a far connection; small enough that an interruption costs little.
 PIECE_BYTES = 8 * MIB

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from loader.base.optional_imports import optional_module
+from loader.base.packages import optional_module
 from loader.errors import LoaderError, cause_text
 
 XXHASHES = frozenset(["xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"])

@@ -44,8 +44,7 @@ from loader.hints.plan_messages import (
     table_bytes,
 )
 from loader.mds.index import Index
-from loader.sampling.sampler import ElasticBatchSampler
-from loader.sampling.step_plan import StepPlan
+from loader.sampling.sampler import ElasticBatchSampler, StepPlan
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fusecache.model import hints
 from loader.base.mount_endpoint import MountEndpoint
 from loader.mds.index import Index
-from loader.sampling.step_plan import StepPlan
+from loader.sampling.sampler import StepPlan
 
 # Extents of one shard and step with a smaller gap are joined: a separate request costs more than these bytes.
 GAP_BYTES = 16 << 10

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.base.argument_checks import byte_count, checked_ids, several
-from loader.base.optional_imports import optional_module
+from loader.base.packages import optional_module
 from loader.base.paths import mount_advice
 from loader.base.single_flight import SingleFlight
 from loader.errors import DatasetError, ShardError

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.base.optional_imports import optional_module
+from loader.base.packages import optional_module
 from loader.base.paths import check_is_local, mount_advice, natural_key
 from loader.errors import DatasetError
 

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from loader.base.argument_checks import byte_count
 from loader.base.mount_endpoint import find_endpoint
-from loader.base.optional_imports import optional_module
+from loader.base.packages import optional_module
 from loader.base.paths import check_is_local
 from loader.base.single_flight import SingleFlight
 from loader.errors import ArgumentError, DatasetError, LoaderError, ShardError

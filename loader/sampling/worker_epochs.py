@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.errors import LoaderError
-from loader.sampling.step_plan import StepPlan
+from loader.sampling.sampler import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from typing import Any
 
 from fusecache.disk.beneath import replace_text
 from loader.base.paths import check_is_local
-from loader.clusters.conversion import ENGINES, check_no_conversion, convert_on_cluster, described
 from loader.errors import ArgumentError, LoaderError, NoSampleError, WriterError
 from loader.mds.encodings import ENCODINGS_TEXT
 from loader.mds.index import INDEX_NAME, read_index
@@ -36,6 +35,8 @@ from loader.tools.row_sources import (
 )
 from loader.tools.tar_rows import TarRows, tar_columns
 from loader.tools.tokens import TokenOptions, TokenSource, load_tokenizer
+from loader.writing.clusters import ENGINES, check_no_conversion, convert_on_cluster, described
+from loader.writing.copies import recompress, shuffle
 from loader.writing.parallel_writer import (
     OneFileSource,
     Source,
@@ -44,10 +45,8 @@ from loader.writing.parallel_writer import (
     write_named,
     write_parallel,
 )
-from loader.writing.recompress import recompress
 from loader.writing.resume_scan import left_over_shards
 from loader.writing.shard_packer import DEFAULT_SIZE_LIMIT, PackOptions, packer_of
-from loader.writing.shuffle import shuffle
 from loader.writing.writer import MDSWriter
 
 RECORD_NAME = "_inputs.json"

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from loader.base.optional_imports import optional_module
+from loader.base.packages import optional_module
 from loader.errors import EncodingError, LoaderError, cause_text
 from loader.mds.encodings import DTYPE_CODES
 

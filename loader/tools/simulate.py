@@ -25,8 +25,7 @@ from loader.hints.plan_messages import Ids, shard_reads
 from loader.mds.dataset import MDSDataset
 from loader.mds.index import INDEX_NAME, Index
 from loader.order import DEFAULT_SEED
-from loader.sampling.sampler import ElasticBatchSampler
-from loader.sampling.step_plan import StepPlan
+from loader.sampling.sampler import ElasticBatchSampler, StepPlan
 from loader.tools.commands import progress_bar, say
 from loader.world import World
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from loader.base.optional_imports import optional_module
+from loader.base.packages import optional_module
 from loader.errors import LoaderError
 from loader.tools.row_sources import json_rows, text_lines
 

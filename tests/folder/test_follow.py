@@ -16,8 +16,7 @@ import trio
 from fusecache.folder.fetch_order import FetchOrder
 from fusecache.folder.follow import followed
 from fusecache.folder.local_folder import LocalFolder
-from fusecache.folder.patience import Patience
-from fusecache.folder.pull import WORKERS, Pull, list_bucket
+from fusecache.folder.pull import WORKERS, Patience, Pull, list_bucket
 from fusecache.model.hints import HintError, encode_cursor, encode_plan
 from fusecache.model.objects import ObjectId
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
@@ -131,7 +130,9 @@ async def test_what_a_pull_fetches_after_the_hints_of_a_loader_comes_in_the_orde
 
     monkeypatch.setattr(FetchOrder, "next", recorded)
     with LocalFolder(tmp_path / "folder", "memory", "pull", create=True) as folder:
-        pull = Pull(folder, store, list_bucket(store, "", Patience()), Patience(), order_last=("index.json",))
+        pull = Pull(
+            folder, store, list_bucket(store, "", Patience(300)), Patience(300), order_last=("index.json",)
+        )
         async with followed(pull, folder.own), trio.open_nursery() as nursery:
             nursery.start_soon(pull.run, lambda _: None)
             trainer = node.start_program(

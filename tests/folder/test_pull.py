@@ -10,8 +10,7 @@ import pytest
 
 from fusecache.folder import pull as pulling
 from fusecache.folder.local_folder import LocalFolder
-from fusecache.folder.patience import Patience
-from fusecache.folder.pull import list_bucket
+from fusecache.folder.pull import Patience, list_bucket
 from fusecache.model.errors import FolderError
 from tests.folder.conftest import Node, bucket_of, files_of
 from tests.s3server import Fault, FaultAction, ServerProcess
@@ -298,7 +297,7 @@ def test_a_disk_that_is_too_small_is_refused_before_the_first_byte(
     for name in ("a", "b"):
         store.put_bytes(name, bytes(MIB))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(100 * MIB, 0, 65 * MIB))
-    patience = Patience()
+    patience = Patience(300)
     with (
         LocalFolder(tmp_path / "folder", "memory", "pull", create=True) as folder,
         pytest.raises(FolderError, match=r"free 1\.0 MiB there"),

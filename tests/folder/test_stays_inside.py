@@ -12,8 +12,7 @@ import pytest
 
 from fusecache.folder import pull as pulling
 from fusecache.folder.local_folder import LocalFolder, scan
-from fusecache.folder.patience import Patience
-from fusecache.folder.pull import list_bucket
+from fusecache.folder.pull import Patience, list_bucket
 from fusecache.model.errors import FolderError, ObjectChanged, Refused
 from fusecache.model.objects import Extent, ObjectId, ObjectInfo
 from tests.folder.conftest import Node, bucket_of, files_of

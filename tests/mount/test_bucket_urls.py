@@ -9,10 +9,10 @@ import pytest
 
 from loader.base import paths
 from loader.base.paths import mounted_path
-from loader.clusters.parts import local_folder
 from loader.errors import ArgumentError
 from loader.streaming import MDSWriter
 from loader.torch.streaming import StreamingStream
+from loader.writing.clusters import local_folder
 from tests.s3server import ServerProcess
 from tests.support.mounts import FUSECACHE, Mount, run, run_python, wait_until
 from tests.support.other_user import needs_root

@@ -161,7 +161,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "fusecache.remote.clouds",
         "fusecache.model",
     ),
-    "fusecache.cli.views": ("fusecache.cli.say", "fusecache.mount", "fusecache.model"),
     "fusecache.folder": (
         "fusecache.cli.extras",
         "fusecache.cli.say",
@@ -183,7 +182,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "fusecache.cli": (
         "fusecache",
-        "fusecache.cli.views",
         "fusecache.config",
         "fusecache.daemon",
         "fusecache.folder.arguments",
@@ -214,9 +212,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "loader.order": ("loader.base", "loader.errors", "loader.world"),
     "loader.mds": ("loader.order", "loader.base", "loader.errors"),
-    "loader.writing": ("loader.mds", "loader.base", "loader.errors", "fusecache.disk.beneath"),
-    "loader.clusters": (
-        "loader.writing",
+    "loader.writing": (
         "loader.mds",
         "loader.base",
         "loader.errors",
@@ -245,7 +241,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "loader.tools": (
         "loader",
-        "loader.clusters",
         "loader.hints",
         "loader.mds",
         "loader.writing",

@@ -19,7 +19,7 @@ import pytest
 from fusecache import __version__
 from fusecache.cli.main import main, make_parser
 from fusecache.cli.recover import listing_text
-from fusecache.cli.views.status import status_view
+from fusecache.cli.status import status_view
 from fusecache.config.options import FIELDS, HELP_GROUPS
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import seconds_text, size_text

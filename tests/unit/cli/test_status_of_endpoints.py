@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fusecache.cli.views.status import endpoint_lines
+from fusecache.cli.status import endpoint_lines
 from fusecache.model.verdict import judge
 
 WELL: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """What `fusecache status` says of hints."""
 
-from fusecache.cli.views.status import status_view
+from fusecache.cli.status import status_view
 
 JOB = {
     "job": "llama-0",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fusecache.cli.views.status import status_view
+from fusecache.cli.status import status_view
 from fusecache.model.errors import AccessDenied
 from fusecache.model.format_text import remedy
 from fusecache.model.verdict import judge

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fusecache.cli.views.top import mount_lines, screen_text
+from fusecache.cli.top import mount_lines, screen_text
 from tests.unit.cli.test_main import CACHE, RATES
 from tests.unit.cli.test_status_of_hints import JOB
 

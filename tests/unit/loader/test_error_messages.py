@@ -32,10 +32,9 @@ from loader.__main__ import main
 from loader.base import paths as module
 from loader.fast import Loader
 from loader.mds.encodings import encoder
+from loader.writing.copies import recompress, shuffle
 from loader.writing.parallel_writer import write_parallel
-from loader.writing.recompress import recompress
 from loader.writing.shard_packer import PackOptions
-from loader.writing.shuffle import shuffle
 
 COLUMNS = {"id": "int", "text": "str"}
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from fusecache.installation import extra_command
 from loader import LoaderError, MDSDataset, convert
 from loader.__main__ import main
-from loader.clusters.conversion import ENGINES, RECORD_NAME, _file_counts
-from loader.clusters.parts import Attempt, PartTask, write_attempt
 from loader.tools.row_sources import ArrowRows, CsvRows, JsonLines, ParquetRows
 from loader.tools.tar_rows import TarRows
+from loader.writing.clusters import ENGINES, RECORD_NAME, Attempt, PartTask, _file_counts, write_attempt
 
 MODULES = {"ray": "ray.data", "spark": "pyspark.sql"}
 COLUMNS = {"id": "int"}

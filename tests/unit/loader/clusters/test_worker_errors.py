@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from loader import LoaderError, convert
-from loader.clusters.conversion import ENGINES
-from loader.clusters.parts import Attempt, PartTask
+from loader.writing.clusters import ENGINES, Attempt, PartTask
 
 # Spark 3.5's Py4JJavaError, cut short: Python's lines stand between Java's, and the last ones are Java's.
 JAVA = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
@@ -39,7 +38,7 @@ org.apache.spark.SparkException: Job aborted due to stage failure
 \tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAGScheduler.scala:2856)"""
 # Ray Data's error of a function that raises; its text is that of the worker's traceback.
 RAY_DATA = """ray::Map(_row)() (pid=71, ip=10.0.0.7)
-  File "/srv/loader/clusters/parts.py", line 153, in _row
+  File "/srv/loader/writing/clusters.py", line 153, in _row
     return write_attempt(pickle.loads(row["task"]))._asdict()
 {error}
 
@@ -72,7 +71,7 @@ def failure(text: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("text", "engine"), [(JAVA, "spark"), (SPARK, "spark"), (RAY, "ray")])
-@pytest.mark.parametrize("module", ["loader", "numpy", "loader.clusters"])
+@pytest.mark.parametrize("module", ["loader", "numpy", "loader.writing"])
 def test_a_module_that_the_workers_lack_is_named_with_what_installs_it(
     text: str, engine: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

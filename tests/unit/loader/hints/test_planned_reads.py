@@ -19,7 +19,7 @@ from loader.errors import OrderError
 from loader.hints.plan_messages import GAP_BYTES, reads_from, sample_reads, shard_reads, table_bytes
 from loader.mds.dataset import MDSDataset
 from loader.order import NATIVE, OrderSpec, Weight, epoch_order
-from loader.sampling import step_plan
+from loader.sampling import sampler as sampling
 from loader.sampling.sampler import ElasticBatchSampler
 from loader.world import Machine, World
 from loader.writing.writer import MDSWriter
@@ -107,13 +107,13 @@ def test_a_course_has_the_batches_of_all_ranks_of_the_machine(run: dict) -> None
         assert ahead.steps == steps
         for first in (0, steps // 2):
             found: list[list[int]] = []
-            step_plan.BLOCK_SAMPLES, before = run["block"], step_plan.BLOCK_SAMPLES
+            sampling.BLOCK_SAMPLES, before = run["block"], sampling.BLOCK_SAMPLES
             try:
                 for step, ids in ahead.ids(epoch * steps + first, steps):
                     assert step == epoch * steps + first + len(found)
                     found += [sorted(row) for row in ids.tolist()]
             finally:
-                step_plan.BLOCK_SAMPLES = before
+                sampling.BLOCK_SAMPLES = before
             assert found == expected[first:]
 
 

@@ -11,10 +11,9 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from loader import LoaderError, MDSDataset, TokenOptions, convert, write_parallel
 from loader.__main__ import main
-from loader.clusters.conversion import ENGINES
-from loader.clusters.parts import write_attempt
 from loader.tools.row_sources import JsonLines
 from loader.tools.tokens import TokenSource
+from loader.writing.clusters import ENGINES, write_attempt
 
 COLUMNS = {"id": "int"}
 COUNT = 50

@@ -9,8 +9,8 @@ import pytest
 
 from loader import MDSDataset, MDSWriter
 from loader.__main__ import main
+from loader.writing.copies import shuffle
 from loader.writing.shard_packer import PackOptions
-from loader.writing.shuffle import shuffle
 
 COUNT = 2000
 

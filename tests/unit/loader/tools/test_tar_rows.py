@@ -17,8 +17,7 @@ from PIL import Image
 
 from loader import LoaderError, MDSDataset, convert
 from loader.__main__ import main
-from loader.clusters.conversion import ENGINES
-from loader.clusters.parts import write_attempt
+from loader.writing.clusters import ENGINES, write_attempt
 
 COUNT = 30
 Files = list[tuple[str, bytes]]

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from fusecache.cli.say import print_line
-from fusecache.cli.views.status import rate_lines, status_of
+from fusecache.cli.status import rate_lines, status_of
 from fusecache.model.errors import ConfigError, FusecacheError, MountError
 from fusecache.model.format_text import count_text, printable, seconds_text, size_text, usable_bytes
 from fusecache.model.status_text import only_here_lines, rates_between, shown_jobs

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fusecache.cli.say import print_line
-from fusecache.cli.views.status import status_of
+from fusecache.cli.status import status_of
 from fusecache.model.errors import FusecacheError
 from fusecache.model.verdict import ACTION, DEGRADED, OK, verdict_line
 from fusecache.mount.bucket_folders import mounts_meant

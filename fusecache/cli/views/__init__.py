@@ -1,1 +1,0 @@
-"""What commands show of running mounts: status, health, top."""

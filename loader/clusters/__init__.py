@@ -1,1 +1,0 @@
-"""Conversion on a cluster that is already there: Ray or Spark."""
