@@ -92,7 +92,7 @@ def access(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 def _places_and_keys(arguments: argparse.Namespace) -> "tuple[list[Place], list[ProbedKey]]":
     """Return the buckets, each once, and the keys. Raises ConfigError."""
     from fusecache.bucket.access import ProbedKey
-    from fusecache.bucket.address import BucketKeys, Place, place_of
+    from fusecache.bucket.address import BucketKeys, place_of
 
     url, region, file = arguments.endpoint_url, arguments.region, arguments.credentials_file
     places = [place_of(*split_source(each), endpoint_url=url, region=region) for each in arguments.sources]
@@ -110,11 +110,11 @@ def _places_and_keys(arguments: argparse.Namespace) -> "tuple[list[Place], list[
     for name in arguments.credentials_from:
         family = key_family(name, os.environ)
         found = [(KeyRole.READ, family.read_keys), (KeyRole.WRITE, family.write_keys)]
-        if not family.bucket or family.endpoint is None or not any(each for _, each in found):
+        if not family.bucket or not family.url or not any(each for _, each in found):
             raise ConfigError(f"{name}: not set: {', '.join(family.missing)}")
         if family.missing:
             say(f"{name}: not set, so not all of it is tested: {', '.join(family.missing)}")
-        place = Place(family.bucket, "", family.endpoint)
+        place = place_of(family.bucket, "", endpoint_url=family.url, region=None)
         keys += [
             ProbedKey(f"{name} {role.value}", role, (place,), BucketKeys(credentials))
             for role, credentials in found

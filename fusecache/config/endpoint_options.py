@@ -23,20 +23,25 @@ from fusecache.config.option_groups import EndpointOptions
 from fusecache.config.values import as_prefix, as_url
 from fusecache.model.errors import ConfigError
 from fusecache.model.format_text import nearest_text
-from fusecache.remote.endpoints import Credentials, Endpoint, choose_endpoint, r2_url
+from fusecache.remote.endpoints import Credentials, choose_endpoint, r2_url
 
 
 @dataclass(frozen=True, slots=True)
-class ListedBucket:
-    """A bucket, and the keys for reading and writing it. None: the mount's own; no keys for writing, as for reading."""
+class KeyedBucket:
+    """A bucket, and the keys for reading and writing it. None: the mount's own; no keys for writing, as for reading.
+
+    missing: the variables of a family that are not set or empty. The values of these are "" or None. Of ENDPOINT_URL
+    and ACCOUNT_ID one is enough. Without both, both are missing.
+    """
 
     url: str
     bucket: str
     read_keys: Credentials | None = None
     write_keys: Credentials | None = None
+    missing: tuple[str, ...] = ()
 
 
-def bucket_list(text: str, variable: str) -> tuple[ListedBucket, ...]:
+def bucket_list(text: str, variable: str) -> tuple[KeyedBucket, ...]:
     """Return the buckets of a list in JSON. variable: where it comes from. Raises ConfigError, without secrets."""
     try:
         value = json.loads(text)
@@ -55,7 +60,7 @@ def bucket_list(text: str, variable: str) -> tuple[ListedBucket, ...]:
     return found
 
 
-def _bucket(row: Any, label: str, name: str = "") -> ListedBucket:
+def _bucket(row: Any, label: str, name: str = "") -> KeyedBucket:
     if not isinstance(row, dict):
         raise ConfigError(f"{label}: allowed is an object with account_id, name and credentials")
     texts = {
@@ -70,7 +75,7 @@ def _bucket(row: Any, label: str, name: str = "") -> ListedBucket:
     if not isinstance(credentials, dict):
         raise ConfigError(f'{label}: credentials: allowed is an object with "read" and perhaps "write"')
     read, write = (_keys(credentials.get(kind), f"{label}: credentials.{kind}") for kind in ("read", "write"))
-    return ListedBucket(url, bucket, read, write)
+    return KeyedBucket(url, bucket, read, write)
 
 
 def _keys(value: Any, label: str) -> Credentials | None:
@@ -108,22 +113,6 @@ READ_KEYS = ("READ_ACCESS_KEY_ID", "READ_SECRET_ACCESS_KEY")
 WRITE_KEYS = ("WRITE_ACCESS_KEY_ID", "WRITE_SECRET_ACCESS_KEY")
 
 
-@dataclass(frozen=True, slots=True)
-class KeyFamily:
-    """One bucket and its keys. endpoint, read_keys, write_keys: None if a variable of theirs is missing.
-
-    missing: the full names of the variables that are not set or empty. With ENDPOINT_URL, ACCOUNT_ID is not needed, and
-    the other way round; without both, both are missing.
-    """
-
-    name: str
-    bucket: str
-    endpoint: Endpoint | None
-    read_keys: Credentials | None
-    write_keys: Credentials | None
-    missing: tuple[str, ...]
-
-
 def family_names(environment: Mapping[str, str]) -> list[str]:
     """Return the families of the environment that have a bucket and a key, such as R2_DATASET, sorted."""
     ends = f"_{BUCKET_NAME}"
@@ -136,7 +125,7 @@ def family_names(environment: Mapping[str, str]) -> list[str]:
     return sorted(name for name in names if name and any(environment.get(f"{name}_{each}") for each in keys))
 
 
-def key_family(name: str, environment: Mapping[str, str]) -> KeyFamily:
+def key_family(name: str, environment: Mapping[str, str]) -> KeyedBucket:
     """Return the family `name` of the environment. Raises ConfigError for a malformed URL or account id."""
     values = {
         each: environment.get(f"{name}_{each}", "").strip()
@@ -145,26 +134,14 @@ def key_family(name: str, environment: Mapping[str, str]) -> KeyFamily:
     missing = [each for each, value in values.items() if not value]
     if len({ACCOUNT_ID, ENDPOINT_URL} & set(missing)) == 1:
         missing = [each for each in missing if each not in (ACCOUNT_ID, ENDPOINT_URL)]
-    return KeyFamily(
-        name,
+    url, account = values[ENDPOINT_URL], values[ACCOUNT_ID]
+    return KeyedBucket(
+        _url(url, account, f"{name}_{ENDPOINT_URL}", f"{name}_{ACCOUNT_ID}") if url or account else "",
         values[BUCKET_NAME],
-        _endpoint(name, values[ENDPOINT_URL], values[ACCOUNT_ID]),
         _credentials(values, READ_KEYS),
         _credentials(values, WRITE_KEYS),
         tuple(f"{name}_{each}" for each in missing),
     )
-
-
-def _endpoint(name: str, url: str, account: str) -> Endpoint | None:
-    if not url and not account:
-        return None
-    try:
-        return choose_endpoint({"R2_ACCOUNT_ID": account}, endpoint_url=as_url(url) if url else None)
-    except (ConfigError, ValueError) as exc:
-        variable = f"{name}_{ENDPOINT_URL if url else ACCOUNT_ID}"
-        raise ConfigError(
-            f"{variable}: {exc if isinstance(exc, ConfigError) else f'allowed is {exc}'}"
-        ) from None
 
 
 def _credentials(values: Mapping[str, str], names: tuple[str, str]) -> Credentials | None:
@@ -303,14 +280,14 @@ def family_endpoints(
         yield EndpointOptions(**{**facts, **parsed})
 
 
-def _only_bucket(family: str, environment: Mapping[str, str]) -> ListedBucket:
+def _only_bucket(family: str, environment: Mapping[str, str]) -> KeyedBucket:
     found = key_family(family, environment)
-    if found.endpoint is None or found.endpoint.url is None or found.read_keys is None:
+    if not found.url or found.read_keys is None:
         needed = [name for name in found.missing if not name.endswith((BUCKET_NAME, *WRITE_KEYS))]
         raise ConfigError(
             f"credentials_from = {family!r}: not set are {', '.join(needed)}; set them, or {family}_BUCKET_LIST"
         )
-    return ListedBucket(found.endpoint.url, found.bucket, found.read_keys, found.write_keys)
+    return found
 
 
 def _with_defaults(each: EndpointOptions, own: EndpointOptions) -> EndpointOptions:

@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from fusecache.config.endpoint_options import ListedBucket, bucket_list
+from fusecache.config.endpoint_options import KeyedBucket, bucket_list
 from fusecache.model.errors import ConfigError
 from fusecache.remote.endpoints import Credentials
 
 READ = {"access_key_id": "reader", "secret_access_key": "S3CRET"}
 WRITE = {"access_key_id": "writer", "secret_access_key": "S3CRET2"}
 READER, WRITER = Credentials("reader", "S3CRET"), Credentials("writer", "S3CRET2")
-FIRST = ListedBucket("https://abc.r2.cloudflarestorage.com", "one", READER, WRITER)
-SECOND = ListedBucket("https://s3.example.org", "two", READER)
+FIRST = KeyedBucket("https://abc.r2.cloudflarestorage.com", "one", READER, WRITER)
+SECOND = KeyedBucket("https://s3.example.org", "two", READER)
 
 
 def test_a_list_and_an_object_say_the_same() -> None:
