@@ -1,4 +1,4 @@
-"""Whole objects that are put and deleted: the same requests, every failure named, none taken twice."""
+"""Whole objects that are put, read and deleted: the same requests, every failure named, none taken twice."""
 
 import hashlib
 import threading
@@ -18,7 +18,7 @@ from fusecache.model.errors import (
     Throttled,
     Unavailable,
 )
-from fusecache.model.objects import MIB
+from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.remote.endpoints import Credentials, Endpoint
 from fusecache.remote.http.put import SMALL_BYTES, SliceBody, delete, send_body
 from fusecache.remote.http.signed_requests import HttpRequest, SignedHttp
@@ -146,13 +146,23 @@ def test_many_puts_at_once_do_not_mix(server: S3Server, store: S3Store, tmp_path
 # ---- who asks
 
 
+def read(store: S3Store, etag: str) -> bytes:
+    """Return the first five bytes of the object `a`."""
+    buffer = bytearray(5)
+    store.get_into(ObjectId("a", etag), Extent(0, 5), memoryview(buffer), lambda count: None)
+    return bytes(buffer)
+
+
 @pytest.mark.parametrize(("status", "code"), [(301, "PermanentRedirect"), (307, "TemporaryRedirect")])
 def test_an_answer_that_sends_elsewhere_and_names_no_region_is_refused(
     server: S3Server, store: S3Store, body: MakeBody, data: bytes, status: int, code: str
 ) -> None:
-    for operation in ("PutObject", "DeleteObject"):
+    etag = store.put("a", body(data), metadata={})
+    for operation in ("PutObject", "GetObject", "DeleteObject"):
         server.control.faults(Fault(FaultAction.ANSWER, operation=operation, status=status, code=code))
     for _ in range(2):
+        with pytest.raises(Refused, match="check the endpoint and the region"):
+            read(store, etag)
         with pytest.raises(Refused, match="check the endpoint and the region"):
             store.put("a", body(data), metadata={})
         with pytest.raises(Refused, match="check the endpoint and the region"):
@@ -171,9 +181,9 @@ def test_a_session_token_is_sent_and_signed(server: S3Server, body: MakeBody) ->
         )
     )
     store.probe_write("")
-    store.put("a", body(b"bytes"), metadata={}, condition=NEW)
+    assert read(store, store.put("a", body(b"bytes"), metadata={}, condition=NEW)) == b"bytes"
     store.delete("a")
-    assert [entry.status for entry in server.control.wait_requests(3)] == [412, 200, 204]
+    assert [entry.status for entry in server.control.wait_requests(4)] == [412, 200, 206, 204]
 
 
 def test_keys_that_are_revoked_or_may_only_read_are_denied(server: S3Server, body: MakeBody) -> None:
@@ -185,9 +195,11 @@ def test_keys_that_are_revoked_or_may_only_read_are_denied(server: S3Server, bod
             credentials=Credentials("short", "secret" * 5),
         )
     )
-    store.probe_write("")
+    etag = store.put("a", body(b"bytes"), metadata={})
     server.control.revoke("short")
     for _ in range(2):
+        with pytest.raises(AccessDenied, match="InvalidAccessKeyId"):
+            read(store, etag)
         with pytest.raises(AccessDenied, match="InvalidAccessKeyId"):
             store.put("a", body(b"bytes"), metadata={})
         with pytest.raises(AccessDenied, match="InvalidAccessKeyId"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.model.errors import AccessDenied, Refused, Throttled, Unavailable
+from fusecache.model.errors import Throttled, Unavailable
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.http.ranged_get import GetRequest, fill
@@ -186,21 +186,6 @@ def test_an_answer_that_is_no_clear_http_is_refused(peer: MakePeer, answer: byte
         ask(gets_from(peer([[answer]])))
 
 
-@pytest.mark.parametrize(("status", "code"), [(301, "PermanentRedirect"), (307, "TemporaryRedirect")])
-def test_an_answer_that_sends_elsewhere_is_refused_with_a_way_out(
-    server: S3Server, status: int, code: str
-) -> None:
-    store = s3_store(server, ONCE)
-    object_id = ObjectId("a", server.control.put("a", DATA))
-    read(store, object_id, 5)
-    server.control.faults(Fault(FaultAction.ANSWER, operation="GetObject", status=status, code=code))
-    for _ in range(2):
-        with pytest.raises(Refused, match="check the endpoint and the region"):
-            read(store, object_id, 5)
-    server.control.clear_faults()
-    assert read(store, object_id, 5) == DATA[:5]
-
-
 # ---- who asks, and for what
 
 
@@ -213,18 +198,6 @@ def test_any_key_is_read(server: S3Server, name: str) -> None:
     for _ in range(2):
         assert read(store, object_id, 11) == b"bytes of it"
     assert [entry.key for entry in server.control.log("GetObject")] == [name] * 2
-
-
-def test_a_session_token_is_sent_and_signed(server: S3Server) -> None:
-    store = closed_later(
-        S3Store(
-            server.bucket,
-            Endpoint(server.endpoint_url, "auto"),
-            credentials=Credentials(server.access_key, server.secret_key, "token/of+a=session"),
-        )
-    )
-    object_id = ObjectId("a", server.control.put("a", b"bytes"))
-    assert [read(store, object_id, 5) for _ in range(2)] == [b"bytes"] * 2
 
 
 def test_keys_that_are_renewed_by_themselves_are_used_by_the_next_read(
@@ -337,19 +310,3 @@ def test_an_interruption_that_comes_too_late_changes_nothing(server: S3Server) -
         assert read(store, object_id, len(DATA), interruption) == DATA
     interruption.interrupt()
     assert read(store, object_id, len(DATA)) == DATA
-
-
-def test_keys_that_are_refused_are_denied(server: S3Server) -> None:
-    server.control.add_account(Account("short", "secret" * 5))
-    store = closed_later(
-        S3Store(
-            server.bucket,
-            Endpoint(server.endpoint_url, "auto"),
-            credentials=Credentials("short", "secret" * 5),
-        )
-    )
-    object_id = ObjectId("a", server.control.put("a", DATA))
-    read(store, object_id, 5)
-    server.control.revoke("short")
-    with pytest.raises(AccessDenied, match="InvalidAccessKeyId"):
-        read(store, object_id, 5)

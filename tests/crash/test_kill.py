@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -256,26 +254,6 @@ def test_changes_of_names_made_in_an_outage_survive_a_kill(
     }
     assert os.readlink(top / "link") == "made/one"
     assert (top / "link").read_bytes() == b"1"
-
-
-def test_a_killed_writer_publishes_nothing(server: ServerProcess, daemon: Daemon) -> None:
-    (daemon.path / "file").write_bytes(b"old")
-    assert daemon.sync() == 0
-    program = (
-        "import os, sys; f = os.open(sys.argv[1], os.O_WRONLY | os.O_TRUNC);"
-        "os.write(f, b'half'); os.fsync(f); print('written', flush=True); sys.stdin.read()"
-    )
-    writer = subprocess.Popen(
-        [sys.executable, "-c", program, daemon.path / "file"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert writer.stdout is not None
-    assert writer.stdout.readline() == b"written\n"
-    writer.send_signal(signal.SIGKILL)
-    writer.communicate()
-    wait_until(lambda: daemon.orphans() == [b"half"], "the orphan")
-    assert daemon.sync() == 0
-    assert shows(server) == {"file": b"old"}
-    wait_until(lambda: (daemon.path / "file").read_bytes() == b"old", "the published version")
 
 
 def test_a_dead_mount_is_cleared_at_once(daemon: Daemon) -> None:

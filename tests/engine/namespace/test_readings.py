@@ -4,8 +4,9 @@ A name that is there during the whole reading is returned. One that comes or goe
 """
 
 import os
+import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -25,7 +26,6 @@ from fusecache.fs.open_directories import EntryBuilder, OpenDirectories
 from fusecache.fuse.kept_mount import KeptTable
 from fusecache.fuse.values import EntryAttributes, RequestContext
 from fusecache.model.errors import FusecacheError
-from tests.engine.publish.test_model import run_on_a_quick_clock
 from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, photograph, running_node
 
@@ -236,6 +236,13 @@ def small_pages() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lister, "PAGE_NAMES", 2)
         yield
+
+
+def run_on_a_quick_clock(main: Callable[[Path], Awaitable[None]]) -> None:
+    """Run on a clock that jumps whenever all wait."""
+    memory = Path("/dev/shm")  # a life makes hundreds of folders: quick there
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+        trio.run(main, Path(name), clock=MockClock(autojump_threshold=0))
 
 
 @given(keys, st.lists(steps, max_size=6), st.lists(steps, max_size=10))
