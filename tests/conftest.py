@@ -2,14 +2,18 @@
 
 import gc
 import importlib.util
+import inspect
 import os
 import re
 import signal
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from tests.support.left_behind import kept_by_the_session, nothing_left_behind
 
@@ -27,6 +31,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # FUSECACHE_TEST_FUSE_LIBRARY=pyfuse3 runs every mount of the tests on that library.
 if os.environ.get("FUSECACHE_TEST_FUSE_LIBRARY"):
     os.environ["FUSECACHE_FUSE_LIBRARY"] = os.environ["FUSECACHE_TEST_FUSE_LIBRARY"]
+
+# Their coroutines run in virtual time, unless they are marked `real_time`.
+VIRTUAL_TIME = [Path(__file__).parent / folder for folder in ("cases", "engine", "reference")]
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 NEEDS_TORCH = re.compile(
@@ -46,6 +53,24 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if HAS_TORCH or collection_path.suffix != ".py":
         return None
     return True if NEEDS_TORCH.search(collection_path.read_text()) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests of some folders on a clock that jumps to the next deadline as soon as all tasks wait."""
+    for item in items:
+        if (
+            inspect.iscoroutinefunction(getattr(item, "obj", None))
+            and not item.get_closest_marker("real_time")
+            and any(folder in item.path.parents for folder in VIRTUAL_TIME)
+        ):
+            item.add_marker(pytest.mark.trio(run=_run_in_virtual_time), append=False)
+
+
+def _run_in_virtual_time(
+    test: Callable[[], Any], *, clock: trio.abc.Clock | None, instruments: Sequence[trio.abc.Instrument]
+) -> Any:
+    """clock: if the test has one as an argument."""
+    return trio.run(test, clock=clock or MockClock(autojump_threshold=0), instruments=instruments)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
-from trio.testing import MockClock
 
 from fusecache.model.objects import MIB
 from fusecache.policy.writeback import multipart
@@ -70,7 +69,7 @@ def facts(entry: LogEntry) -> tuple[str, int, bool | None]:
 
 @pytest.mark.case(24)
 async def test_a_part_whose_answer_is_lost_and_whose_second_attempt_destroys_it_is_sent_a_third_time(
-    near: S3Server, tmp_path: Path, autojump_clock: MockClock
+    near: S3Server, tmp_path: Path
 ):
     near.control.faults(
         Fault(FaultAction.SILENT_AFTER, operation="UploadPart", part=2, times=1, seconds=SILENCE),
@@ -88,7 +87,7 @@ async def test_a_part_whose_answer_is_lost_and_whose_second_attempt_destroys_it_
 @pytest.mark.case(25)
 @pytest.mark.parametrize("lost", [FaultAction.SILENT_AFTER, FaultAction.DROP_AFTER, FaultAction.ANSWER_AFTER])
 async def test_a_complete_whose_answer_is_lost_after_it_took_effect_is_success(
-    near: S3Server, tmp_path: Path, autojump_clock: MockClock, lost: FaultAction
+    near: S3Server, tmp_path: Path, lost: FaultAction
 ):
     near.control.faults(Fault(lost, operation="CompleteMultipartUpload", times=1, seconds=SILENCE))
     await assert_published_whole(near, tmp_path)
@@ -98,7 +97,7 @@ async def test_a_complete_whose_answer_is_lost_after_it_took_effect_is_success(
 
 @pytest.mark.case(25)
 async def test_a_file_replaced_while_the_answer_to_its_complete_is_lost_comes_in_its_turn(
-    near: S3Server, tmp_path: Path, autojump_clock: MockClock
+    near: S3Server, tmp_path: Path
 ):
     near.control.faults(
         Fault(FaultAction.SILENT_AFTER, operation="CompleteMultipartUpload", times=1, seconds=SILENCE)
@@ -117,7 +116,7 @@ async def test_a_file_replaced_while_the_answer_to_its_complete_is_lost_comes_in
 @pytest.mark.parametrize("lost", [FaultAction.SILENT_AFTER, FaultAction.DROP_AFTER, FaultAction.ANSWER_AFTER])
 @pytest.mark.parametrize("operation", ["CopyObject", "DeleteObject"])
 async def test_a_directory_moves_once_although_answers_are_lost_after_they_took_effect(
-    near: S3Server, tmp_path: Path, autojump_clock: MockClock, operation: str, lost: FaultAction
+    near: S3Server, tmp_path: Path, operation: str, lost: FaultAction
 ) -> None:
     async with node_of(near, tmp_path) as user:
         await user.mkdir("d")

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.namespace.nodes import DirectoryHandle, in_use
 from fusecache.model.errors import FusecacheError, RemoteError, Throttled, Unavailable
@@ -67,7 +66,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.case(27)
 @pytest.mark.parametrize("error", [Throttled, Unavailable], ids=["429", "500"])
 async def test_ten_minutes_of_refusals_lose_nothing_keep_the_order_and_are_not_answered_by_more_requests(
-    tmp_path: Path, autojump_clock: MockClock, error: type[RemoteError]
+    tmp_path: Path, error: type[RemoteError]
 ):
     bucket = Bucket()
     storm = Storm(bucket, error)

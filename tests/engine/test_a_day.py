@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.admin import warmup
 from fusecache.engine.namespace import lister, tree
@@ -305,7 +304,7 @@ def show(early: dict[str, int], late: dict[str, int]) -> None:
 
 
 async def test_no_table_grows_with_time(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    bucket: Bucket, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # pytest keeps records, with their exceptions and all that these hold.
     caplog.set_level(logging.CRITICAL, "fusecache")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.cache.block_cache import BlockCache, ReadHandle
 from fusecache.engine.cache.block_table import BlockTable
@@ -216,7 +215,7 @@ async def _execute(program: Program, steps: int, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_programs_under_a_virtual_clock(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = Program(seed, tmp_path)
     await _execute(program, STEPS, monkeypatch, threads=False)
@@ -226,6 +225,7 @@ async def test_programs_under_a_virtual_clock(
     assert program.damages > 0
 
 
+@pytest.mark.real_time
 async def test_a_program_with_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program(99, tmp_path)
     # Real seconds: failures would wait for many of them.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from fusecache.engine.admin.inspector import NAMED, ScrubProgress
 from fusecache.engine.admin.warmup import Warmup, WarmupState
@@ -55,6 +55,7 @@ async def check(user: User, path: str = "") -> ScrubProgress:
 # ---- warming
 
 
+@pytest.mark.real_time
 async def test_a_warmed_directory_is_read_without_a_request(full_bucket: Bucket, cache: Path) -> None:
     async with running_node(full_bucket, cache) as user:
         job = await warm(user, "data")
@@ -69,6 +70,7 @@ async def test_a_warmed_directory_is_read_without_a_request(full_bucket: Bucket,
         assert gets(full_bucket) == asked + 1
 
 
+@pytest.mark.real_time
 async def test_single_files_and_the_whole_mount_can_be_warmed(full_bucket: Bucket, cache: Path) -> None:
     async with running_node(full_bucket, cache) as user:
         assert (await warm(user, "database", "data/a")).bytes_done == 3 * MIB + 5
@@ -78,6 +80,7 @@ async def test_single_files_and_the_whole_mount_can_be_warmed(full_bucket: Bucke
         assert gets(full_bucket) == asked + 4  # two pieces of data/b; data/deep/er/c; other
 
 
+@pytest.mark.real_time
 async def test_a_warm_up_of_what_is_not_there_fails_with_its_name(full_bucket: Bucket, cache: Path) -> None:
     async with running_node(full_bucket, cache) as user:
         job = await warm(user, "data", "missing")
@@ -86,6 +89,7 @@ async def test_a_warm_up_of_what_is_not_there_fails_with_its_name(full_bucket: B
         assert gets(full_bucket) == 0
 
 
+@pytest.mark.real_time
 async def test_what_the_cache_cannot_hold_is_refused_before_anything_is_fetched(
     full_bucket: Bucket, cache: Path
 ) -> None:
@@ -97,9 +101,7 @@ async def test_what_the_cache_cannot_hold_is_refused_before_anything_is_fetched(
         assert gets(full_bucket) == 0
 
 
-async def test_files_that_fail_are_named_and_the_others_are_cached(
-    full_bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_files_that_fail_are_named_and_the_others_are_cached(full_bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(full_bucket)  # type: ignore[arg-type]
     store.script(Fault(Unavailable("no answer"), method="get_into", key="data/b", times=10**6))
     async with running_node(store, cache) as user:
@@ -109,6 +111,7 @@ async def test_files_that_fail_are_named_and_the_others_are_cached(
         assert job.failures == ["data/b: no answer"]
 
 
+@pytest.mark.real_time
 async def test_what_is_not_uploaded_yet_is_passed_over(full_bucket: Bucket, cache: Path) -> None:
     async with running_node(full_bucket, cache, settle_seconds=3600) as user:
         await user.write("data/a", b"newer")
@@ -120,6 +123,7 @@ async def test_what_is_not_uploaded_yet_is_passed_over(full_bucket: Bucket, cach
             await user.drained()
 
 
+@pytest.mark.real_time
 async def test_a_warm_up_goes_on_when_the_tree_forgets_the_directory(
     full_bucket: Bucket, cache: Path
 ) -> None:
@@ -136,7 +140,7 @@ async def test_a_warm_up_goes_on_when_the_tree_forgets_the_directory(
 
 
 async def test_a_stopped_warm_up_says_so_and_another_goes_on_where_it_was(
-    full_bucket: Bucket, cache: Path, autojump_clock: MockClock
+    full_bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(full_bucket, cache) as user:
         job = user.fs.warmup.start(["data"])
@@ -148,7 +152,7 @@ async def test_a_stopped_warm_up_says_so_and_another_goes_on_where_it_was(
 
 
 async def test_there_is_a_bound_on_warm_ups_and_the_newest_are_remembered(
-    full_bucket: Bucket, cache: Path, autojump_clock: MockClock
+    full_bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(full_bucket, cache) as user:
         for _ in range(20):
@@ -163,6 +167,7 @@ async def test_there_is_a_bound_on_warm_ups_and_the_newest_are_remembered(
 # ---- evicting
 
 
+@pytest.mark.real_time
 async def test_evicting_a_directory_leaves_its_namesakes(full_bucket: Bucket, cache: Path) -> None:
     async with running_node(full_bucket, cache) as user:
         await warm(user, "")
@@ -177,6 +182,7 @@ async def test_evicting_a_directory_leaves_its_namesakes(full_bucket: Bucket, ca
         assert gets(full_bucket) > asked
 
 
+@pytest.mark.real_time
 async def test_evicting_does_not_touch_what_the_bucket_does_not_have(
     full_bucket: Bucket, cache: Path
 ) -> None:
@@ -190,6 +196,7 @@ async def test_evicting_does_not_touch_what_the_bucket_does_not_have(
         assert full_bucket.shows()["data/new"] == b"only here"
 
 
+@pytest.mark.real_time
 async def test_evicting_what_is_not_there_is_an_error(full_bucket: Bucket, cache: Path) -> None:
     async with running_node(full_bucket, cache) as user:
         assert (await user.fs.inspector.evict(["data"])).freed_bytes == 0
@@ -198,7 +205,7 @@ async def test_evicting_what_is_not_there_is_an_error(full_bucket: Bucket, cache
 
 
 async def test_an_open_file_keeps_the_bytes_of_a_version_that_the_bucket_no_longer_has(
-    full_bucket: Bucket, cache: Path, autojump_clock: MockClock
+    full_bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(full_bucket, cache) as user:
         await warm(user, "data/a")
@@ -218,6 +225,7 @@ async def test_an_open_file_keeps_the_bytes_of_a_version_that_the_bucket_no_long
 # ---- checking
 
 
+@pytest.mark.real_time
 async def test_a_check_names_damaged_files_and_unusable_keys(
     full_bucket: Bucket, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,6 +251,7 @@ def _damage(path: Path) -> None:
         file.write(b"damage")
 
 
+@pytest.mark.real_time
 async def test_what_a_check_names_is_bounded(bucket: Bucket, cache: Path) -> None:
     for index in range(NAMED + 10):
         bucket.memory.put_bytes(f"bad//{index:03}", b"x")
@@ -254,6 +263,7 @@ async def test_what_a_check_names_is_bounded(bucket: Bucket, cache: Path) -> Non
 # ---- statistics
 
 
+@pytest.mark.real_time
 async def test_statistics_are_plain_values_that_say_what_was_asked_and_waited_for(
     full_bucket: Bucket, cache: Path
 ) -> None:
@@ -278,7 +288,7 @@ async def state(user: User, path: str) -> str:
 
 
 async def test_the_state_of_a_file_is_one_word_from_the_first_write_to_the_bucket(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
@@ -298,9 +308,7 @@ async def test_the_state_of_a_file_is_one_word_from_the_first_write_to_the_bucke
             await state(user, "d/nothing")
 
 
-async def test_an_upload_under_way_says_how_far_it_is(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_an_upload_under_way_says_how_far_it_is(bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(bucket)  # type: ignore[arg-type]
     store.script(Fault(Unavailable("no answer"), method="complete_multipart", key="large", times=10**6))
     async with running_node(store, cache) as user:
@@ -318,9 +326,7 @@ async def test_an_upload_under_way_says_how_far_it_is(
         assert waiting["remedy"]
 
 
-async def test_what_is_in_requests_now_is_told_whether_whole_or_in_parts(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_is_in_requests_now_is_told_whether_whole_or_in_parts(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         said: dict[str, Any] = {}
         bucket.on_request = lambda method, key: said.setdefault(
@@ -338,7 +344,7 @@ async def test_what_is_in_requests_now_is_told_whether_whole_or_in_parts(
 
 
 async def test_who_waits_is_not_told_that_the_bucket_asks_for_fewer_requests(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     store = FaultyStore(bucket)  # type: ignore[arg-type]
     store.script(Fault(Throttled("429"), method="put", key="file", times=2))
@@ -351,9 +357,7 @@ async def test_who_waits_is_not_told_that_the_bucket_asks_for_fewer_requests(
         assert await user.drained() == "durable"
 
 
-async def test_a_key_that_is_refused_is_an_error_that_says_what_to_do(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_key_that_is_refused_is_an_error_that_says_what_to_do(bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(bucket)  # type: ignore[arg-type]
     store.script(Fault(AccessDenied("revoked"), method="put", key="file", times=10**6))
     async with running_node(store, cache) as user:
@@ -364,9 +368,7 @@ async def test_a_key_that_is_refused_is_an_error_that_says_what_to_do(
         assert (await user.fs.wait_durable("file", 5)).message == "revoked"
 
 
-async def test_what_only_this_node_holds_is_counted_whatever_the_reason(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_only_this_node_holds_is_counted_whatever_the_reason(bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(bucket)  # type: ignore[arg-type]
     store.script(Fault(Refused("locked"), method="put", key="refused", times=10**6))
     async with running_node(store, cache, local_only=("tmp/",)) as user:
@@ -387,7 +389,7 @@ async def test_what_only_this_node_holds_is_counted_whatever_the_reason(
 
 
 async def test_the_age_of_what_waits_counts_from_its_close_also_after_a_restart(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         bucket.takes_nothing = True
@@ -408,7 +410,7 @@ async def test_the_age_of_what_waits_counts_from_its_close_also_after_a_restart(
 
 
 async def test_a_long_queue_is_counted_in_pieces_and_right(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status, "_BATCH_CHANGES", 10)
     async with running_node(bucket, cache) as user:
@@ -440,7 +442,7 @@ async def test_a_long_queue_is_counted_in_pieces_and_right(
 
 @pytest.mark.case(49)
 async def test_sync_of_a_directory_waits_for_all_that_was_closed_in_it_and_for_nothing_else(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     store = FaultyStore(bucket)  # type: ignore[arg-type]
     store.script(Fault(Unavailable("no answer"), method="put", key="elsewhere", times=10**6))
@@ -463,7 +465,7 @@ async def test_sync_of_a_directory_waits_for_all_that_was_closed_in_it_and_for_n
 @pytest.mark.parametrize("path", ["", "d"])
 @pytest.mark.parametrize("between", [0, 1], ids=["in its place", "behind it"])
 async def test_sync_waits_for_what_was_rewritten_and_renamed_since(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, path: str, between: int
+    bucket: Bucket, cache: Path, path: str, between: int
 ) -> None:
     stuck = Fault(Unavailable("no answer"), "put", "[de]/[by]*", times=None)
     store = FaultyStore(bucket, stuck)  # type: ignore[arg-type]
@@ -495,7 +497,7 @@ async def test_sync_waits_for_what_was_rewritten_and_renamed_since(
 
 
 async def test_sync_tells_of_what_was_refused_although_it_left_the_directory(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     store = FaultyStore(bucket, Fault(Refused("locked"), "put", "e/*", times=None))  # type: ignore[arg-type]
     async with running_node(store, cache) as user, trio.open_nursery() as nursery:
@@ -516,7 +518,7 @@ async def test_sync_tells_of_what_was_refused_although_it_left_the_directory(
 
 
 async def test_sync_does_not_wait_for_removals_that_are_put_off_and_says_so(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, delete_delay=36_000) as user:
         await user.mkdir("old")
@@ -536,7 +538,7 @@ async def test_sync_does_not_wait_for_removals_that_are_put_off_and_says_so(
 
 
 async def test_the_pace_of_uploads_and_what_is_left_are_said_while_they_last(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await trio.sleep(100)

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.model.objects import MIB
 from tests.support.block_caches import until
@@ -25,6 +25,7 @@ async def write_pinned(user: User) -> None:
     assert await user.drained() == "durable"
 
 
+@pytest.mark.real_time
 async def test_a_pinned_checkpoint_outlives_reads_of_much_more_than_the_cache_holds(
     bucket: Bucket, cache: Path
 ) -> None:
@@ -42,9 +43,7 @@ async def test_a_pinned_checkpoint_outlives_reads_of_much_more_than_the_cache_ho
         assert await gets_of(user, bucket, "model.ckpt") == 0
 
 
-async def test_what_is_written_takes_the_room_of_others_first(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_is_written_takes_the_room_of_others_first(bucket: Bucket, cache: Path) -> None:
     for number in range(15):
         bucket.memory.put_bytes(f"data-{number}", bytes([number]) * (4 * MIB))
     async with running_node(bucket, cache, cache_bytes=CACHE, buffer_bytes=24 * MIB, pin=("*.ckpt",)) as user:
@@ -60,9 +59,7 @@ async def test_what_is_written_takes_the_room_of_others_first(
         assert await user.drained() == "durable"
 
 
-async def test_a_version_that_was_replaced_or_removed_holds_no_room(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_version_that_was_replaced_or_removed_holds_no_room(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, cache_bytes=CACHE, pin=("*.ckpt",)) as user:
         for _ in range(3):
             await write_pinned(user)
@@ -79,9 +76,7 @@ async def test_a_version_that_was_replaced_or_removed_holds_no_room(
         await until(lambda: user.fs.cache.statistics().used_bytes < MIB, timeout_seconds=60)
 
 
-async def test_what_other_clients_replace_or_remove_holds_no_room(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_other_clients_replace_or_remove_holds_no_room(bucket: Bucket, cache: Path) -> None:
     """Nobody here need look at it: a rotation on another node takes the checkpoint before this one away."""
     for number in range(2500):
         bucket.memory.put_bytes(f"step-1/{number:04}", b"-")

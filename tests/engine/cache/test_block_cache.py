@@ -21,6 +21,8 @@ from tests.support.block_caches import (
     until,
 )
 
+pytestmark = pytest.mark.real_time
+
 
 async def test_reading_through_returns_the_bytes_and_fetches_each_granule_once(tmp_path: Path) -> None:
     data = some_bytes(37 * MIB + 12345)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.cache.block_cache import CacheOptions
 from fusecache.engine.runtime.metadata_client import MetadataClient
@@ -15,9 +14,7 @@ from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.inline_offload import InlineOffload
 
 
-async def test_a_failure_that_passes_is_not_seen_by_the_reader(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_failure_that_passes_is_not_seen_by_the_reader(tmp_path: Path) -> None:
     data = some_bytes(MIB)
     bucket = new_bucket()
     object_id = bucket.put("a", data)
@@ -28,7 +25,7 @@ async def test_a_failure_that_passes_is_not_seen_by_the_reader(
     assert trio.current_time() >= 1
 
 
-async def test_a_retry_asks_only_for_what_has_not_come(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_a_retry_asks_only_for_what_has_not_come(tmp_path: Path) -> None:
     data = some_bytes(MIB)
     bucket = new_bucket()
     object_id = bucket.put("a", data)
@@ -40,9 +37,7 @@ async def test_a_retry_asks_only_for_what_has_not_come(tmp_path: Path, autojump_
     assert [extent.start for extent in bucket.watched.extents] == [0, 256 * KIB]
 
 
-async def test_an_outage_is_an_error_after_a_minute_not_before(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_an_outage_is_an_error_after_a_minute_not_before(tmp_path: Path) -> None:
     bucket = new_bucket()
     object_id = bucket.put("a", some_bytes(MIB))
     store = FaultyStore(bucket.watched, Fault(Unavailable("down"), times=None))  # type: ignore[arg-type]
@@ -55,9 +50,7 @@ async def test_an_outage_is_an_error_after_a_minute_not_before(
         assert len(await cache.read(cache.open(object_id, MIB), 0, 10)) == 10
 
 
-async def test_refused_credentials_are_an_error_after_a_few_tries(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_refused_credentials_are_an_error_after_a_few_tries(tmp_path: Path) -> None:
     bucket = new_bucket()
     object_id = bucket.put("a", some_bytes(MIB))
     store = FaultyStore(bucket.watched, Fault(AccessDenied("403"), times=None))  # type: ignore[arg-type]
@@ -68,7 +61,7 @@ async def test_refused_credentials_are_an_error_after_a_few_tries(
     assert trio.current_time() < 20
 
 
-async def test_errors_of_read_ahead_never_reach_readers(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_errors_of_read_ahead_never_reach_readers(tmp_path: Path) -> None:
     data = some_bytes(40 * MIB)
     bucket = new_bucket()
     object_id = bucket.put("a", data)
@@ -91,7 +84,7 @@ async def test_errors_of_read_ahead_never_reach_readers(tmp_path: Path, autojump
             assert await cache.read(handle, offset, MIB) == data[offset : offset + MIB]
 
 
-async def test_throttling_slows_the_whole_client_down(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_throttling_slows_the_whole_client_down(tmp_path: Path) -> None:
     bucket = new_bucket()
     objects = [bucket.put(f"o{n}", some_bytes(KIB, seed=n)) for n in range(20)]
     store = FaultyStore(bucket.watched, Fault(Throttled("429"), times=25))  # type: ignore[arg-type]
@@ -108,9 +101,7 @@ def throttled(retry_after_seconds: float) -> Throttled:
     return error
 
 
-async def test_a_bucket_that_says_for_how_long_is_asked_nothing_until_then(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_bucket_that_says_for_how_long_is_asked_nothing_until_then(tmp_path: Path) -> None:
     bucket = new_bucket()
     objects = [bucket.put(f"o{n}", some_bytes(KIB, seed=n)) for n in range(3)]
     store = FaultyStore(bucket.watched, Fault(throttled(20.0)))  # type: ignore[arg-type]
@@ -125,7 +116,7 @@ async def test_a_bucket_that_says_for_how_long_is_asked_nothing_until_then(
         assert len(store.calls("get_into")) == 4
 
 
-async def test_names_and_reads_slow_down_together(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_names_and_reads_slow_down_together(tmp_path: Path) -> None:
     bucket = new_bucket()
     object_id = bucket.put("a", some_bytes(KIB))
     store = FaultyStore(bucket.memory, Fault(throttled(20.0), "head"), Fault(throttled(30.0), "get_into"))

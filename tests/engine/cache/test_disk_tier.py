@@ -30,6 +30,8 @@ from tests.support.block_caches import (
     until,
 )
 
+pytestmark = pytest.mark.real_time
+
 SIZE = 24 * MIB
 DISK_BYTES = 64 * MIB
 FLOOR = 16 * MIB

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.model.errors import Unavailable
@@ -25,6 +24,7 @@ SMALL = 150_001
 PIECE = 128 * KIB
 
 
+@pytest.mark.real_time
 async def test_random_readers_with_fewer_buffers_than_readers_all_finish(tmp_path: Path) -> None:
     """A fetch may wait for the buffer that another reader holds; that reader's own fetch must not wait behind it."""
     bucket = new_bucket()
@@ -53,7 +53,7 @@ async def test_random_readers_with_fewer_buffers_than_readers_all_finish(tmp_pat
                     nursery.start_soon(read_some, cache, seed)
 
 
-async def test_read_without_buffer_ends_after_a_minute(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_read_without_buffer_ends_after_a_minute(tmp_path: Path) -> None:
     """A disk that hangs may hold all buffers. A prefetch stays in the queue, because no reader depends on it."""
     bucket = new_bucket()
     data = some_bytes(2 * CHUNK_BYTES)
@@ -80,7 +80,7 @@ async def test_read_without_buffer_ends_after_a_minute(tmp_path: Path, autojump_
         cache.close(handle)
 
 
-async def test_reads_wait_while_others_progress(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_reads_wait_while_others_progress(tmp_path: Path) -> None:
     """A slow bucket with many readers: each gets its turn, however long that takes."""
     async with one_slow_slot(tmp_path) as read:
         began = trio.current_time()
@@ -91,7 +91,7 @@ async def test_reads_wait_while_others_progress(tmp_path: Path, autojump_clock: 
         assert trio.current_time() - began > 60
 
 
-async def test_oldest_read_goes_first_whatever_its_size(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_oldest_read_goes_first_whatever_its_size(tmp_path: Path) -> None:
     """A read at the start of a file fetches more than a random one, from a queue of its own."""
     served = []
     async with one_slow_slot(tmp_path) as read:

@@ -12,6 +12,8 @@ from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.model.objects import MIB, ObjectId
 from tests.support.block_caches import Bucket, fill_all, new_bucket, running_cache, some_bytes, until
 
+pytestmark = pytest.mark.real_time
+
 
 def wanted(prefix: str):
     return lambda key: key.startswith(prefix)

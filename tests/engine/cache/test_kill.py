@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
+import pytest
 
 from fusecache.model.objects import MIB, ObjectId
 from tests.support import ROOT
 from tests.support.block_caches import new_bucket, read_all, running_cache, some_bytes
+
+pytestmark = pytest.mark.real_time
 
 SIZE = 30 * MIB + 1234
 # Reads the object, says so and forgets it, again and again; or has it kept, says so, and waits to be killed.

@@ -30,6 +30,8 @@ from tests.support.block_caches import (
     until,
 )
 
+pytestmark = pytest.mark.real_time
+
 
 class Unlucky(random.Random):
     """Admits no newcomer to a cache that is full of young blocks."""

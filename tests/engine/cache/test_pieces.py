@@ -22,6 +22,8 @@ from tests.support.block_caches import (
     until,
 )
 
+pytestmark = pytest.mark.real_time
+
 SIZE = 9 * MIB + 12_345
 
 

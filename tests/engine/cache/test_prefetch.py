@@ -11,6 +11,8 @@ from fusecache.model.errors import ObjectMissing
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId
 from tests.support.block_caches import new_bucket, read_all, running_cache, some_bytes, until
 
+pytestmark = pytest.mark.real_time
+
 
 async def test_what_was_prefetched_is_read_without_another_get(tmp_path: Path) -> None:
     bucket = new_bucket()

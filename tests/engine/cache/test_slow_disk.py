@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from fusecache.disk.cache_files import CacheFiles
 from fusecache.disk.direct_reads import AlignedBuffers
@@ -49,6 +49,7 @@ def hanging_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[Hanging
         hanging.goes_on.set()
 
 
+@pytest.mark.real_time
 async def test_reads_go_on_though_the_cache_disk_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -66,6 +67,7 @@ async def test_reads_go_on_though_the_cache_disk_hangs(
     assert caplog.text.count("slower than the bucket") == 1
 
 
+@pytest.mark.real_time
 async def test_what_is_asked_for_is_kept_however_slow_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +89,7 @@ async def test_what_is_asked_for_is_kept_however_slow_the_disk(
             cache.close(handle)
 
 
+@pytest.mark.real_time
 async def test_who_waits_for_the_disk_is_not_told_to_wait_for_the_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,21 +156,21 @@ async def crowd() -> AsyncIterator[Crowd]:
     assert set(written) == {read, unread, asked_for}
 
 
-async def test_a_moment_s_pause_of_the_disk_costs_nothing(autojump_clock: MockClock) -> None:
+async def test_a_moment_s_pause_of_the_disk_costs_nothing() -> None:
     async with crowd() as some:
         await trio.sleep(MAX_QUEUE_SECONDS / 2)
         assert await some.give_up_one(Cause.DEMAND) == {}
     assert all(some.written.values())
 
 
-async def test_read_ahead_takes_what_was_read_and_nothing_else(autojump_clock: MockClock) -> None:
+async def test_read_ahead_takes_what_was_read_and_nothing_else() -> None:
     async with crowd() as some:
         await trio.sleep(MAX_QUEUE_SECONDS)
         for _ in range(2):
             assert await some.give_up_one(Cause.READAHEAD) == {some.read: False}
 
 
-async def test_one_is_given_up_at_a_time(autojump_clock: MockClock) -> None:
+async def test_one_is_given_up_at_a_time() -> None:
     async with crowd() as some:
         await trio.sleep(MAX_QUEUE_SECONDS)
         some.queue.drop_oldest(small=False, cause=Cause.DEMAND)
@@ -176,7 +179,7 @@ async def test_one_is_given_up_at_a_time(autojump_clock: MockClock) -> None:
 
 @pytest.mark.parametrize("small", [False, True])
 async def test_a_reader_takes_what_was_read_then_what_was_not_and_never_what_is_asked_for(
-    autojump_clock: MockClock, *, small: bool
+    *, small: bool
 ) -> None:
     async with crowd() as some:
         await trio.sleep(MAX_QUEUE_SECONDS)
@@ -186,7 +189,7 @@ async def test_a_reader_takes_what_was_read_then_what_was_not_and_never_what_is_
     assert some.written[some.asked_for]
 
 
-async def test_what_somebody_reads_just_now_is_left(autojump_clock: MockClock) -> None:
+async def test_what_somebody_reads_just_now_is_left() -> None:
     async with crowd() as some:
         await trio.sleep(MAX_QUEUE_SECONDS)
         assert some.read.chunk is not None

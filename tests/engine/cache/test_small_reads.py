@@ -18,6 +18,8 @@ from tests.support.block_caches import Bucket, new_bucket, read_all, running_cac
 from tests.support.direct_reads import skip_without_direct_reads
 from tests.support.mistakes import MistakeIn
 
+pytestmark = pytest.mark.real_time
+
 SIZE = 10 * MIB + 300
 DATA = some_bytes(SIZE, seed=5)
 READ = 8 * KIB

@@ -20,6 +20,8 @@ from fusecache.remote.s3.store import S3Store
 from tests.s3server import Fault, FaultAction, S3Server
 from tests.support.block_caches import read_all, some_bytes, until
 
+pytestmark = pytest.mark.real_time
+
 # What the server stays silent for, and the store's own time-out: a test that takes as long has failed.
 SILENT_SECONDS = 50.0
 IN_TIME_SECONDS = 25.0

@@ -11,6 +11,8 @@ from fusecache.model.objects import MIB, ObjectId
 from fusecache.policy.cache.granules import PAGE_BYTES
 from tests.support.block_caches import fill_all, new_bucket, read_all, running_cache, some_bytes, until
 
+pytestmark = pytest.mark.real_time
+
 OBJECTS = 5000
 SIZE = 1000
 

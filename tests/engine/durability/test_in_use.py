@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.durability.status import OPEN, PENDING, KeysInUse
 from fusecache.model.errors import Unavailable
@@ -13,9 +12,7 @@ from tests.support.node import Bucket, running_node
 NEW = f"it {PENDING}"
 
 
-async def test_open_and_pending_keys_are_needed(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_open_and_pending_keys_are_needed(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, prefix="run/") as user:
         for name in ("open", "closed"):
             await user.write(name, b"data")
@@ -31,9 +28,7 @@ async def test_open_and_pending_keys_are_needed(
         assert await find(["run/open", "run/", ""]) == {}
 
 
-async def test_changes_of_names_are_needed_until_published(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_changes_of_names_are_needed_until_published(bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(bucket)
     async with running_node(store, cache) as user:
         await user.mkdir("a")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.namespace.nodes import FileHandle
 from fusecache.model.errors import Interrupted, ObjectChanged, Refused, Unavailable
@@ -39,9 +38,7 @@ async def begun(user: User, path: str, data: bytes) -> FileHandle:
 
 
 @pytest.mark.parametrize("size", [1, LARGE], ids=["small", "large"])
-async def test_it_publishes_a_file_that_is_still_open(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, size: int
-) -> None:
+async def test_it_publishes_a_file_that_is_still_open(bucket: Bucket, cache: Path, size: int) -> None:
     async with remote_node(bucket, cache) as user:
         handle = await begun(user, "file", bytes(size))
         await user.fs.fsync(handle)
@@ -51,9 +48,7 @@ async def test_it_publishes_a_file_that_is_still_open(
     assert len(bucket.states) == 1  # the close has nothing to add
 
 
-async def test_what_is_written_after_it_is_published_at_the_close(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_is_written_after_it_is_published_at_the_close(bucket: Bucket, cache: Path) -> None:
     async with remote_node(bucket, cache) as user:
         handle = await begun(user, "file", b"one")
         await user.fs.fsync(handle)
@@ -69,7 +64,7 @@ async def test_what_is_written_after_it_is_published_at_the_close(
 
 
 async def test_everything_of_its_directory_that_was_ordered_before_is_there_too(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with remote_node(bucket, cache, settle_seconds=5.0) as user:
         await user.mkdir("step")
@@ -83,9 +78,7 @@ async def test_everything_of_its_directory_that_was_ordered_before_is_there_too(
         await user.close(handle)
 
 
-async def test_writes_during_it_are_not_mixed_into_what_is_published(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_writes_during_it_are_not_mixed_into_what_is_published(bucket: Bucket, cache: Path) -> None:
     async with remote_node(bucket, cache) as user:
         handle = await begun(user, "file", b"A" * LARGE)
         bucket.takes_nothing = True
@@ -102,9 +95,7 @@ async def test_writes_during_it_are_not_mixed_into_what_is_published(
     assert bucket.shows()["file"].count(b"B") == 900
 
 
-async def test_a_close_during_it_does_not_take_its_content_away(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_close_during_it_does_not_take_its_content_away(bucket: Bucket, cache: Path) -> None:
     """Newer content takes the place of older in the queue: not of one that somebody waits for."""
     async with remote_node(bucket, cache) as user:
         bucket.takes_nothing = True
@@ -124,9 +115,7 @@ async def test_a_close_during_it_does_not_take_its_content_away(
     assert bucket.shows()["file"][:2] == b"x\0"
 
 
-async def test_of_a_closed_file_it_waits_until_the_bucket_has_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_of_a_closed_file_it_waits_until_the_bucket_has_it(bucket: Bucket, cache: Path) -> None:
     async with remote_node(bucket, cache) as user:
         await user.write("file", b"1")
         handle = user.fs.file_io.open(await user.fs.resolve("file"), writable=False, pid=0)
@@ -136,7 +125,7 @@ async def test_of_a_closed_file_it_waits_until_the_bucket_has_it(
 
 
 async def test_a_snapshot_outlives_the_daemon_and_its_writer(
-    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path, tmp_path: Path
 ) -> None:
     async with remote_node(bucket, cache) as user:
         bucket.takes_nothing = True
@@ -155,7 +144,7 @@ async def test_a_snapshot_outlives_the_daemon_and_its_writer(
 
 
 async def test_content_that_is_rewritten_and_renamed_meanwhile_is_waited_for_where_it_is(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """One of two closed versions goes with the rename: what stands for it must be there when fsync returns."""
     stuck = Fault(Unavailable("no answer"), "put", "step/*", times=None)
@@ -186,7 +175,7 @@ async def test_content_that_is_rewritten_and_renamed_meanwhile_is_waited_for_whe
 
 
 async def test_what_was_ordered_before_is_waited_for_although_it_was_rewritten_and_left_the_directory(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     stuck = Fault(Unavailable("no answer"), "put", "step/*", times=None)
     store = FaultyStore(bucket, stuck)
@@ -214,9 +203,7 @@ async def test_what_was_ordered_before_is_waited_for_although_it_was_rewritten_a
         await user.close(handle)
 
 
-async def test_it_does_not_wait_for_removals_that_are_put_off(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_it_does_not_wait_for_removals_that_are_put_off(bucket: Bucket, cache: Path) -> None:
     async with remote_node(bucket, cache, delete_delay=36_000) as user:
         await user.write("old", b"1")
         assert await user.drained() == "durable"
@@ -233,7 +220,7 @@ async def test_it_does_not_wait_for_removals_that_are_put_off(
 
 @pytest.mark.parametrize(("name", "data"), [("data", b""), (".metadata.tmp", b"index"), ("x.partial", b"1")])
 async def test_an_unfinished_file_is_synced_here_and_what_was_before_it_is_in_the_bucket(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, name: str, data: bytes
+    bucket: Bucket, cache: Path, name: str, data: bytes
 ) -> None:
     async with remote_node(bucket, cache) as user:
         await user.write("shard", b"shard")
@@ -247,9 +234,7 @@ async def test_an_unfinished_file_is_synced_here_and_what_was_before_it_is_in_th
     assert bucket.sent("put") == ["shard", "final"]
 
 
-async def test_an_unlinked_file_is_not_published(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_an_unlinked_file_is_not_published(bucket: Bucket, cache: Path) -> None:
     async with remote_node(bucket, cache) as user:
         handle = await begun(user, "file", b"1")
         await user.unlink("file")
@@ -263,9 +248,7 @@ async def test_an_unlinked_file_is_not_published(
 
 
 @pytest.mark.case(29)
-async def test_without_progress_it_fails_and_the_file_is_published_later(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_without_progress_it_fails_and_the_file_is_published_later(bucket: Bucket, cache: Path) -> None:
     async with remote_node(bucket, cache) as user:
         handle = await begun(user, "file", b"1")
         bucket.takes_nothing = True
@@ -279,9 +262,7 @@ async def test_without_progress_it_fails_and_the_file_is_published_later(
         await user.close(handle)
 
 
-async def test_a_file_that_is_refused_while_others_progress_fails_too(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_file_that_is_refused_while_others_progress_fails_too(bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(bucket, Fault(Unavailable("no"), "put", key="step/file", times=None))
     async with remote_node(store, cache) as user:
         await user.mkdir("step")
@@ -302,7 +283,7 @@ async def test_a_file_that_is_refused_while_others_progress_fails_too(
         assert await user.drained() == "durable"
 
 
-async def test_a_slow_upload_is_no_standstill(bucket: Bucket, cache: Path, autojump_clock: MockClock) -> None:
+async def test_a_slow_upload_is_no_standstill(bucket: Bucket, cache: Path) -> None:
     async with remote_node(bucket, cache, offload=SlowUploads(STANDSTILL_SECONDS * 0.8)) as user:
         handle = await begun(user, "file", bytes(LARGE))
         began = trio.current_time()
@@ -312,9 +293,7 @@ async def test_a_slow_upload_is_no_standstill(bucket: Bucket, cache: Path, autoj
         await user.close(handle)
 
 
-async def test_what_the_bucket_refuses_for_good_is_told(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_the_bucket_refuses_for_good_is_told(bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(bucket, Fault(Refused("policy"), "put", times=None))
     async with remote_node(store, cache) as user:
         handle = await begun(user, "file", b"1")
@@ -322,9 +301,7 @@ async def test_what_the_bucket_refuses_for_good_is_told(
             await user.fs.fsync(handle)
 
 
-async def test_a_conflict_is_told_and_both_versions_stay(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_conflict_is_told_and_both_versions_stay(bucket: Bucket, cache: Path) -> None:
     async with remote_node(bucket, cache) as user:
         handle = await begun(user, "file", b"ours")
         bucket.memory.put_bytes("file", b"theirs")
@@ -340,7 +317,7 @@ async def test_a_conflict_is_told_and_both_versions_stay(
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 @pytest.mark.parametrize("size", [1, 0], ids=["written", "empty"])
 async def test_what_the_bucket_refuses_of_what_was_ordered_before_is_told(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, when: str, size: int
+    bucket: Bucket, cache: Path, when: str, size: int
 ) -> None:
     store = FaultyStore(bucket, Fault(Refused("no"), "put", "step/shard", times=None))
     async with remote_node(store, cache) as user:
@@ -362,7 +339,7 @@ async def test_what_the_bucket_refuses_of_what_was_ordered_before_is_told(
 
 @pytest.mark.parametrize("change", ["write", "symlink"])
 async def test_a_conflict_of_what_was_ordered_before_is_told(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, change: str
+    bucket: Bucket, cache: Path, change: str
 ) -> None:
     async with remote_node(bucket, cache) as user:
         await user.mkdir("step")
@@ -378,9 +355,7 @@ async def test_a_conflict_of_what_was_ordered_before_is_told(
         await user.close(last)
 
 
-async def test_a_process_that_is_being_killed_is_let_go(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_process_that_is_being_killed_is_let_go(bucket: Bucket, cache: Path) -> None:
     async with remote_node(bucket, cache) as user:
         bucket.takes_nothing = True
         await user.write("file", b"1")
@@ -395,9 +370,7 @@ async def test_a_process_that_is_being_killed_is_let_go(
         assert await user.drained() == "durable"
 
 
-async def test_the_end_of_the_mount_answers_who_waits(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_the_end_of_the_mount_answers_who_waits(bucket: Bucket, cache: Path) -> None:
     async with remote_node(bucket, cache) as user:
         bucket.takes_nothing = True
         handle = await begun(user, "file", b"1")
@@ -422,7 +395,6 @@ async def test_the_end_of_the_mount_answers_who_waits(
 async def test_an_ordered_fsync_of_a_job_of_several_nodes_is_warned_of_once(
     bucket: Bucket,
     cache: Path,
-    autojump_clock: MockClock,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     world: str,

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.durability.request_costs import WINDOW_SECONDS
 from fusecache.model.prices import R2_PRICES
@@ -13,9 +12,7 @@ from tests.support.node import Bucket, running_node
 DAY_SECONDS = 86_400
 
 
-async def test_daily_cost_follows_the_last_minutes(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_daily_cost_follows_the_last_minutes(bucket: Bucket, cache: Path) -> None:
     """A job that polls a name twice a second, then ends."""
     async with running_node(bucket, cache, prices=R2_PRICES) as user:
         await user.mkdir("run")

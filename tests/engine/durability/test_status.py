@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.options import BucketAccess
 from fusecache.engine.write.staging_space import REMEMBERED_SECONDS
@@ -21,7 +20,7 @@ DENIED = AccessDenied("InvalidAccessKeyId (403)")
 
 @pytest.mark.parametrize("size", [2 * MIB, 9 * MIB], ids=["whole", "parts"])
 async def test_what_uploads_under_an_old_name_is_counted_under_the_path_that_it_will_have(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, size: int
+    bucket: Bucket, cache: Path, size: int
 ) -> None:
     stuck = [Fault(Unavailable("no answer"), method, "a/*", times=None) for method in ("put", "complete*")]
     store = FaultyStore(bucket, *stuck)
@@ -49,7 +48,7 @@ async def test_what_uploads_under_an_old_name_is_counted_under_the_path_that_it_
 
 
 async def test_changes_of_names_are_told_from_files_and_removals_that_are_put_off_from_both(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, delete_delay=600) as user:
         await user.mkdir("old")
@@ -73,9 +72,7 @@ async def test_changes_of_names_are_told_from_files_and_removals_that_are_put_of
         assert await user.drained() == "durable"
 
 
-async def test_a_bucket_that_takes_next_to_nothing_has_no_pace(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_bucket_that_takes_next_to_nothing_has_no_pace(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("tiny", b"123")
         assert await user.drained() == "durable"
@@ -90,7 +87,7 @@ async def test_a_bucket_that_takes_next_to_nothing_has_no_pace(
 
 
 async def test_the_bytes_of_an_open_file_are_told_also_while_a_snapshot_of_it_is_queued(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
@@ -121,7 +118,7 @@ async def test_the_bytes_of_an_open_file_are_told_also_while_a_snapshot_of_it_is
 
 
 async def test_a_file_that_found_no_room_is_told_until_one_of_its_size_does(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, cache_bytes=64 * MIB) as user:
         bucket.takes_nothing = True
@@ -152,9 +149,7 @@ async def test_a_file_that_found_no_room_is_told_until_one_of_its_size_does(
         assert await user.drained() == "durable"
 
 
-async def test_a_file_that_found_no_room_is_forgotten_after_a_while(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_file_that_found_no_room_is_forgotten_after_a_while(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, cache_bytes=64 * MIB) as user:
         handle = await user.open("model")
         with pytest.raises(NoSpace):
@@ -184,7 +179,7 @@ async def refuse(user: User, store: FaultyStore) -> None:
 
 @pytest.mark.parametrize("keys", ["the same", "others"])
 async def test_a_publication_ends_the_refusal_of_the_keys_at_once_unless_they_are_others(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, keys: str
+    bucket: Bucket, cache: Path, keys: str
 ) -> None:
     bucket.memory.put_bytes("run/file", b"1")
     store = FaultyStore(bucket)
@@ -196,7 +191,7 @@ async def test_a_publication_ends_the_refusal_of_the_keys_at_once_unless_they_ar
 
 
 async def test_what_was_not_tried_yet_waits_for_the_keys_like_all_that_was(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("run/file", b"1")
     store = FaultyStore(bucket)
@@ -215,7 +210,7 @@ async def test_what_was_not_tried_yet_waits_for_the_keys_like_all_that_was(
 
 @pytest.mark.parametrize("keys", ["the same", "others"])
 async def test_an_upload_from_before_the_refusal_shows_the_refusal_as_its_cause(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, keys: str
+    bucket: Bucket, cache: Path, keys: str
 ) -> None:
     store = FaultyStore(bucket, Fault(Unavailable("down"), "put", times=None))
     async with running_node(store, cache, access=BucketAccess(writes_by_other_keys=keys == "others")) as user:
@@ -231,9 +226,7 @@ async def test_an_upload_from_before_the_refusal_shows_the_refusal_as_its_cause(
         store.heal()
 
 
-async def test_a_single_file_that_is_refused_is_no_error_of_the_others(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_single_file_that_is_refused_is_no_error_of_the_others(bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(bucket, Fault(DENIED, "put", "secret", times=None))
     async with running_node(store, cache) as user:
         await user.write("secret", b"1")
@@ -250,9 +243,7 @@ async def test_a_single_file_that_is_refused_is_no_error_of_the_others(
 # ---- symlinks
 
 
-async def test_a_symlink_has_a_state_of_its_own(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_symlink_has_a_state_of_its_own(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
         await user.symlink("step-1", "best")

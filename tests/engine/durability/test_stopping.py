@@ -23,6 +23,8 @@ from fusecache.fs.hint_files import OwnedHints
 from fusecache.model.errors import NoSpace, ReadOnly, StateError
 from tests.support.node import Bucket, User, running_node
 
+pytestmark = pytest.mark.real_time
+
 NOBODY = 65534
 
 

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-from trio.testing import MockClock
-
 from fusecache.engine.namespace.nodes import attributes_of
 from fusecache.engine.namespace.tree import Ownership
 from tests.engine.namespace.test_listing import read_all
@@ -39,9 +37,7 @@ async def change(user: User, path: str, mode: int, uid: int, gid: int) -> None:
     user.fs.file_io.set_attributes(node, replace(attributes_of(node), mode=mode, uid=uid, gid=gid))
 
 
-async def test_they_outlive_the_inode_renames_and_the_daemon(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_they_outlive_the_inode_renames_and_the_daemon(bucket: Bucket, cache: Path) -> None:
     bucket.memory.put_bytes("top/inner/file", b"1")
     async with running_node(bucket, cache) as user:
         await change(user, "top/inner", 0o700, 7, 8)
@@ -60,7 +56,7 @@ async def test_they_outlive_the_inode_renames_and_the_daemon(
 
 
 async def test_they_outlive_a_daemon_that_has_not_yet_published_the_directory(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.takes_nothing = True
     async with running_node(bucket, cache) as user:
@@ -74,7 +70,7 @@ async def test_they_outlive_a_daemon_that_has_not_yet_published_the_directory(
 
 
 async def test_a_directory_that_is_made_again_does_not_have_those_of_the_removed_one(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await make(user, "made", 0o755)
@@ -87,9 +83,7 @@ async def test_a_directory_that_is_made_again_does_not_have_those_of_the_removed
         assert await seen(user, "made") == default
 
 
-async def test_the_time_of_a_directory_is_not_kept_and_keeps_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_the_time_of_a_directory_is_not_kept_and_keeps_nothing(bucket: Bucket, cache: Path) -> None:
     """Else a program that knows the names of an older time would look for no newer ones."""
     bucket.memory.put_bytes("top/file", b"1")
     async with running_node(bucket, cache) as user:
@@ -101,9 +95,7 @@ async def test_the_time_of_a_directory_is_not_kept_and_keeps_nothing(
         assert await seen(user, "top") == (0o700, 7, 8)
 
 
-async def test_a_fixed_owner_holds_for_directories_that_had_another(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_fixed_owner_holds_for_directories_that_had_another(bucket: Bucket, cache: Path) -> None:
     bucket.memory.put_bytes("top/file", b"1")
     async with running_node(bucket, cache) as user:
         await change(user, "top", 0o750, 3, 4)
@@ -111,9 +103,7 @@ async def test_a_fixed_owner_holds_for_directories_that_had_another(
         assert await seen(user, "top") == (0o750, 7, 8)
 
 
-async def test_a_changed_mode_is_on_the_disk_when_fsync_returns(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_changed_mode_is_on_the_disk_when_fsync_returns(bucket: Bucket, cache: Path) -> None:
     bucket.memory.put_bytes("top/file", b"1")
     async with running_node(bucket, cache) as user:
         rows = user.fs._storage.journal_rows

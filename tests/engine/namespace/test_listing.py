@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.namespace import lister, reconciler
 from fusecache.engine.namespace.nodes import DirectoryHandle, ListedName, Node, Shown
@@ -65,7 +64,7 @@ def lists(bucket: Bucket) -> int:
 
 
 async def test_a_lookup_in_an_unlisted_directory_is_one_request_and_the_third_begins_a_listing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     fill(bucket, 100)
     async with running_node(bucket, cache, offload=FarOffload()) as user:
@@ -83,7 +82,7 @@ async def test_a_lookup_in_an_unlisted_directory_is_one_request_and_the_third_be
 
 
 async def test_the_same_name_opened_again_and_again_does_not_list_its_directory(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     fill(bucket, 100)
     async with running_node(bucket, cache, offload=FarOffload()) as user:
@@ -112,7 +111,7 @@ async def test_the_same_name_opened_again_and_again_does_not_list_its_directory(
     ],
 )
 async def test_one_name_is_found_among_those_that_begin_like_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, keys: list[str], kind: str | None
+    bucket: Bucket, cache: Path, keys: list[str], kind: str | None
 ) -> None:
     for key in keys:
         bucket.memory.put_bytes(f"dir/{key}", b"1")
@@ -125,9 +124,7 @@ async def test_one_name_is_found_among_those_that_begin_like_it(
         assert found == kind
 
 
-async def test_several_who_ask_for_one_name_share_a_request(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_several_who_ask_for_one_name_share_a_request(bucket: Bucket, cache: Path) -> None:
     fill(bucket, 3)
     async with running_node(bucket, cache, offload=FarOffload()) as user:
         directory = await user.fs.resolve("dir")
@@ -139,7 +136,7 @@ async def test_several_who_ask_for_one_name_share_a_request(
 
 
 async def test_a_directory_that_takes_long_to_list_is_not_listed_for_ever(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """Its listing is older than a second when it ends: what is opened then is asked for by its name."""
     made = fill(bucket, 300)  # thirty pages: three seconds
@@ -157,7 +154,7 @@ async def test_a_directory_that_takes_long_to_list_is_not_listed_for_ever(
 
 
 async def test_every_lookup_sees_what_was_changed_a_second_ago_while_a_listing_runs(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     made = fill(bucket, 300)
     async with running_node(bucket, cache, offload=FarOffload()) as user:
@@ -171,7 +168,7 @@ async def test_every_lookup_sees_what_was_changed_a_second_ago_while_a_listing_r
 
 
 async def test_names_are_looked_up_in_the_last_listing_while_the_bucket_does_not_answer(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     made = fill(bucket, 30)
     store = FaultyStore(bucket)
@@ -192,7 +189,7 @@ async def test_names_are_looked_up_in_the_last_listing_while_the_bucket_does_not
 
 
 async def test_a_trainer_saves_into_a_directory_made_here_though_the_bucket_has_gone_silent(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """No request fails: they are not answered. Nobody had listed the mount's root."""
     offload = FarOffload()
@@ -240,7 +237,7 @@ async def seconds_of_failing(user: User, name: str) -> float:
     ids=["LIST", "slow", "HEAD"],
 )
 async def test_a_name_never_seen_is_asked_for_until_the_bucket_was_silent_for_a_minute_whatever_the_requests(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, seconds: list[float], answered: float
+    bucket: Bucket, cache: Path, seconds: list[float], answered: float
 ) -> None:
     """A request would end by itself after two minutes; that of an empty object takes a LIST, and then a HEAD."""
     bucket.memory.put_bytes("empty", b"")
@@ -252,7 +249,7 @@ async def test_a_name_never_seen_is_asked_for_until_the_bucket_was_silent_for_a_
 
 
 async def test_however_many_names_are_asked_for_at_once_each_waits_a_minute_for_a_silent_bucket(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     offload = UnevenOffload(0.1)
     async with running_node(bucket, cache, offload=offload) as user:
@@ -270,7 +267,7 @@ async def test_however_many_names_are_asked_for_at_once_each_waits_a_minute_for_
 
 
 async def test_a_request_that_is_never_answered_is_made_again_within_the_minute(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """Its connection may be dead while the bucket is well."""
     bucket.memory.put_bytes("file", b"12")
@@ -282,7 +279,7 @@ async def test_a_request_that_is_never_answered_is_made_again_within_the_minute(
 
 
 async def test_of_a_bucket_that_takes_long_for_each_answer_names_are_found_and_listed(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     fill(bucket, 30)
     bucket.memory.put_bytes("empty", b"")
@@ -293,7 +290,7 @@ async def test_of_a_bucket_that_takes_long_for_each_answer_names_are_found_and_l
 
 
 async def test_who_only_looks_hears_within_seconds_that_the_bucket_is_silent(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     offload = FarOffload()
     async with running_node(bucket, cache, offload=offload) as user:
@@ -313,7 +310,7 @@ async def test_who_only_looks_hears_within_seconds_that_the_bucket_is_silent(
 
 
 async def test_a_removal_does_not_wait_for_a_listing_of_a_bucket_that_has_gone_silent(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """The kernel knows the name, and asks for nothing else."""
     offload = FarOffload()
@@ -334,9 +331,7 @@ async def test_a_removal_does_not_wait_for_a_listing_of_a_bucket_that_has_gone_s
 # ---- reading
 
 
-async def test_names_stream_out_while_the_listing_goes_on(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_names_stream_out_while_the_listing_goes_on(bucket: Bucket, cache: Path) -> None:
     made = fill(bucket, 100)
     async with running_node(bucket, cache, offload=FarOffload()) as user:
         directory = await user.fs.resolve("dir")
@@ -351,7 +346,7 @@ async def test_names_stream_out_while_the_listing_goes_on(
 
 
 async def test_a_listed_name_costs_no_node_until_it_is_used_and_then_keeps_its_inode(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     made = fill(bucket, 100)
     bucket.memory.put_bytes("dir/sub/file", b"1")
@@ -375,7 +370,7 @@ async def test_a_listed_name_costs_no_node_until_it_is_used_and_then_keeps_its_i
 
 
 async def test_a_replaced_object_has_another_inode_and_the_old_one_is_stale(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     fill(bucket, 30)
     async with running_node(bucket, cache) as user:
@@ -392,7 +387,7 @@ async def test_a_replaced_object_has_another_inode_and_the_old_one_is_stale(
 
 
 async def test_nodes_that_nobody_uses_make_room_and_come_back_with_their_inode(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconciler, "NODES_KEPT", 50)
     made = fill(bucket, 400)
@@ -418,7 +413,7 @@ async def test_nodes_that_nobody_uses_make_room_and_come_back_with_their_inode(
 
 
 async def test_inode_numbers_take_no_more_memory_however_often_a_directory_changes(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     made = fill(bucket, 100)
     async with running_node(bucket, cache) as user:
@@ -446,7 +441,7 @@ async def test_inode_numbers_take_no_more_memory_however_often_a_directory_chang
 
 
 async def test_a_key_that_is_also_a_prefix_shows_once_wherever_its_pages_end(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     others = [f"both-{index:02}" for index in range(25)]
     for name in ("both", *others):
@@ -462,7 +457,7 @@ async def test_a_key_that_is_also_a_prefix_shows_once_wherever_its_pages_end(
 
 
 async def test_what_is_published_or_removed_while_a_listing_runs_is_shown_as_it_is(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     made = fill(bucket, 200)
     async with running_node(bucket, cache, offload=FarOffload()) as user:
@@ -486,7 +481,7 @@ async def test_what_is_published_or_removed_while_a_listing_runs_is_shown_as_it_
 
 
 async def test_a_queued_name_that_is_unlinked_or_renamed_before_it_is_given_out_shows_as_it_is_then(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     fill(bucket, 5)
     async with running_node(bucket, cache) as user:
@@ -502,9 +497,7 @@ async def test_a_queued_name_that_is_unlinked_or_renamed_before_it_is_given_out_
         assert current[3].size == 18
 
 
-async def test_who_walks_through_directories_finds_the_next_ones_listed(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_who_walks_through_directories_finds_the_next_ones_listed(bucket: Bucket, cache: Path) -> None:
     folders = [f"d{index:02}" for index in range(20)]
     for folder in folders:
         fill(bucket, 5, f"tree/{folder}")
@@ -526,7 +519,7 @@ async def test_who_walks_through_directories_finds_the_next_ones_listed(
 
 
 async def test_a_large_directory_is_not_listed_ahead_beyond_its_first_page(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     for folder in ("a", "b"):
         fill(bucket, 5, f"tree/{folder}")
@@ -546,7 +539,7 @@ async def test_a_large_directory_is_not_listed_ahead_beyond_its_first_page(
 
 
 async def test_a_failed_listing_is_an_error_for_its_readers_and_is_tried_again_by_the_next(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     made = fill(bucket, 50)
     store = FaultyStore(bucket)
@@ -561,7 +554,7 @@ async def test_a_failed_listing_is_an_error_for_its_readers_and_is_tried_again_b
 
 
 async def test_an_empty_file_is_asked_about_once_however_often_its_directory_is_listed(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """HTTP tells the time of an object in whole seconds, LIST in fractions: both are the same version."""
 
@@ -594,9 +587,7 @@ async def test_an_empty_file_is_asked_about_once_however_often_its_directory_is_
         assert bucket.memory.statistics().heads - before == 1
 
 
-async def test_who_waits_for_his_turn_while_the_bucket_answers_others_is_answered(
-    bucket: Bucket, autojump_clock: MockClock
-) -> None:
+async def test_who_waits_for_his_turn_while_the_bucket_answers_others_is_answered(bucket: Bucket) -> None:
     names = fill(bucket, 300)
     requests = MetadataClient(bucket, FarOffload(30.0), RequestLimit(1))  # one at a time
     began = trio.current_time()
@@ -629,7 +620,7 @@ class LateLists(InlineOffload):
 
 
 async def test_what_was_published_while_an_older_page_was_on_its_way_shows(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     offload = LateLists()
     async with running_node(bucket, cache, offload=offload) as user:
@@ -648,7 +639,7 @@ async def test_what_was_published_while_an_older_page_was_on_its_way_shows(
 
 
 async def test_what_a_restarted_node_publishes_while_it_is_read_shows_as_it_is(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """The cache outlives a kill: an older version could be read whose object is gone."""
     async with running_node(bucket, cache) as user:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.namespace import lister
 from fusecache.engine.namespace.nodes import LAST_NAME, Node, PageTimes
@@ -53,7 +52,7 @@ def keep(user: User, *directories: Node) -> None:
 
 
 async def test_creates_in_ten_directories_that_are_far_away_wait_for_no_listing_after_the_first(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     folders = [f"d{number}" for number in range(10)]
     for folder in folders:
@@ -74,7 +73,7 @@ async def test_creates_in_ten_directories_that_are_far_away_wait_for_no_listing_
 
 
 async def test_a_new_directory_that_is_filled_at_once_is_never_waited_for(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with far_node(bucket, cache) as user:
         await user.mkdir("made")
@@ -89,7 +88,7 @@ async def test_a_new_directory_that_is_filled_at_once_is_never_waited_for(
 
 
 async def test_a_directory_that_is_not_used_any_more_is_listed_a_few_times_and_never_again(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     fill(bucket, 5)
     async with far_node(bucket, cache) as user:
@@ -107,7 +106,7 @@ async def test_a_directory_that_is_not_used_any_more_is_listed_a_few_times_and_n
 
 @pytest.mark.parametrize("pause", [1.5, 2.0, 4.0, 60.0])
 async def test_one_who_looks_now_and_then_costs_the_listings_that_he_waits_for_and_no_more(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, pause: float
+    bucket: Bucket, cache: Path, pause: float
 ) -> None:
     fill(bucket, 5)
     async with far_node(bucket, cache) as user:
@@ -120,9 +119,7 @@ async def test_one_who_looks_now_and_then_costs_the_listings_that_he_waits_for_a
         assert lists(bucket) - before == 60
 
 
-async def test_directories_without_number_are_not_all_kept_fresh(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_directories_without_number_are_not_all_kept_fresh(bucket: Bucket, cache: Path) -> None:
     """A trainer's workers that open files at random in a hundred of them."""
     folders = [f"d{number:03}" for number in range(100)]
     for folder in folders:
@@ -147,7 +144,7 @@ async def test_directories_without_number_are_not_all_kept_fresh(
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_what_is_seen_is_never_older_than_a_second_however_names_come_and_go(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, seed: int
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Another client makes, replaces and removes files, in a small directory and in one of several pages."""
     monkeypatch.setattr(lister, "PAGE_NAMES", 20)
@@ -190,7 +187,7 @@ async def test_what_is_seen_is_never_older_than_a_second_however_names_come_and_
 
 
 async def test_what_is_published_or_removed_while_the_answer_is_under_way_is_shown_as_it_is(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     class LateAnswers(InlineOffload):
         async def network(self, call: Callable[..., Any], *args: object) -> Any:
@@ -249,7 +246,7 @@ async def add_in_order(user: User, count: int, stem: str, pause: float = 0.005) 
 @pytest.mark.parametrize("stem", ["zz", "0500-"], ids=["behind all others", "amidst the others"])
 @pytest.mark.usefixtures("small_pages")
 async def test_files_added_in_order_to_a_large_directory_wait_for_a_page_now_and_then(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, stem: str
+    bucket: Bucket, cache: Path, stem: str
 ) -> None:
     fill(bucket, 1000)
     async with running_node(
@@ -272,7 +269,7 @@ async def test_files_added_in_order_to_a_large_directory_wait_for_a_page_now_and
 
 @pytest.mark.usefixtures("small_pages")
 async def test_a_name_that_another_client_adds_shows_within_a_second_also_in_the_last_page(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     fill(bucket, 1000)
     async with far_node(bucket, cache) as user:
@@ -289,7 +286,7 @@ async def test_a_name_that_another_client_adds_shows_within_a_second_also_in_the
 
 @pytest.mark.usefixtures("small_pages")
 async def test_scattered_lookups_in_a_large_directory_ask_for_one_name_each(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     made = fill(bucket, 5000)
     async with far_node(bucket, cache) as user:

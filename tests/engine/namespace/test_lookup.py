@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import DirectoryHandle, Kind, Node, attributes_of
@@ -32,7 +31,7 @@ async def enter(user: User, path: str) -> Node:
 
 
 async def test_a_removed_directory_does_not_become_the_root_for_who_is_in_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("name", b"in the root")
     bucket.memory.put_bytes("dir/name", b"in the directory")
@@ -55,7 +54,7 @@ async def test_a_removed_directory_does_not_become_the_root_for_who_is_in_it(
 
 
 async def test_what_is_being_written_keeps_its_place_in_an_emptied_directory(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("dir/file", b"old")
     async with running_node(bucket, cache) as user:
@@ -76,7 +75,7 @@ async def test_what_is_being_written_keeps_its_place_in_an_emptied_directory(
 
 
 async def test_a_directory_renamed_while_it_is_new_keeps_its_empty_directories(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
@@ -94,7 +93,7 @@ async def test_a_directory_renamed_while_it_is_new_keeps_its_empty_directories(
 
 
 async def test_a_refused_head_is_an_error_of_that_listing_and_of_nothing_else(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """An empty object may be a symlink: only a HEAD tells."""
     bucket.memory.put_bytes("dir/empty", b"")
@@ -116,7 +115,7 @@ async def test_a_refused_head_is_an_error_of_that_listing_and_of_nothing_else(
 
 
 async def test_a_directory_is_renamed_with_what_other_clients_replaced_in_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("dir/file", b"old")
     bucket.memory.put_bytes("dir/other", b"1")
@@ -130,7 +129,7 @@ async def test_a_directory_is_renamed_with_what_other_clients_replaced_in_it(
 
 
 async def test_attributes_of_a_published_file_survive_its_rename_and_a_remount(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("script", b"1")
     async with running_node(bucket, cache) as user:
@@ -195,7 +194,7 @@ async def rename_while(bucket: Bucket, cache: Path, puts: dict[str, bytes], *, r
 
 @pytest.mark.parametrize("before", [{}, {"to/name": b"older"}], ids=["none", "another"])
 async def test_a_file_that_another_client_puts_under_the_new_name_meanwhile_is_replaced(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, before: dict[str, bytes]
+    bucket: Bucket, cache: Path, before: dict[str, bytes]
 ) -> None:
     for key, data in {"from/name": b"ours", **before}.items():
         bucket.memory.put_bytes(key, data)
@@ -214,7 +213,7 @@ async def test_a_file_that_another_client_puts_under_the_new_name_meanwhile_is_r
     ],
 )
 async def test_what_must_not_be_replaced_is_not_although_it_came_meanwhile(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, ours: str, theirs: str, flag: str, error: str
+    bucket: Bucket, cache: Path, ours: str, theirs: str, flag: str, error: str
 ) -> None:
     bucket.memory.put_bytes(ours, b"ours")
     assert await rename_while(bucket, cache, {theirs: b"theirs"}, replace=not flag) == error
@@ -222,7 +221,7 @@ async def test_what_must_not_be_replaced_is_not_although_it_came_meanwhile(
 
 
 async def test_an_empty_directory_that_another_client_makes_meanwhile_is_replaced(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("from/name/in it", b"ours")
     assert not await rename_while(bucket, cache, {"to/name/": b""})
@@ -232,9 +231,7 @@ async def test_an_empty_directory_that_another_client_makes_meanwhile_is_replace
 # ---- order and numbers
 
 
-async def test_sync_waits_for_what_is_renamed_meanwhile(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_sync_waits_for_what_is_renamed_meanwhile(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, settle_seconds=5.0) as user:
         bucket.takes_nothing = True
         await user.write("first", b"0")
@@ -254,7 +251,7 @@ async def test_sync_waits_for_what_is_renamed_meanwhile(
 
 
 async def test_a_name_is_not_removed_in_the_bucket_before_the_journal_knows_of_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     class SlowJournal(InlineOffload):
         is_slow = False
@@ -278,9 +275,7 @@ async def test_a_name_is_not_removed_in_the_bucket_before_the_journal_knows_of_i
     assert bucket.shows() == {}
 
 
-async def test_no_number_of_a_file_kept_aside_is_given_out_again(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_no_number_of_a_file_kept_aside_is_given_out_again(bucket: Bucket, cache: Path) -> None:
     """A kill may come between the making of a file and its row: then only the file's name tells its number."""
     (cache / "staging").mkdir(parents=True)
     (cache / "staging" / f"{1:016d}").write_bytes(b"first")
@@ -293,7 +288,7 @@ async def test_no_number_of_a_file_kept_aside_is_given_out_again(
 
 
 async def test_a_change_that_the_engine_did_not_foresee_holds_no_other_back(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """An exception that is no FusecacheError is a mistake of ours; the others' files must not wait for its repair."""
 
@@ -316,7 +311,7 @@ async def test_a_change_that_the_engine_did_not_foresee_holds_no_other_back(
 
 
 async def test_names_asked_for_one_by_one_while_their_directory_is_listed_hide_none_of_the_others(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     names = [f"{number:05}" for number in range(5000)]
     for name in names:
@@ -334,7 +329,7 @@ async def test_names_asked_for_one_by_one_while_their_directory_is_listed_hide_n
 
 
 async def test_what_another_client_put_in_the_place_of_what_was_removed_shows_though_listings_are_believed_for_long(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("d/a", b"old")
     lost: list[tuple[str, str]] = []

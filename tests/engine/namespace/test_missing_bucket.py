@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.runtime.metadata_client import DENIED_SECONDS
 from fusecache.model.errors import BucketMissing, NotFound
@@ -14,9 +13,7 @@ from tests.support.node import Bucket, listed, running_node
 GONE = BucketMissing("LIST s3://bucket/: NoSuchBucket (404)")
 
 
-async def test_cached_names_outlive_a_missing_bucket(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_cached_names_outlive_a_missing_bucket(bucket: Bucket, cache: Path) -> None:
     bucket.memory.put_bytes("run/step-1", b"old")
     store = FaultyStore(bucket)
     async with running_node(store, cache) as user:
@@ -38,9 +35,7 @@ async def test_cached_names_outlive_a_missing_bucket(
     assert bucket.shows() == {"run/step-1": b"old", "run/step-2": b"model"}
 
 
-async def test_unknown_names_of_a_missing_bucket_fail_soon(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_unknown_names_of_a_missing_bucket_fail_soon(bucket: Bucket, cache: Path) -> None:
     """A single wrong answer is retried; once the bucket has been missing for long, calls fail at once."""
     store = FaultyStore(bucket)
     bucket.memory.put_bytes("known/file", b"1")

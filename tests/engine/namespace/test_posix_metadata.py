@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.namespace.nodes import Node, attributes_of
 from fusecache.engine.namespace.tree import Ownership
@@ -47,7 +46,7 @@ def scripts(bucket: Bucket) -> list[str]:
 
 
 async def test_a_listing_shows_mode_and_time_for_a_head_a_version(
-    bucket: Bucket, cache: Path, scripts: list[str], autojump_clock: MockClock
+    bucket: Bucket, cache: Path, scripts: list[str]
 ) -> None:
     async with running_node(bucket, cache, posix_metadata=True) as user:
         assert await shown(user, "bin") == dict.fromkeys(scripts, TOLD)
@@ -59,7 +58,7 @@ async def test_a_listing_shows_mode_and_time_for_a_head_a_version(
 
 
 async def test_without_the_option_no_file_of_any_bytes_is_asked_for(
-    bucket: Bucket, cache: Path, scripts: list[str], autojump_clock: MockClock
+    bucket: Bucket, cache: Path, scripts: list[str]
 ) -> None:
     async with running_node(bucket, cache) as user:
         assert {facts.mode for facts in (await shown(user, "bin")).values()} == {0o644}
@@ -68,7 +67,7 @@ async def test_without_the_option_no_file_of_any_bytes_is_asked_for(
 
 
 async def test_a_name_in_an_unlisted_directory_shows_it_and_is_asked_for_once(
-    bucket: Bucket, cache: Path, scripts: list[str], autojump_clock: MockClock
+    bucket: Bucket, cache: Path, scripts: list[str]
 ) -> None:
     async with running_node(bucket, cache, posix_metadata=True) as user:
         for _ in range(3):
@@ -78,7 +77,7 @@ async def test_a_name_in_an_unlisted_directory_shows_it_and_is_asked_for_once(
 
 
 async def test_the_owner_is_shown_where_the_mount_may_tell_it(
-    bucket: Bucket, cache: Path, scripts: list[str], autojump_clock: MockClock
+    bucket: Bucket, cache: Path, scripts: list[str]
 ) -> None:
     ownership = Ownership(0, 0, 0o022, is_told=True)
     async with running_node(bucket, cache, posix_metadata=True, ownership=ownership) as user:
@@ -87,7 +86,7 @@ async def test_the_owner_is_shown_where_the_mount_may_tell_it(
 
 
 async def test_the_same_bytes_stored_anew_with_another_mode_show_it(
-    bucket: Bucket, cache: Path, scripts: list[str], autojump_clock: MockClock
+    bucket: Bucket, cache: Path, scripts: list[str]
 ) -> None:
     async with running_node(bucket, cache, posix_metadata=True) as user:
         node = await user.fs.resolve("bin/007")
@@ -102,9 +101,7 @@ async def test_the_same_bytes_stored_anew_with_another_mode_show_it(
         assert (await user.fs.resolve("bin/007")).mode == 0o644
 
 
-async def test_what_was_changed_here_stays(
-    bucket: Bucket, cache: Path, scripts: list[str], autojump_clock: MockClock
-) -> None:
+async def test_what_was_changed_here_stays(bucket: Bucket, cache: Path, scripts: list[str]) -> None:
     mine = PosixAttributes(0o500, 3, 4, 5)
     async with running_node(bucket, cache, posix_metadata=True) as user:
         await shown(user, "bin")
@@ -122,7 +119,7 @@ async def test_what_was_changed_here_stays(
 
 
 async def test_what_was_changed_before_a_sync_is_on_the_disk(
-    bucket: Bucket, cache: Path, scripts: list[str], autojump_clock: MockClock
+    bucket: Bucket, cache: Path, scripts: list[str]
 ) -> None:
     """Nothing waits for an upload, so the sync itself has nothing to wait for."""
     mine = PosixAttributes(0o500, 3, 4, 5)
@@ -135,9 +132,7 @@ async def test_what_was_changed_before_a_sync_is_on_the_disk(
         assert user.fs._storage.journal_rows.attributes("bin/007", node.object.etag) == mine
 
 
-async def test_another_node_sees_what_this_one_published(
-    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_another_node_sees_what_this_one_published(bucket: Bucket, cache: Path, tmp_path: Path) -> None:
     mine = PosixAttributes(0o550, 0, 0, 1_763_764_212_123_456_789)
     async with running_node(bucket, cache) as user:
         for name, size in (("small", 10), ("large", 65 << 20)):
@@ -149,7 +144,7 @@ async def test_another_node_sees_what_this_one_published(
 
 
 async def test_a_renamed_directory_keeps_what_was_told_of_its_files(
-    bucket: Bucket, cache: Path, tmp_path: Path, scripts: list[str], autojump_clock: MockClock
+    bucket: Bucket, cache: Path, tmp_path: Path, scripts: list[str]
 ) -> None:
     async with running_node(bucket, cache, posix_metadata=True) as user:
         await shown(user, "bin")
@@ -164,12 +159,7 @@ async def test_a_renamed_directory_keeps_what_was_told_of_its_files(
 
 @pytest.mark.parametrize("refusal", [Refused("400: it needs a key of its own"), AccessDenied("403")])
 async def test_an_object_that_may_not_be_looked_at_shows_as_without_metadata_and_hides_no_other(
-    bucket: Bucket,
-    cache: Path,
-    scripts: list[str],
-    refusal: RemoteError,
-    autojump_clock: MockClock,
-    monkeypatch: pytest.MonkeyPatch,
+    bucket: Bucket, cache: Path, scripts: list[str], refusal: RemoteError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
     # Without jitter each read makes the same number of attempts before it gives up; else four or five.
@@ -199,11 +189,7 @@ async def test_an_object_that_may_not_be_looked_at_shows_as_without_metadata_and
 
 
 async def test_a_page_of_many_heads_is_no_silence_of_the_bucket(
-    bucket: Bucket,
-    cache: Path,
-    scripts: list[str],
-    autojump_clock: MockClock,
-    monkeypatch: pytest.MonkeyPatch,
+    bucket: Bucket, cache: Path, scripts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     struggles: list[float] = []
     note_struggle = MetadataClient._on_unresponsive
@@ -220,9 +206,7 @@ async def test_a_page_of_many_heads_is_no_silence_of_the_bucket(
 
 
 @pytest.mark.parametrize("size", [0, 1])
-async def test_metadata_that_no_file_can_have_hides_nothing(
-    bucket: Bucket, cache: Path, size: int, autojump_clock: MockClock
-) -> None:
+async def test_metadata_that_no_file_can_have_hides_nothing(bucket: Bucket, cache: Path, size: int) -> None:
     bucket.memory.put_bytes("odd", bytes(size), metadata={"mode": "7" * 30, "mtime": "1e300", "uid": "-1"})
     async with running_node(bucket, cache, posix_metadata=True) as user:
         assert (await shown(user, ""))["odd"].mode == 0o644

@@ -255,7 +255,7 @@ def test_a_reading_returns_each_name_once(there: set[str], before: list[tuple], 
 
 
 async def test_a_name_that_is_removed_and_made_again_comes_once_in_every_order_of_what_happens(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """The rows of a listing may be older than the removal, and the removal may reach the bucket before or after."""
     changes = ("unlink", "write", "drain", "list", "read")
@@ -293,7 +293,7 @@ async def test_a_name_that_is_removed_and_made_again_comes_once_in_every_order_o
 
 
 async def test_a_name_that_is_replaced_by_the_rename_of_another_comes_once(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """Both are fetched, and wait for the next reply, when the log is rotated."""
     async with running_node(bucket, cache) as user:
@@ -308,9 +308,7 @@ async def test_a_name_that_is_replaced_by_the_rename_of_another_comes_once(
         assert +reading.names == Counter(["first", "log.1"])
 
 
-async def test_a_name_that_only_memory_forgets_is_returned(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_name_that_only_memory_forgets_is_returned(bucket: Bucket, cache: Path) -> None:
     """The kernel forgets inodes whenever it needs memory, also of names that wait for the next reply."""
     for name in ("a", "b", "c"):
         bucket.memory.put_bytes(f"{FOLDER}/{name}", b"1")

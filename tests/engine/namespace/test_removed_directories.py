@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.model.errors import Unavailable
 from fusecache.model.objects import MIB
@@ -43,7 +42,7 @@ async def folders(user: User) -> set[str]:
 
 @pytest.mark.parametrize("kept", [1, 2])
 async def test_directories_of_a_rotation_that_is_faster_than_the_uplink_stay_away(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, kept: int
+    bucket: Bucket, tmp_path: Path, kept: int
 ) -> None:
     are_there: set[str] = set()
     waited = 0
@@ -70,9 +69,7 @@ async def test_directories_of_a_rotation_that_is_faster_than_the_uplink_stay_awa
     assert folders_in(bucket.shows()) == are_there
 
 
-async def test_a_directory_stays_away_while_somebody_has_its_file_open(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_directory_stays_away_while_somebody_has_its_file_open(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await saved(user)
         node = await user.fs.resolve("run/0/rank/model")
@@ -91,7 +88,7 @@ async def test_a_directory_stays_away_while_somebody_has_its_file_open(
 
 
 async def test_a_directory_stays_away_while_its_removal_waits_for_what_is_stuck(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     store = FaultyStore(bucket, Fault(Unavailable("503"), "put", "a/stuck", times=None))
     async with running_node(store, cache) as user:
@@ -120,7 +117,7 @@ NEW = {
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("made", NEW)
 async def test_its_name_can_be_used_again_at_once(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, made: str, *, is_restarted: bool
+    bucket: Bucket, tmp_path: Path, made: str, *, is_restarted: bool
 ) -> None:
     async with running_node(bucket, tmp_path / "1", delete_delay=300.0) as user:
         await saved(user)

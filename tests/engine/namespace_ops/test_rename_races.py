@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.model.objects import MIB
 from tests.support.node import Bucket, User, running_node
@@ -57,7 +56,7 @@ def slow_to_list(user: User, prefix: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("change", MEANWHILE)
 async def test_what_is_published_while_its_directory_is_looked_through_moves_with_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, change: Callable[[User], Awaitable[None]]
+    bucket: Bucket, cache: Path, change: Callable[[User], Awaitable[None]]
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.mkdir("p")
@@ -78,7 +77,7 @@ async def test_what_is_published_while_its_directory_is_looked_through_moves_wit
 
 
 async def test_a_directory_is_moved_beside_the_removal_of_what_its_listing_still_shows(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("p/empty", b"")
     bucket.memory.put_bytes("p/x", b"old")
@@ -95,7 +94,7 @@ async def test_a_directory_is_moved_beside_the_removal_of_what_its_listing_still
 
 @pytest.mark.parametrize(("keep", "offset"), [(8, 8), (8, 1), (4, None)])
 async def test_what_is_changed_while_its_object_moves_keeps_the_rest(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, keep: int, offset: int | None
+    bucket: Bucket, cache: Path, keep: int, offset: int | None
 ) -> None:
     """keep: MiB of the object's eight; offset: in MiB, where a byte is written, None: nowhere, it is cut."""
     content = b"".join(bytes([number]) * MIB for number in range(8))

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.model.objects import MIB
 from tests.engine.recovery.test_journal_replay import change_rows
@@ -23,9 +22,7 @@ async def newer_version_moved(user: User, bucket: Bucket) -> None:
     await user.write("latest", b"b")
 
 
-async def test_late_pages_come_after_the_rename_that_they_came_after(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_late_pages_come_after_the_rename_that_they_came_after(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await newer_version_moved(user, bucket)
         handle = await user.open("b", truncate=False)
@@ -43,7 +40,7 @@ async def test_late_pages_come_after_the_rename_that_they_came_after(
 
 @pytest.mark.parametrize("name", ["b.tmp", "d/b"])
 async def test_content_that_goes_on_at_once_keeps_nobody_waiting_and_goes_up_once(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, name: str
+    bucket: Bucket, cache: Path, name: str
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.mkdir("d")
@@ -61,9 +58,7 @@ async def test_content_that_goes_on_at_once_keeps_nobody_waiting_and_goes_up_onc
     assert bucket.requests == [("put", "c"), ("delete", "a")]
 
 
-async def test_content_that_goes_back_to_its_name_replaces_what_is_there(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_content_that_goes_back_to_its_name_replaces_what_is_there(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("a", b"1")
         assert await user.drained() == "durable"
@@ -79,7 +74,7 @@ async def test_content_that_goes_back_to_its_name_replaces_what_is_there(
 
 
 async def test_a_rename_whose_content_became_a_conflict_copy_moves_nothing_of_others(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await newer_version_moved(user, bucket)
@@ -93,7 +88,7 @@ async def test_a_rename_whose_content_became_a_conflict_copy_moves_nothing_of_ot
 
 
 async def test_a_published_version_stays_where_its_newer_one_was_moved_and_lost_in_a_power_cut(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         await newer_version_moved(user, bucket)
@@ -108,7 +103,7 @@ async def test_a_published_version_stays_where_its_newer_one_was_moved_and_lost_
 
 
 async def test_what_was_taken_back_under_a_rename_does_not_come_back_after_a_kill(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         handle = await user.open("file")
@@ -129,7 +124,7 @@ async def test_what_was_taken_back_under_a_rename_does_not_come_back_after_a_kil
 
 
 async def test_a_killed_writers_file_is_not_published_before_what_was_renamed_over_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         with program() as process:
@@ -145,7 +140,7 @@ async def test_a_killed_writers_file_is_not_published_before_what_was_renamed_ov
 
 
 async def test_a_published_version_moves_with_newer_content_that_is_not_closed_after_all(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         with program() as process:
@@ -162,7 +157,7 @@ async def test_a_published_version_moves_with_newer_content_that_is_not_closed_a
 
 
 async def test_content_that_is_not_closed_after_all_comes_after_the_renames_of_its_name(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("first", b"old")
@@ -183,7 +178,7 @@ async def test_content_that_is_not_closed_after_all_comes_after_the_renames_of_i
 
 
 async def test_a_closed_version_moves_with_newer_content_that_a_child_closed(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         bucket.takes_nothing = True
@@ -203,7 +198,7 @@ async def test_a_closed_version_moves_with_newer_content_that_a_child_closed(
 
 
 async def test_content_that_is_not_closed_after_all_moves_nothing_that_was_removed_before_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("file", b"old")
@@ -224,7 +219,7 @@ async def test_content_that_is_not_closed_after_all_moves_nothing_that_was_remov
 
 @pytest.mark.parametrize("ending", ["a late release", "late pages"])
 async def test_content_that_takes_the_place_of_older_content_knows_what_the_bucket_shows(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, ending: str
+    bucket: Bucket, cache: Path, ending: str
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("file", b"0")
@@ -247,7 +242,7 @@ async def test_content_that_takes_the_place_of_older_content_knows_what_the_buck
 
 
 async def test_a_file_that_went_and_came_back_beside_its_writer_is_removed(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
@@ -266,7 +261,7 @@ async def test_a_file_that_went_and_came_back_beside_its_writer_is_removed(
 
 
 async def test_what_is_cached_of_a_published_file_stays_cached_under_its_new_name(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("a", b"content")
@@ -280,7 +275,7 @@ async def test_what_is_cached_of_a_published_file_stays_cached_under_its_new_nam
 
 
 async def test_an_open_file_keeps_its_content_when_its_new_name_is_replaced(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("a", b"old")
@@ -301,7 +296,6 @@ async def test_an_open_file_keeps_its_content_when_its_new_name_is_replaced(
 async def test_an_open_file_keeps_its_content_when_the_file_that_replaced_it_moves_on(
     bucket: Bucket,
     cache: Path,
-    autojump_clock: MockClock,
     cached: bool,  # noqa: FBT001
 ) -> None:
     async with running_node(bucket, cache) as user:

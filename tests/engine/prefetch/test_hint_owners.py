@@ -8,6 +8,8 @@ from fusecache.engine.prefetch.hint_service import PLAN
 from fusecache.fs.hint_files import OwnedHints
 from fusecache.model.errors import NotPermitted
 
+pytestmark = pytest.mark.real_time
+
 
 class SlowService:
     """Reads each plan until `opened`, and knows the job only then."""

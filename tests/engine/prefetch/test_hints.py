@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.cache import range_cache
 from fusecache.model.errors import NotFound, ObjectMissing, RemoteError, Throttled, Unavailable
@@ -102,7 +101,7 @@ def belady(orders: Sequence[Sequence[int]], room: int) -> list[int]:
 
 @pytest.mark.parametrize("share", [0.5, 0.25])
 async def test_steady_epochs_fetch_hardly_more_than_who_knows_the_whole_future(
-    tmp_path: Path, autojump_clock: MockClock, share: float
+    tmp_path: Path, share: float
 ) -> None:
     bucket = Bucket()
     contents = fill(bucket, SHARDS, SHARD_BYTES)
@@ -132,7 +131,7 @@ async def test_steady_epochs_fetch_hardly_more_than_who_knows_the_whole_future(
 
 
 async def test_of_shards_that_are_all_in_use_and_do_not_fit_only_what_is_read_is_fetched(
-    tmp_path: Path, autojump_clock: MockClock
+    tmp_path: Path,
 ) -> None:
     """A shuffle over the whole dataset takes neighbouring samples of each shard now and then: they are no stream."""
     bucket = Bucket()
@@ -162,7 +161,7 @@ async def test_of_shards_that_are_all_in_use_and_do_not_fit_only_what_is_read_is
             await user.fs.file_io.release(handle)
 
 
-async def test_the_next_epoch_begins_before_this_one_ends(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_the_next_epoch_begins_before_this_one_ends(tmp_path: Path) -> None:
     bucket = Bucket()
     fill(bucket, 16, MIB)
     async with running_node(bucket, tmp_path / "cache") as user:
@@ -183,9 +182,7 @@ async def test_the_next_epoch_begins_before_this_one_ends(tmp_path: Path, autoju
         assert user.fs.hints.as_dict("run")["missed_bytes"] == 0
 
 
-async def test_the_first_batches_come_as_their_bytes_and_the_shards_behind_them(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_the_first_batches_come_as_their_bytes_and_the_shards_behind_them(tmp_path: Path) -> None:
     bucket = Bucket()
     shards, sample, batch = 16, 16 * KIB, 32
     contents = fill(bucket, shards, 2 * MIB)
@@ -216,9 +213,7 @@ async def test_the_first_batches_come_as_their_bytes_and_the_shards_behind_them(
         assert user.fs.cache.statistics().bytes_by_cause["demand"] == 0
 
 
-async def test_what_nobody_reads_at_first_holds_the_shards_up_for_a_moment_only(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_nobody_reads_at_first_holds_the_shards_up_for_a_moment_only(tmp_path: Path) -> None:
     bucket = Bucket()
     fill(bucket, 4, MIB)
     async with running_node(bucket, tmp_path / "cache") as user:
@@ -261,7 +256,7 @@ class Counting(InlineOffload):
 
 @pytest.mark.parametrize("sample", [4 * KIB, 512 * KIB])
 async def test_shards_come_more_slowly_while_the_exact_bytes_of_the_next_steps_are_on_their_way(
-    tmp_path: Path, autojump_clock: MockClock, sample: int
+    tmp_path: Path, sample: int
 ) -> None:
     bucket, offload = Bucket(), Counting()
     fill(bucket, 64, MIB)
@@ -277,7 +272,7 @@ async def test_shards_come_more_slowly_while_the_exact_bytes_of_the_next_steps_a
 
 
 async def test_exact_bytes_that_were_read_make_room_for_those_of_later_steps(
-    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job says late that a step is over, as its workers may still be at it."""
     monkeypatch.setattr(range_cache, "RANGE_CACHE_BYTES", 64 * KIB)
@@ -298,7 +293,7 @@ async def test_exact_bytes_that_were_read_make_room_for_those_of_later_steps(
 
 
 async def test_exact_bytes_are_bounded_and_the_rest_comes_by_granules(
-    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(range_cache, "RANGE_CACHE_BYTES", 32 * KIB)
     bucket = Bucket()
@@ -318,7 +313,7 @@ async def test_exact_bytes_are_bounded_and_the_rest_comes_by_granules(
 
 
 async def test_hints_that_lie_change_no_byte_and_are_told_of_once(
-    tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     bucket = Bucket()
@@ -349,7 +344,7 @@ async def test_hints_that_lie_change_no_byte_and_are_told_of_once(
     ("start", "length"), [(0, 4096), (2 * MIB, 4096), (0, 100 * MIB)], ids=["here", "beyond", "whole"]
 )
 async def test_a_long_plan_of_what_need_not_be_fetched_lets_others_have_their_turns(
-    tmp_path: Path, autojump_clock: MockClock, *, start: int, length: int, is_exact: bool
+    tmp_path: Path, *, start: int, length: int, is_exact: bool
 ) -> None:
     bucket, count = Bucket(), 3000
     fill(bucket, 1, MIB)
@@ -365,9 +360,7 @@ async def test_a_long_plan_of_what_need_not_be_fetched_lets_others_have_their_tu
         assert max(after - before for before, after in itertools.pairwise(seen)) <= 200
 
 
-async def test_a_job_that_goes_while_its_long_plan_is_looked_at_is_gone(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_job_that_goes_while_its_long_plan_is_looked_at_is_gone(tmp_path: Path) -> None:
     bucket = Bucket()
     contents = fill(bucket, 2, MIB)
     async with running_node(bucket, tmp_path / "cache") as user:
@@ -402,9 +395,7 @@ async def test_a_job_that_goes_while_its_long_plan_is_looked_at_is_gone(
         assert not any(map(user.fs.cache.is_open, versions))
 
 
-async def test_a_file_that_is_replaced_is_read_as_it_is_now(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_file_that_is_replaced_is_read_as_it_is_now(tmp_path: Path) -> None:
     bucket = Bucket()
     fill(bucket, 2, MIB)
     async with running_node(bucket, tmp_path / "cache") as user:
@@ -420,7 +411,7 @@ async def test_a_file_that_is_replaced_is_read_as_it_is_now(
 
 @pytest.mark.parametrize("error", [None, Unavailable("reset"), Throttled("slow down"), ObjectMissing("gone")])
 async def test_who_reads_exact_bytes_before_they_were_fetched_brings_these_and_no_more(
-    tmp_path: Path, autojump_clock: MockClock, error: RemoteError | None
+    tmp_path: Path, error: RemoteError | None
 ) -> None:
     bucket = Bucket()
     contents = fill(bucket, 1, MIB)
@@ -456,9 +447,7 @@ class Stuck(InlineOffload):
         return await super().rows(call, *args)
 
 
-async def test_a_reader_of_exact_bytes_waits_for_no_silent_connection(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_reader_of_exact_bytes_waits_for_no_silent_connection(tmp_path: Path) -> None:
     bucket, offload = Bucket(), Stuck()
     contents = fill(bucket, 1, MIB)
     async with running_node(bucket, tmp_path / "cache", offload=offload) as user:
@@ -471,9 +460,7 @@ async def test_a_reader_of_exact_bytes_waits_for_no_silent_connection(
         assert trio.current_time() < began + 15
 
 
-async def test_hints_that_go_while_somebody_reads_do_not_disturb_him(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_hints_that_go_while_somebody_reads_do_not_disturb_him(tmp_path: Path) -> None:
     bucket, offload = Bucket(), Stuck()
     contents = fill(bucket, 2, MIB)
     async with (
@@ -499,9 +486,7 @@ async def test_hints_that_go_while_somebody_reads_do_not_disturb_him(
 
 
 @pytest.mark.parametrize("message", [b"", b"nonsense", b'{"fusecache": "plan"}\n', encode_cursor(3)])
-async def test_a_refused_message_changes_nothing(
-    tmp_path: Path, autojump_clock: MockClock, message: bytes
-) -> None:
+async def test_a_refused_message_changes_nothing(tmp_path: Path, message: bytes) -> None:
     bucket = Bucket()
     fill(bucket, 2, MIB)
     async with running_node(bucket, tmp_path / "cache") as user:
@@ -517,9 +502,7 @@ async def test_a_refused_message_changes_nothing(
         assert user.fs.hints.statistics()["jobs"] == before["jobs"]
 
 
-async def test_two_jobs_share_the_room_and_one_that_falls_silent_is_forgotten(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_two_jobs_share_the_room_and_one_that_falls_silent_is_forgotten(tmp_path: Path) -> None:
     bucket = Bucket()
     fill(bucket, 64, MIB)
     async with running_node(bucket, tmp_path / "cache", cache_bytes=16 * MIB) as user:
@@ -538,9 +521,7 @@ async def test_two_jobs_share_the_room_and_one_that_falls_silent_is_forgotten(
         assert user.fs.cache.hints is None
 
 
-async def test_what_does_not_fit_is_not_fetched_again_and_again(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_does_not_fit_is_not_fetched_again_and_again(tmp_path: Path) -> None:
     bucket = Bucket()
     contents = fill(bucket, 32, MIB)
     async with running_node(bucket, tmp_path / "cache", cache_bytes=16 * MIB) as user:
@@ -555,7 +536,7 @@ async def test_what_does_not_fit_is_not_fetched_again_and_again(
             assert fetched(user) - before <= 20 * MIB
 
 
-async def test_what_is_pinned_stays_whatever_hints_say(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_what_is_pinned_stays_whatever_hints_say(tmp_path: Path) -> None:
     bucket = Bucket()
     fill(bucket, 40, MIB)
     for number in range(4):
@@ -573,9 +554,7 @@ async def test_what_is_pinned_stays_whatever_hints_say(tmp_path: Path, autojump_
         assert fetched(user) == before
 
 
-async def test_jobs_that_come_change_their_minds_and_go_disturb_no_reader(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_jobs_that_come_change_their_minds_and_go_disturb_no_reader(tmp_path: Path) -> None:
     bucket = Bucket()
     contents = fill(bucket, 12, MIB)
     rng = random.Random(5)
@@ -621,7 +600,6 @@ async def test_jobs_that_come_change_their_minds_and_go_disturb_no_reader(
 @pytest.mark.parametrize("is_exact", [False, True])
 async def test_hints_of_bytes_cached_by_an_earlier_mount(
     tmp_path: Path,
-    autojump_clock: MockClock,
     is_exact: bool,  # noqa: FBT001
 ) -> None:
     """A plan fetches and counts only what the cache directory lacks."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from trio.testing import MockClock
 
 from fusecache.model.objects import KIB, MIB
 from fusecache.policy.cache.sibling_readahead import MAX_WINDOW
@@ -69,9 +68,7 @@ def bytes_ahead(user: User) -> int:
     return user.fs.cache.statistics().bytes_by_cause["readahead"]
 
 
-async def test_one_reader_in_order_waits_for_the_first_files_only(
-    cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_one_reader_in_order_waits_for_the_first_files_only(cache: Path) -> None:
     log = GetLog()
     log.fill("d")
     async with reading(log, cache) as user:
@@ -81,9 +78,7 @@ async def test_one_reader_in_order_waits_for_the_first_files_only(
     assert log.gets == {f"d/{name}": 1 for name in NAMES}
 
 
-async def test_a_random_order_fetches_what_is_opened_and_nothing_else(
-    cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_random_order_fetches_what_is_opened_and_nothing_else(cache: Path) -> None:
     log = GetLog()
     log.fill("d")
     opened = random.Random(1).sample(NAMES, COUNT // 3)
@@ -94,9 +89,7 @@ async def test_a_random_order_fetches_what_is_opened_and_nothing_else(
     assert log.gets == {f"d/{name}": 1 for name in opened}
 
 
-async def test_threads_that_share_one_list_get_their_files_ahead(
-    cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_threads_that_share_one_list_get_their_files_ahead(cache: Path) -> None:
     log = GetLog()
     log.fill("d")
     chance = random.Random(2)
@@ -108,9 +101,7 @@ async def test_threads_that_share_one_list_get_their_files_ahead(
     assert set(log.gets.values()) == {1}
 
 
-async def test_readers_in_several_places_of_one_directory_each_get_their_own(
-    cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_readers_in_several_places_of_one_directory_each_get_their_own(cache: Path) -> None:
     log = GetLog()
     log.fill("d")
     async with reading(log, cache) as user:
@@ -121,9 +112,7 @@ async def test_readers_in_several_places_of_one_directory_each_get_their_own(
     assert set(log.gets.values()) == {1}
 
 
-async def test_directories_between_the_files_do_not_end_a_scan(
-    cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_directories_between_the_files_do_not_end_a_scan(cache: Path) -> None:
     log = GetLog()
     log.fill("d")
     for name in NAMES[::3]:
@@ -134,7 +123,7 @@ async def test_directories_between_the_files_do_not_end_a_scan(
         assert bytes_ahead(user) >= 0.9 * COUNT * FILE_BYTES
 
 
-async def test_a_scan_that_ends_leaves_no_more_than_it_read(cache: Path, autojump_clock: MockClock) -> None:
+async def test_a_scan_that_ends_leaves_no_more_than_it_read(cache: Path) -> None:
     log = GetLog()
     log.fill("d")
     async with reading(log, cache) as user:
@@ -143,7 +132,7 @@ async def test_a_scan_that_ends_leaves_no_more_than_it_read(cache: Path, autojum
     assert 7 < len(log.gets) <= 14
 
 
-async def test_at_most_the_largest_window_is_ahead(cache: Path, autojump_clock: MockClock) -> None:
+async def test_at_most_the_largest_window_is_ahead(cache: Path) -> None:
     log = GetLog()
     log.fill("d")
     async with reading(log, cache) as user:
@@ -152,7 +141,7 @@ async def test_at_most_the_largest_window_is_ahead(cache: Path, autojump_clock: 
             assert len(log.gets) <= count + MAX_WINDOW
 
 
-async def test_of_large_files_only_the_start_is_fetched_ahead(cache: Path, autojump_clock: MockClock) -> None:
+async def test_of_large_files_only_the_start_is_fetched_ahead(cache: Path) -> None:
     log = GetLog()
     data = some_bytes(5 * MIB)
     for name in NAMES[:6]:
@@ -164,9 +153,7 @@ async def test_of_large_files_only_the_start_is_fetched_ahead(cache: Path, autoj
         assert log.memory.statistics().bytes_read == 4 * len(data) + 2 * MIB
 
 
-async def test_a_file_replaced_since_the_listing_is_read_as_it_is_now(
-    cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_file_replaced_since_the_listing_is_read_as_it_is_now(cache: Path) -> None:
     log = GetLog()
     log.fill("d")
     async with reading(log, cache) as user:
@@ -182,7 +169,7 @@ async def test_a_file_replaced_since_the_listing_is_read_as_it_is_now(
 
 
 async def test_files_written_here_are_neither_asked_for_nor_hide_the_others(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     for name in NAMES[:20]:
         bucket.memory.put_bytes(f"d/{name}", name.encode() * 1000)

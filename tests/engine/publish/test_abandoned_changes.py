@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.model.errors import Refused
 from fusecache.model.objects import MIB
@@ -18,7 +17,6 @@ from tests.support.node import Bucket, files_in, running_node
 async def test_ours_replaces_theirs_where_one_asks_for_that(
     bucket: Bucket,
     cache: Path,
-    autojump_clock: MockClock,
     size: int,
     theirs: bytes | None,
     replaces: bool,  # noqa: FBT001
@@ -43,7 +41,7 @@ async def test_ours_replaces_theirs_where_one_asks_for_that(
 
 
 async def test_a_rename_behind_one_that_another_client_was_quicker_with_leaves_theirs_alone(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("a", b"ours")
@@ -57,7 +55,7 @@ async def test_a_rename_behind_one_that_another_client_was_quicker_with_leaves_t
 
 
 async def test_a_rename_behind_one_that_is_refused_does_not_move_what_that_was_to_replace(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     store = FaultyStore(bucket, Fault(Refused("locked"), "copy", "b", times=None))
     async with running_node(store, cache) as user:
@@ -72,7 +70,7 @@ async def test_a_rename_behind_one_that_is_refused_does_not_move_what_that_was_t
 
 
 async def test_a_refused_change_is_no_error_any_more_once_it_is_made_again(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     store = FaultyStore(bucket, Fault(Refused("locked"), "delete", "d/old", times=1))
     async with running_node(store, cache, fsync_is_remote=True) as user:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.disk.staging import StagingFile
 from fusecache.engine.namespace.nodes import FileVersion
@@ -47,7 +46,7 @@ async def content(user: User, path: str) -> FileVersion:
     ("request_", "size"), [("put", 1), ("create_multipart", LARGE), ("upload_part", LARGE)]
 )
 async def test_a_directory_that_is_refused_holds_none_of_another(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, request_: str, size: int
+    bucket: Bucket, cache: Path, request_: str, size: int
 ) -> None:
     store = FaultyStore(bucket, Fault(AccessDenied("403"), request_, "bad/*", times=None))
     async with running_node(store, cache) as user:
@@ -74,7 +73,7 @@ async def test_a_directory_that_is_refused_holds_none_of_another(
 
 
 async def test_large_files_that_the_bucket_does_not_take_are_on_the_disk_all_the_same(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
@@ -87,7 +86,7 @@ async def test_large_files_that_the_bucket_does_not_take_are_on_the_disk_all_the
 
 
 async def test_what_the_disk_did_not_take_before_its_turn_is_never_published(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed: list[StagingFile] = []
     sync = StagingFile.sync
@@ -114,7 +113,7 @@ async def test_what_the_disk_did_not_take_before_its_turn_is_never_published(
 
 
 async def test_parts_that_failed_before_their_turn_are_sent_before_it_once_they_can_be(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     store = FaultyStore(bucket)
     async with running_node(store, cache) as user:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.model.objects import ObjectInfo
 from tests.engine.publish.test_trees import CountingBucket
@@ -54,12 +53,7 @@ async def known(user: User) -> None:
 @pytest.mark.parametrize(("make", "shows"), WAYS)
 @pytest.mark.parametrize("first", ["directory", "file"])
 async def test_both_show_once_the_node_of_the_file_looks(
-    bucket: Bucket,
-    cache: Path,
-    autojump_clock: MockClock,
-    make: Callable[[User], Awaitable[None]],
-    shows: bytes,
-    first: str,
+    bucket: Bucket, cache: Path, make: Callable[[User], Awaitable[None]], shows: bytes, first: str
 ) -> None:
     """No condition of the upload can tell: the directory has another key. The directory's node never looks again."""
     async with running_node(bucket, cache) as user:
@@ -81,9 +75,7 @@ async def test_both_show_once_the_node_of_the_file_looks(
         assert "x" not in bucket.shows()
 
 
-async def test_a_lookup_of_the_name_tells_as_well(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_lookup_of_the_name_tells_as_well(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("x", b"ours")
         await hold(user, "x")
@@ -96,7 +88,7 @@ async def test_a_lookup_of_the_name_tells_as_well(
 
 
 async def test_a_directory_in_place_of_a_file_that_another_client_removed_is_no_conflict(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("x", b"ours")
@@ -109,9 +101,7 @@ async def test_a_directory_in_place_of_a_file_that_another_client_removed_is_no_
         assert await user.drained() == "durable"
 
 
-async def test_a_file_that_was_not_published_here_stays_where_it_is(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_file_that_was_not_published_here_stays_where_it_is(bucket: Bucket, cache: Path) -> None:
     bucket.memory.put_bytes("x", b"1")
     async with running_node(bucket, cache) as user:
         await hold(user, "x")
@@ -125,7 +115,7 @@ async def test_a_file_that_was_not_published_here_stays_where_it_is(
 
 
 async def test_a_directory_over_another_clients_file_is_a_conflict_at_once(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, fresh_seconds=60.0) as user:
         await known(user)
@@ -140,7 +130,7 @@ async def test_a_directory_over_another_clients_file_is_a_conflict_at_once(
 
 @pytest.mark.parametrize(("age", "heads"), [(0.0, 0), (LATER_SECONDS, 1)])
 async def test_only_a_directory_whose_name_was_not_just_listed_costs_a_head(
-    cache: Path, autojump_clock: MockClock, age: float, heads: int
+    cache: Path, age: float, heads: int
 ) -> None:
     bucket = CountingBucket()
     async with running_node(bucket, cache, fresh_seconds=600.0) as user:
@@ -153,7 +143,7 @@ async def test_only_a_directory_whose_name_was_not_just_listed_costs_a_head(
 
 
 async def test_the_same_directory_of_two_nodes_costs_none_but_where_the_create_was_refused(
-    tmp_path: Path, autojump_clock: MockClock
+    tmp_path: Path,
 ) -> None:
     asked: list[str] = []
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.disk.staging import StagingFile, digests
 from fusecache.engine.namespace.nodes import FileHandle, attributes_of
@@ -118,7 +117,7 @@ def parts_of(bucket: Bucket) -> int:
 
 
 async def test_parts_behind_the_writer_are_sent_and_nothing_is_visible_before_the_close(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     data = body(5) + b"tail"
     async with running_node(bucket, cache) as user:
@@ -138,7 +137,7 @@ async def test_parts_behind_the_writer_are_sent_and_nothing_is_visible_before_th
 
 @pytest.mark.parametrize("name", [".tmp123", "model.tmp", ".model.Xy12ab"])
 async def test_a_file_under_a_temporary_name_is_not_sent_before_it_has_its_own(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, name: str
+    bucket: Bucket, cache: Path, name: str
 ) -> None:
     data = body(4)
     async with running_node(bucket, cache) as user:
@@ -152,9 +151,7 @@ async def test_a_file_under_a_temporary_name_is_not_sent_before_it_has_its_own(
     assert {key for _, key in bucket.requests} == {"model"}
 
 
-async def test_parts_are_read_once_and_while_their_upload_is_begun(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_parts_are_read_once_and_while_their_upload_is_begun(bucket: Bucket, cache: Path) -> None:
     offload = SlowCreations()
     async with running_node(bucket, cache, offload=offload) as user:
         await user.write("model", body(3))
@@ -167,7 +164,7 @@ async def test_parts_are_read_once_and_while_their_upload_is_begun(
 
 
 async def test_an_upload_that_is_not_begun_reads_no_more_parts_than_can_be_sent_at_once(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(multipart_uploader, "READ_FIRST", 2)
     offload = SlowCreations()
@@ -180,9 +177,7 @@ async def test_an_upload_that_is_not_begun_reads_no_more_parts_than_can_be_sent_
     assert bucket.shows() == {"model": body(5)}
 
 
-async def test_parts_that_are_read_already_go_side_by_side_beside_reads(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_parts_that_are_read_already_go_side_by_side_beside_reads(bucket: Bucket, cache: Path) -> None:
     """They take next to nothing of the processors."""
     offload = SlowCreations()
     async with running_node(bucket, cache, offload=offload) as user:
@@ -199,7 +194,6 @@ async def test_parts_that_are_read_already_go_side_by_side_beside_reads(
 async def test_the_bytes_of_a_part_that_failed_are_looked_at_again_and_others_are_not_published(
     bucket: Bucket,
     cache: Path,
-    autojump_clock: MockClock,
     is_others: bool,  # noqa: FBT001
 ) -> None:
     store = FaultyStore(bucket, Fault(NotAsSent("BadDigest"), method="upload_part", times=1))
@@ -222,7 +216,7 @@ async def test_the_bytes_of_a_part_that_failed_are_looked_at_again_and_others_ar
 
 
 async def test_parts_of_a_renamed_file_are_not_read_for_its_old_name(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(multipart_uploader, "_PROCESSORS", 1)
     offload = SlowDigests(1.0)
@@ -236,9 +230,7 @@ async def test_parts_of_a_renamed_file_are_not_read_for_its_old_name(
     assert bucket.shows() == {"renamed": body(8)}
 
 
-async def test_a_writer_at_random_places_has_no_part_read_over_and_over(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_writer_at_random_places_has_no_part_read_over_and_over(bucket: Bucket, cache: Path) -> None:
     offload = CountedDigests(1.0)
     async with running_node(bucket, cache, offload=offload) as user:
         handle = await user.open("database")
@@ -253,7 +245,7 @@ async def test_a_writer_at_random_places_has_no_part_read_over_and_over(
 
 
 async def test_a_file_that_is_removed_while_its_bytes_are_synced_leaves_nothing(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     offload = SlowSyncs()
     async with running_node(bucket, tmp_path / "cache", offload=offload) as user:
@@ -274,12 +266,7 @@ async def test_a_file_that_is_removed_while_its_bytes_are_synced_leaves_nothing(
 
 @pytest.mark.parametrize(("count", "size_now"), [(3, PART + 5), (1, 5 * PART)], ids=["cut", "lengthened"])
 async def test_a_staging_file_that_others_change_while_it_is_sent_ends_no_publishing(
-    bucket: Bucket,
-    cache: Path,
-    autojump_clock: MockClock,
-    caplog: pytest.LogCaptureFixture,
-    count: int,
-    size_now: int,
+    bucket: Bucket, cache: Path, caplog: pytest.LogCaptureFixture, count: int, size_now: int
 ) -> None:
     """The bucket gets every byte as it was written; what is left of the file does not become cache."""
     offload = SlowAnswers()
@@ -301,9 +288,7 @@ async def test_a_staging_file_that_others_change_while_it_is_sent_ends_no_publis
     assert bucket.shows() == {"model": body(count), "next": b"1"}
 
 
-async def test_a_file_that_ends_small_is_one_put(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_file_that_ends_small_is_one_put(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         handle = await user.open("model")
         await write(user, handle, body(3))
@@ -318,9 +303,7 @@ async def test_a_file_that_ends_small_is_one_put(
     assert bucket.memory.uploads() == ()
 
 
-async def test_a_writer_at_random_places_sends_little_twice(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_writer_at_random_places_sends_little_twice(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         handle = await user.open("database")
         await write(user, handle, body(4))
@@ -338,7 +321,7 @@ async def test_a_writer_at_random_places_sends_little_twice(
 
 
 async def test_a_file_that_outgrows_its_parts_begins_anew_with_larger_ones(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(multipart, "_PARTS_TARGET", 4)
     data = body(20)
@@ -357,9 +340,7 @@ async def test_a_file_that_outgrows_its_parts_begins_anew_with_larger_ones(
 
 
 @pytest.mark.parametrize("moment", ["sent", "under way"])
-async def test_a_part_that_is_written_again_is_sent_again(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, moment: str
-) -> None:
+async def test_a_part_that_is_written_again_is_sent_again(bucket: Bucket, cache: Path, moment: str) -> None:
     data = bytearray(body(4))
     async with running_node(bucket, cache) as user:
         handle = await user.open("model")
@@ -384,9 +365,7 @@ async def test_a_part_that_is_written_again_is_sent_again(
     assert parts_of(bucket) == 5
 
 
-async def test_a_file_that_is_cut_and_written_on_holds_what_it_says(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_file_that_is_cut_and_written_on_holds_what_it_says(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         handle = await user.open("model")
         await write(user, handle, body(4))
@@ -402,7 +381,7 @@ async def test_a_file_that_is_cut_and_written_on_holds_what_it_says(
 
 
 async def test_a_file_begun_anew_while_its_parts_are_sent_holds_only_the_new_bytes(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         handle = await user.open("model")
@@ -420,9 +399,7 @@ async def test_a_file_begun_anew_while_its_parts_are_sent_holds_only_the_new_byt
 
 
 @pytest.mark.parametrize("end", ["unlink", "rename", "killed", "failed"])
-async def test_an_upload_that_nobody_will_complete_is_aborted(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, end: str
-) -> None:
+async def test_an_upload_that_nobody_will_complete_is_aborted(bucket: Bucket, cache: Path, end: str) -> None:
     data = body(4)
     async with running_node(bucket, cache) as user:
         handle = await user.open("model")
@@ -453,7 +430,7 @@ async def test_an_upload_that_nobody_will_complete_is_aborted(
 
 
 async def test_an_upload_that_is_aborted_while_it_is_created_leaves_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         handle = await user.open("model")
@@ -468,9 +445,7 @@ async def test_an_upload_that_is_aborted_while_it_is_created_leaves_nothing(
 # ---- the bucket fails, the node ends
 
 
-async def test_a_bucket_that_cannot_be_reached_holds_no_writer_up(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_bucket_that_cannot_be_reached_holds_no_writer_up(bucket: Bucket, cache: Path) -> None:
     data = body(4)
     async with running_node(bucket, cache) as user:
         handle = await user.open("model")
@@ -489,7 +464,6 @@ async def test_a_bucket_that_cannot_be_reached_holds_no_writer_up(
 async def test_a_request_ahead_that_fails_changes_nothing_in_the_end(
     bucket: Bucket,
     cache: Path,
-    autojump_clock: MockClock,
     error: Refused | Unavailable,
     after_effect: bool,  # noqa: FBT001
     method: str,
@@ -506,7 +480,7 @@ async def test_a_request_ahead_that_fails_changes_nothing_in_the_end(
 
 
 async def test_an_upload_that_the_bucket_forgot_while_the_file_was_written_begins_anew(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     data = body(5)
     async with running_node(bucket, cache) as user:
@@ -522,7 +496,7 @@ async def test_an_upload_that_the_bucket_forgot_while_the_file_was_written_begin
 
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_node_that_ends_while_a_file_is_written_publishes_and_leaves_nothing(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, when: str
+    bucket: Bucket, tmp_path: Path, when: str
 ) -> None:
     """At each request before the close: create, and each part."""
     for number in range(4):
@@ -553,7 +527,7 @@ async def test_a_node_that_ends_while_a_file_is_written_publishes_and_leaves_not
 
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_node_that_ends_after_the_close_publishes_every_byte_once(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, when: str
+    bucket: Bucket, tmp_path: Path, when: str
 ) -> None:
     """At each request after the close: the parts that are left, and the completion. One part was changed meanwhile."""
     data = bytearray(body(5))
@@ -603,7 +577,7 @@ async def test_a_node_that_ends_after_the_close_publishes_every_byte_once(
 
 
 async def test_an_explicit_time_goes_with_the_object_although_its_parts_went_before(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """As cp -a and tar do: contents first, then utimensat(2)."""
     async with running_node(bucket, cache) as user:
@@ -625,7 +599,7 @@ async def test_an_explicit_time_goes_with_the_object_although_its_parts_went_bef
 
 
 async def test_an_upload_leaves_reads_their_time_and_goes_at_full_speed_without_them(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Digests take a second here: of two processors an upload gets a quarter of one beside reads."""
     monkeypatch.setattr(multipart_uploader, "_PROCESSORS", 2)

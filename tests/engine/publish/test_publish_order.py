@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.publish import multipart_uploader
 from fusecache.model.errors import AccessDenied, Throttled, Unavailable
@@ -64,9 +63,7 @@ async def _published(user: User, *paths: str) -> None:
 # ---- at once
 
 
-async def test_new_files_are_published_side_by_side(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_new_files_are_published_side_by_side(bucket: Bucket, cache: Path) -> None:
     offload = Far()
     async with running_node(bucket, cache, offload=offload) as user:
         for number in range(200):
@@ -77,9 +74,7 @@ async def test_new_files_are_published_side_by_side(
     assert 16 <= offload.most <= 64
 
 
-async def test_a_large_file_does_not_hold_up_small_ones(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_large_file_does_not_hold_up_small_ones(bucket: Bucket, cache: Path) -> None:
     class SlowBytes(InlineOffload):
         async def upload(self, call, *args):
             with trio.CancelScope(shield=True):
@@ -104,7 +99,7 @@ async def test_a_large_file_does_not_hold_up_small_ones(
 
 
 async def test_an_overwrite_comes_after_what_is_older_in_its_subtree_and_before_what_is_younger(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, offload=Far()) as user:
         await _published(user, "run/model")
@@ -120,9 +115,7 @@ async def test_an_overwrite_comes_after_what_is_older_in_its_subtree_and_before_
     assert _before(bucket, ("put", "elsewhere"), ("put", "run/deep/younger"))
 
 
-async def test_a_rename_of_a_published_file_counts_in_both_directories(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_rename_of_a_published_file_counts_in_both_directories(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, offload=Far()) as user:
         await _published(user, "a/file", "b/other")
         await user.write("a/older", b"1")
@@ -137,9 +130,7 @@ async def test_a_rename_of_a_published_file_counts_in_both_directories(
     assert all(_position(bucket, "put", f"{folder}/younger") > copy for folder in "ab")
 
 
-async def test_a_symlink_comes_after_what_it_may_point_to(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_symlink_comes_after_what_it_may_point_to(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, offload=Far()) as user:
         await user.mkdir("run")
         await user.write("run/model", b"1" * LARGE)
@@ -151,9 +142,7 @@ async def test_a_symlink_comes_after_what_it_may_point_to(
 # ---- removals
 
 
-async def test_a_removal_waits_for_older_writes_of_the_whole_mount(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_removal_waits_for_older_writes_of_the_whole_mount(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, offload=Far()) as user:
         await _published(user, "old/model")
         await user.mkdir("new")
@@ -166,7 +155,7 @@ async def test_a_removal_waits_for_older_writes_of_the_whole_mount(
 
 
 async def test_a_removal_does_not_wait_for_what_is_refused_or_in_conflict(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await _published(user, "old")
@@ -178,7 +167,7 @@ async def test_a_removal_does_not_wait_for_what_is_refused_or_in_conflict(
 
 
 async def test_a_removed_file_stays_readable_while_it_is_open_and_holds_nobody_back(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("file", b"x" * (2 * MIB))
     async with running_node(bucket, cache) as user:
@@ -196,7 +185,7 @@ async def test_a_removed_file_stays_readable_while_it_is_open_and_holds_nobody_b
 
 @pytest.mark.parametrize("end", ["time", "drain"])
 async def test_a_reader_that_never_closes_keeps_a_removed_file_for_a_while_only(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, end: str
+    bucket: Bucket, cache: Path, end: str
 ) -> None:
     bucket.memory.put_bytes("file", b"1")
     async with running_node(bucket, cache) as user:
@@ -214,7 +203,7 @@ async def test_a_reader_that_never_closes_keeps_a_removed_file_for_a_while_only(
 
 
 async def test_removals_can_be_delayed_for_trainers_that_remove_before_they_write(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, delete_delay=300.0) as user:
         await _published(user, "old/model")
@@ -230,7 +219,7 @@ async def test_removals_can_be_delayed_for_trainers_that_remove_before_they_writ
 
 
 async def test_a_file_written_again_within_the_delay_of_its_removal_is_replaced_at_once(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, delete_delay=300.0) as user:
         await _published(user, "model")
@@ -242,7 +231,7 @@ async def test_a_file_written_again_within_the_delay_of_its_removal_is_replaced_
 
 
 async def test_a_removal_of_an_earlier_run_does_not_delay_newer_content_of_its_name(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """Nobody knows whether it was sent: it goes first."""
     async with running_node(bucket, cache, delete_delay=3600.0) as user:
@@ -272,7 +261,7 @@ async def test_a_removal_of_an_earlier_run_does_not_delay_newer_content_of_its_n
     ("request_", "size"), [("put", 1), ("create_multipart", 9 * MIB), ("upload_part", 9 * MIB)]
 )
 async def test_a_file_that_the_bucket_never_takes_holds_its_own_subtree_alone(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, request_: str, size: int
+    bucket: Bucket, cache: Path, request_: str, size: int
 ) -> None:
     store = FaultyStore(bucket, Fault(Unavailable("503"), request_, "a/stuck", times=None))
     async with running_node(store, cache) as user:
@@ -303,7 +292,7 @@ async def test_a_file_that_the_bucket_never_takes_holds_its_own_subtree_alone(
 
 
 async def test_the_parts_of_a_file_that_the_bucket_never_takes_leave_room_for_those_of_others(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(multipart_uploader, "PARTS_AT_ONCE", 2)
     store = FaultyStore(bucket, Fault(Unavailable("503"), "upload_part", "stuck", times=None))
@@ -320,7 +309,7 @@ async def test_the_parts_of_a_file_that_the_bucket_never_takes_leave_room_for_th
 
 
 async def test_an_outage_is_probed_by_few_requests_and_ends_for_all_at_once(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     store = FaultyStore(bucket, Fault(Unavailable("no route"), "put", times=None))
     async with running_node(store, cache) as user:
@@ -337,7 +326,7 @@ async def test_an_outage_is_probed_by_few_requests_and_ends_for_all_at_once(
 
 
 async def test_a_bucket_that_asks_to_slow_down_gets_fewer_requests_of_all_kinds(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     store = FaultyStore(bucket, Fault(Throttled("429"), "put", times=40))
     async with running_node(store, cache) as user:
@@ -352,9 +341,7 @@ async def test_a_bucket_that_asks_to_slow_down_gets_fewer_requests_of_all_kinds(
         assert lowest <= before // 2
 
 
-async def test_keys_that_are_refused_are_no_reason_to_give_up(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_keys_that_are_refused_are_no_reason_to_give_up(bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(bucket)
     async with running_node(store, cache) as user:
         store.script(Fault(AccessDenied("403"), "put", times=None))
@@ -369,7 +356,7 @@ async def test_keys_that_are_refused_are_no_reason_to_give_up(
 
 
 async def test_a_removed_directory_does_not_show_again_because_one_in_it_is_removed_late(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     store = FaultyStore(bucket)
     async with running_node(store, cache) as user:
@@ -393,7 +380,7 @@ async def test_a_removed_directory_does_not_show_again_because_one_in_it_is_remo
 
 
 async def test_each_of_many_queued_files_is_looked_at_a_few_times_only(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted in looks at the order, not in seconds."""
     from fusecache.policy.writeback.publish_order import PublishOrder

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.disk.staging import digests
 from fusecache.model.errors import (
@@ -33,9 +32,7 @@ LARGE = 5 * MIB  # two parts
 # ---- order
 
 
-async def test_what_says_that_all_is_there_comes_after_all_of_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_says_that_all_is_there_comes_after_all_of_it(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         shards = [f"checkpoint/{name}" for name in ("a", "z", "b", "y")]
         await user.mkdir("checkpoint")
@@ -46,9 +43,7 @@ async def test_what_says_that_all_is_there_comes_after_all_of_it(
     assert bucket.sent()[5:] == ["checkpoint/.metadata", "checkpoint/latest"]
 
 
-async def test_an_old_checkpoint_is_deleted_after_the_new_one_is_there(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_an_old_checkpoint_is_deleted_after_the_new_one_is_there(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.mkdir("old")
         await user.write("old/model", b"1")
@@ -65,7 +60,7 @@ async def test_an_old_checkpoint_is_deleted_after_the_new_one_is_there(
 
 
 async def test_a_pointer_rewritten_while_queued_stays_behind_what_it_points_to(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """A `latest` file of the first checkpoint still waits when the second is complete."""
     async with running_node(bucket, cache) as user:
@@ -83,7 +78,7 @@ async def test_a_pointer_rewritten_while_queued_stays_behind_what_it_points_to(
 
 
 async def test_a_shard_rewritten_while_queued_is_never_missing_when_its_pointer_is_there(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
@@ -96,9 +91,7 @@ async def test_a_shard_rewritten_while_queued_is_never_missing_when_its_pointer_
     assert bucket.shows()["shard"] == b"2"
 
 
-async def test_a_rewritten_file_is_sent_once_under_its_first_place(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_rewritten_file_is_sent_once_under_its_first_place(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("model", b"1" * (2 * MIB))
         await user.write("other", b"-")
@@ -110,7 +103,7 @@ async def test_a_rewritten_file_is_sent_once_under_its_first_place(
 
 
 async def test_replacing_a_published_file_by_unlink_and_rename_never_deletes_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """torch.distributed.checkpoint with overwrite=True does so with `.metadata`."""
     async with running_node(bucket, cache) as user:
@@ -127,9 +120,7 @@ async def test_replacing_a_published_file_by_unlink_and_rename_never_deletes_it(
 
 
 @pytest.mark.case(37)
-async def test_what_is_renamed_and_removed_at_once_is_never_uploaded(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_is_renamed_and_removed_at_once_is_never_uploaded(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.mkdir("a")
         await user.write("a/file", b"1")
@@ -141,7 +132,7 @@ async def test_what_is_renamed_and_removed_at_once_is_never_uploaded(
 
 
 async def test_a_file_renamed_while_its_parts_are_sent_comes_in_its_new_place(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         hold = [trio.Event(), trio.Event()]
@@ -158,9 +149,7 @@ async def test_a_file_renamed_while_its_parts_are_sent_comes_in_its_new_place(
     assert bucket.memory.uploads() == ()
 
 
-async def test_a_file_removed_while_its_parts_are_sent_leaves_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_file_removed_while_its_parts_are_sent_leaves_nothing(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         hold = [trio.Event(), trio.Event()]
         _hold_parts(user, hold)
@@ -190,9 +179,7 @@ def _hold_parts(user: User, hold: list[trio.Event]) -> None:
     offload.upload = held  # type: ignore[method-assign]
 
 
-async def test_one_key_is_written_at_most_once_a_second(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_one_key_is_written_at_most_once_a_second(bucket: Bucket, cache: Path) -> None:
     times: list[float] = []
     async with running_node(bucket, cache, settle_seconds=0.0) as user:
         for number in range(4):
@@ -202,9 +189,7 @@ async def test_one_key_is_written_at_most_once_a_second(
     assert all(later - earlier >= 1.0 for earlier, later in itertools.pairwise(times))
 
 
-async def test_a_temporary_name_is_never_published_unless_it_stays(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_temporary_name_is_never_published_unless_it_stays(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("model.tmp", b"1")
         await user.write("done", b"2")
@@ -215,7 +200,7 @@ async def test_a_temporary_name_is_never_published_unless_it_stays(
 
 
 async def test_what_was_closed_under_a_temporary_name_is_on_the_disk_soon_as_any_other(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("model.tmp", b"1")
@@ -234,7 +219,7 @@ async def test_what_was_closed_under_a_temporary_name_is_on_the_disk_soon_as_any
 
 @pytest.mark.parametrize("change", ["mkdir", "symlink", "unlink", "rename"])
 async def test_a_change_of_names_alone_is_published_without_being_asked(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, change: str
+    bucket: Bucket, cache: Path, change: str
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("file", b"1")
@@ -255,9 +240,7 @@ async def test_a_change_of_names_alone_is_published_without_being_asked(
         assert user.fs.pending().files == 0
 
 
-async def test_sync_ends_when_what_it_waits_for_is_removed(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_sync_ends_when_what_it_waits_for_is_removed(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, settle_seconds=30.0) as user:
         await user.write("file", b"1")
         async with trio.open_nursery() as nursery:
@@ -267,7 +250,7 @@ async def test_sync_ends_when_what_it_waits_for_is_removed(
                 await user.unlink("file")
 
 
-async def test_sync_says_that_time_is_up(bucket: Bucket, cache: Path, autojump_clock: MockClock) -> None:
+async def test_sync_says_that_time_is_up(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
         await user.write("file", b"1")
@@ -277,7 +260,7 @@ async def test_sync_says_that_time_is_up(bucket: Bucket, cache: Path, autojump_c
 
 
 async def test_files_and_directories_can_be_made_while_the_bucket_cannot_be_reached(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.mkdir("run")
@@ -306,7 +289,7 @@ async def test_files_and_directories_can_be_made_while_the_bucket_cannot_be_reac
 @pytest.mark.parametrize("method", ["put", "complete_multipart", "copy", "delete", "head"])
 @pytest.mark.parametrize("after_effect", [False, True])
 async def test_a_lost_answer_changes_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, method: str, *, after_effect: bool
+    bucket: Bucket, cache: Path, method: str, *, after_effect: bool
 ) -> None:
     store = FaultyStore(bucket)
     async with running_node(store, cache) as user:
@@ -327,9 +310,7 @@ async def test_a_lost_answer_changes_nothing(
 
 
 @pytest.mark.case(26)
-async def test_an_upload_that_the_bucket_forgot_is_sent_again(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_an_upload_that_the_bucket_forgot_is_sent_again(bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(bucket, Fault(Unavailable("no answer"), "complete_multipart"))
     async with running_node(store, cache) as user:
         await user.write("large", b"1" * LARGE)
@@ -341,9 +322,7 @@ async def test_an_upload_that_the_bucket_forgot_is_sent_again(
     assert bucket.shows() == {"large": b"1" * LARGE}
 
 
-async def test_a_storm_of_refusals_ends_in_everything_published_once(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_storm_of_refusals_ends_in_everything_published_once(bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(
         bucket, Fault(Throttled("429"), "put", times=20), Fault(Unavailable("500"), "put", times=20)
     )
@@ -357,7 +336,7 @@ async def test_a_storm_of_refusals_ends_in_everything_published_once(
 
 @pytest.mark.case(30)
 async def test_writers_go_on_while_keys_are_refused_and_all_is_published_once_they_are_back(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(store := FaultyStore(bucket), cache) as user:
         await user.write("before", b"0")
@@ -373,7 +352,7 @@ async def test_writers_go_on_while_keys_are_refused_and_all_is_published_once_th
 
 
 async def test_a_source_that_vanishes_before_its_copy_ends_the_rename_not_the_daemon(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     store = FaultyStore(bucket)
     async with running_node(store, cache) as user:
@@ -391,9 +370,7 @@ async def test_a_source_that_vanishes_before_its_copy_ends_the_rename_not_the_da
 # ---- refused for good
 
 
-async def test_a_refused_file_is_kept_and_the_others_go_on(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_refused_file_is_kept_and_the_others_go_on(bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(bucket, Fault(Refused("EntityTooLarge"), "put", "bad", times=None))
     async with running_node(store, cache) as user:
         await user.write("bad", b"1")
@@ -409,9 +386,7 @@ async def test_a_refused_file_is_kept_and_the_others_go_on(
         assert await user.read("bad") == b"1"
 
 
-async def test_an_upload_whose_parts_are_refused_is_begun_anew(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_an_upload_whose_parts_are_refused_is_begun_anew(bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(bucket, Fault(PartsRefused("InvalidPart"), "complete_multipart", times=2))
     async with running_node(store, cache) as user:
         await user.write("large", b"1" * LARGE)
@@ -424,7 +399,7 @@ async def test_an_upload_whose_parts_are_refused_is_begun_anew(
 
 
 async def test_an_upload_whose_parts_are_refused_again_and_again_is_kept_and_reported(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     store = FaultyStore(bucket, Fault(PartsRefused("InvalidPart"), "complete_multipart", "bad", times=None))
     async with running_node(store, cache) as user:
@@ -441,7 +416,7 @@ async def test_an_upload_whose_parts_are_refused_again_and_again_is_kept_and_rep
 
 @pytest.mark.parametrize("way_out", ["rewrite", "unlink"])
 async def test_a_refused_file_is_forgotten_once_it_is_rewritten_or_removed(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, way_out: str
+    bucket: Bucket, cache: Path, way_out: str
 ) -> None:
     store = FaultyStore(bucket, Fault(Refused("policy"), "put", "bad", times=1))
     async with running_node(store, cache) as user:
@@ -457,9 +432,7 @@ async def test_a_refused_file_is_forgotten_once_it_is_rewritten_or_removed(
     assert bucket.shows() == ({"bad": b"2"} if way_out == "rewrite" else {})
 
 
-async def test_bytes_that_cannot_be_read_back_are_never_published(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_bytes_that_cannot_be_read_back_are_never_published(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("broken", b"1" * MIB)
         await user.write("good", b"2")
@@ -473,9 +446,7 @@ async def test_bytes_that_cannot_be_read_back_are_never_published(
 # ---- other clients
 
 
-async def test_both_versions_survive_a_write_conflict(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_both_versions_survive_a_write_conflict(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("new", b"ours")
         bucket.memory.put_bytes("new", b"theirs")
@@ -489,7 +460,7 @@ async def test_both_versions_survive_a_write_conflict(
 
 
 async def test_a_copy_of_an_earlier_conflict_of_the_same_name_survives_the_next(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """Another node may have the same host name, or this one had another cache directory, with the same numbers."""
     async with running_node(bucket, cache) as user:
@@ -522,13 +493,7 @@ async def test_a_copy_of_an_earlier_conflict_of_the_same_name_survives_the_next(
     ids=["long name", "long Unicode name", "long path", "longer path", "deep path"],
 )
 async def test_both_versions_survive_a_conflict_of_a_long_key(
-    bucket: Bucket,
-    cache: Path,
-    autojump_clock: MockClock,
-    monkeypatch: pytest.MonkeyPatch,
-    prefix: str,
-    folders: list[str],
-    name: str,
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, folders: list[str], name: str
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "a-host-name-of-30-bytes-in-all")
     key = "/".join([prefix.rstrip("/"), *folders, name]).lstrip("/")
@@ -555,9 +520,7 @@ async def test_both_versions_survive_a_conflict_of_a_long_key(
         assert await user.read("/".join([*folders, name])) == b"theirs"
 
 
-async def test_a_conflict_of_a_large_file_leaves_no_upload_behind(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_conflict_of_a_large_file_leaves_no_upload_behind(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("new", b"1" * LARGE)
         bucket.memory.put_bytes("new", b"theirs")
@@ -570,7 +533,7 @@ async def test_a_conflict_of_a_large_file_leaves_no_upload_behind(
 @pytest.mark.case(42)
 @pytest.mark.parametrize("data", [b"same", b"1" * LARGE], ids=["one request", "parts"])
 async def test_the_same_bytes_from_another_node_are_success(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, data: bytes
+    bucket: Bucket, tmp_path: Path, data: bytes
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as one, running_node(bucket, tmp_path / "2") as two:
         await one.write("file", data)
@@ -582,7 +545,7 @@ async def test_the_same_bytes_from_another_node_are_success(
 
 
 async def test_a_newer_object_of_another_client_survives_our_queued_delete(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("file", b"ours")
@@ -596,7 +559,7 @@ async def test_a_newer_object_of_another_client_survives_our_queued_delete(
 
 
 async def test_a_file_rewritten_just_while_it_is_published_is_no_conflict(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """Every moment between the PUT and the journal's row for it is tried."""
     for steps in range(12):
@@ -610,9 +573,7 @@ async def test_a_file_rewritten_just_while_it_is_published_is_no_conflict(
             assert bucket.shows() == {"file": b"second %d" % steps}
 
 
-async def test_a_file_removed_just_while_it_is_published_is_gone(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_file_removed_just_while_it_is_published_is_gone(bucket: Bucket, cache: Path) -> None:
     for steps in range(12):
         async with running_node(bucket, cache) as user:
             await user.write("file", b"first %d" % steps)
@@ -637,7 +598,7 @@ async def _next_request(bucket: Bucket) -> None:
 
 
 async def test_a_full_disk_refuses_new_files_at_once_and_takes_them_later(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, cache_bytes=64 * MIB) as user:
         bucket.takes_nothing = True
@@ -658,9 +619,7 @@ async def test_a_full_disk_refuses_new_files_at_once_and_takes_them_later(
         assert await user.drained() == "durable"
 
 
-async def test_a_file_whose_write_failed_is_never_published(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_file_whose_write_failed_is_never_published(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("file", b"old")
         await user.drained()
@@ -684,9 +643,7 @@ async def test_a_file_whose_write_failed_is_never_published(
     assert bucket.shows() == {"file": b"old"}
 
 
-async def test_when_the_journal_fails_writing_stops_and_reading_goes_on(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_when_the_journal_fails_writing_stops_and_reading_goes_on(bucket: Bucket, cache: Path) -> None:
     bucket.memory.put_bytes("there", b"1")
     async with running_node(bucket, cache) as user:
         await user.write("file", b"2")
@@ -705,9 +662,7 @@ async def test_when_the_journal_fails_writing_stops_and_reading_goes_on(
     assert bucket.shows() == {"there": b"1", "file": b"2"}
 
 
-async def test_a_thousand_files_wait_for_the_bucket_with_few_descriptors(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_thousand_files_wait_for_the_bucket_with_few_descriptors(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
         await user.write("first", b"1")
@@ -725,9 +680,7 @@ def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def test_a_file_that_the_next_daemon_uploads_is_warm(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_file_that_the_next_daemon_uploads_is_warm(bucket: Bucket, cache: Path) -> None:
     bucket.takes_nothing = True
     async with running_node(bucket, cache) as user:
         handle = await user.open("checkpoint")

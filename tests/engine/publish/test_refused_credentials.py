@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.runtime.metadata_client import DENIED_SECONDS
 from fusecache.model.errors import AccessDenied, CredentialsMissing, NotFound, RemoteError
@@ -30,7 +29,7 @@ async def seconds_until_refused(user: User, path: str) -> float:
 @pytest.mark.case(30)
 @pytest.mark.parametrize("error", [REFUSED, CredentialsMissing("no keys")], ids=["403", "none"])
 async def test_a_trainer_saves_into_a_directory_that_was_listed_though_the_keys_are_refused(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, error: RemoteError
+    bucket: Bucket, cache: Path, error: RemoteError
 ) -> None:
     bucket.memory.put_bytes("run/step-1", b"old")
     store = FaultyStore(bucket)
@@ -62,7 +61,7 @@ async def test_a_trainer_saves_into_a_directory_that_was_listed_though_the_keys_
 
 
 async def test_a_name_that_nothing_is_known_of_is_refused_soon_and_at_once_when_the_keys_have_been_for_long(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     store = FaultyStore(bucket)
     async with running_node(store, cache) as user:
@@ -82,7 +81,7 @@ async def test_a_name_that_nothing_is_known_of_is_refused_soon_and_at_once_when_
 
 
 async def test_many_lookups_of_what_is_known_ask_a_bucket_that_refuses_the_keys_little(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("run/file", b"1")
     store = FaultyStore(bucket)
@@ -98,7 +97,7 @@ async def test_many_lookups_of_what_is_known_ask_a_bucket_that_refuses_the_keys_
 
 
 async def test_what_the_keys_may_not_list_is_refused_though_it_was_known_as_long_as_they_may_list_the_mount(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """Such a name may be there by now: it is not said to be missing, and nothing is made in its place."""
     bucket.memory.put_bytes("ours/secret/file", b"1")
@@ -118,7 +117,7 @@ async def test_what_the_keys_may_not_list_is_refused_though_it_was_known_as_long
 
 
 async def test_what_another_client_made_while_the_keys_were_refused_is_not_overwritten(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("run/file", b"1")
     store = FaultyStore(bucket)
@@ -135,9 +134,7 @@ async def test_what_another_client_made_while_the_keys_were_refused_is_not_overw
     assert sorted(shown.values()) == [b"1", b"ours", b"theirs"]
 
 
-async def test_the_status_says_for_how_long_the_keys_are_refused(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_the_status_says_for_how_long_the_keys_are_refused(bucket: Bucket, cache: Path) -> None:
     bucket.memory.put_bytes("run/file", b"1")
     store = FaultyStore(bucket)
     async with running_node(store, cache) as user:
@@ -161,7 +158,7 @@ async def test_the_status_says_for_how_long_the_keys_are_refused(
 @pytest.mark.parametrize("size", [10, 70 << 20], ids=["whole", "parts"])
 @pytest.mark.parametrize("who", ["reader", "daemon"])
 async def test_uploads_go_on_as_soon_as_keys_are_seen_to_work_again(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, size: int, who: str
+    bucket: Bucket, cache: Path, size: int, who: str
 ) -> None:
     bucket.memory.put_bytes("run/file", b"1")
     store = FaultyStore(bucket)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.recovery.offline import OfflineCache
 from fusecache.model.errors import NotFound, NotPermitted, ObjectArchived, Refused
@@ -43,9 +42,7 @@ async def rejected_rename(bucket: Bucket, cache: Path) -> AsyncIterator[tuple[Fa
         yield store, user
 
 
-async def test_it_is_listed_and_leaves_the_old_name(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_it_is_listed_and_leaves_the_old_name(bucket: Bucket, cache: Path) -> None:
     async with rejected_rename(bucket, cache) as (_, user):
         assert await entries(user) == [("refused", "new", "rename")]
         (row,) = (await user.fs.quarantine.listing())["entries"]
@@ -61,9 +58,7 @@ async def test_it_is_listed_and_leaves_the_old_name(
         assert (said["rejected_files"], said["exposed_bytes"]) == (1, 0)
 
 
-async def test_it_heals_by_itself_when_its_cause_is_gone(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_it_heals_by_itself_when_its_cause_is_gone(bucket: Bucket, cache: Path) -> None:
     async with rejected_rename(bucket, cache) as (store, user):
         await trio.sleep(600)
         assert 5 < len(store.calls("copy")) < 30  # about one a minute
@@ -77,9 +72,7 @@ async def test_it_heals_by_itself_when_its_cause_is_gone(
     assert bucket.shows() == {"new": b"archived"}
 
 
-async def test_one_that_heals_is_followed_by_all_others_at_once(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_one_that_heals_is_followed_by_all_others_at_once(bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(bucket, ARCHIVED)
     async with running_node(store, cache) as user:
         await user.mkdir("d")
@@ -96,7 +89,7 @@ async def test_one_that_heals_is_followed_by_all_others_at_once(
     assert sorted(files_in(bucket.shows())) == sorted(f"e/{number}" for number in range(40))
 
 
-async def test_it_is_repeated_on_request(bucket: Bucket, cache: Path, autojump_clock: MockClock) -> None:
+async def test_it_is_repeated_on_request(bucket: Bucket, cache: Path) -> None:
     async with rejected_rename(bucket, cache) as (store, user):
         number = await number_of_the_only(user)
         with pytest.raises(ObjectArchived, match="GLACIER"):
@@ -110,7 +103,7 @@ async def test_it_is_repeated_on_request(bucket: Bucket, cache: Path, autojump_c
         assert await user.drained() == "durable"
 
 
-async def test_it_is_given_up_on_request(bucket: Bucket, cache: Path, autojump_clock: MockClock) -> None:
+async def test_it_is_given_up_on_request(bucket: Bucket, cache: Path) -> None:
     async with rejected_rename(bucket, cache) as (store, user):
         assert await user.fs.quarantine.delete(await number_of_the_only(user)) == 0
         store.heal()
@@ -122,7 +115,7 @@ async def test_it_is_given_up_on_request(bucket: Bucket, cache: Path, autojump_c
 
 
 async def test_it_survives_a_crash_and_heals_in_the_next_run(
-    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path, tmp_path: Path
 ) -> None:
     async with rejected_rename(bucket, cache) as (_, user):
         number = await number_of_the_only(user)
@@ -140,9 +133,7 @@ async def test_it_survives_a_crash_and_heals_in_the_next_run(
         assert await entries(user) == []
 
 
-async def test_without_a_mount_it_is_listed_and_can_be_given_up(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_without_a_mount_it_is_listed_and_can_be_given_up(bucket: Bucket, cache: Path) -> None:
     async with rejected_rename(bucket, cache) as (_, user):
         number = await number_of_the_only(user)
     (cache / "fusecache.json").write_text('{"format": 1, "identity": "https://host s3://bucket/"}\n')
@@ -153,9 +144,7 @@ async def test_without_a_mount_it_is_listed_and_can_be_given_up(
         assert offline.listing()["entries"] == []
 
 
-async def test_a_read_only_mount_repeats_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_read_only_mount_repeats_nothing(bucket: Bucket, cache: Path) -> None:
     async with rejected_rename(bucket, cache):
         pass
     async with running_node(bucket, cache, read_only=True) as user:
@@ -164,9 +153,7 @@ async def test_a_read_only_mount_repeats_nothing(
     assert bucket.shows() == {"old": b"archived"}
 
 
-async def test_the_same_change_made_again_is_one_entry(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_the_same_change_made_again_is_one_entry(bucket: Bucket, cache: Path) -> None:
     async with rejected_rename(bucket, cache) as (_, user):
         for _ in range(3):
             await user.rename("old", "new")
@@ -175,9 +162,7 @@ async def test_the_same_change_made_again_is_one_entry(
 
 
 @pytest.mark.parametrize("change", ["written", "removed", "renamed"])
-async def test_what_happened_to_the_old_name_since_counts(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, change: str
-) -> None:
+async def test_what_happened_to_the_old_name_since_counts(bucket: Bucket, cache: Path, change: str) -> None:
     async with rejected_rename(bucket, cache) as (store, user):
         match change:
             case "written":
@@ -196,9 +181,7 @@ async def test_what_happened_to_the_old_name_since_counts(
     assert bucket.shows() == expected[change]
 
 
-async def test_a_file_that_took_the_new_name_since_is_not_replaced(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_file_that_took_the_new_name_since_is_not_replaced(bucket: Bucket, cache: Path) -> None:
     async with rejected_rename(bucket, cache) as (store, user):
         await user.write("new", b"another")
         await user.drained()
@@ -208,9 +191,7 @@ async def test_a_file_that_took_the_new_name_since_is_not_replaced(
         assert await user.tree() == {"old": b"archived", "new": b"another"}
 
 
-async def test_a_program_that_reads_the_old_name_goes_on(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_program_that_reads_the_old_name_goes_on(bucket: Bucket, cache: Path) -> None:
     async with rejected_rename(bucket, cache) as (store, user):
         handle = user.fs.file_io.open(await user.fs.resolve("old"), writable=False, pid=0)
         store.heal()
@@ -221,7 +202,7 @@ async def test_a_program_that_reads_the_old_name_goes_on(
 
 
 async def test_a_rejected_directory_or_symlink_comes_by_itself_and_a_removal_only_on_request(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("locked", b"1")

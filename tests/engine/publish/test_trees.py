@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.model.errors import Unavailable
 from fusecache.model.objects import SYMLINK_TARGET, ObjectInfo
@@ -43,9 +42,7 @@ async def seconds_to_drain(user: User) -> float:
     return trio.current_time() - began
 
 
-async def test_the_files_of_a_removed_directory_go_side_by_side(
-    cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_the_files_of_a_removed_directory_go_side_by_side(cache: Path) -> None:
     fill(bucket := CountingBucket())
     offload = Far()
     async with running_node(bucket, cache, offload=offload) as user:
@@ -56,9 +53,7 @@ async def test_the_files_of_a_removed_directory_go_side_by_side(
     assert bucket.heads == COUNT
 
 
-async def test_the_files_of_a_moved_directory_move_side_by_side(
-    cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_the_files_of_a_moved_directory_move_side_by_side(cache: Path) -> None:
     fill(bucket := CountingBucket())
     offload = Far()
     async with running_node(bucket, cache, offload=offload) as user:
@@ -71,7 +66,7 @@ async def test_the_files_of_a_moved_directory_move_side_by_side(
 
 
 async def test_after_a_kill_the_rest_of_a_moved_directory_still_moves_side_by_side(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     fill(bucket)
     after = cache.with_suffix(".after")
@@ -91,9 +86,7 @@ async def test_after_a_kill_the_rest_of_a_moved_directory_still_moves_side_by_si
     assert offload.most >= 16
 
 
-async def test_what_names_others_moves_after_the_others_of_its_directory(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_names_others_moves_after_the_others_of_its_directory(bucket: Bucket, cache: Path) -> None:
     bucket.memory.put_bytes("d/latest", b"099")
     bucket.memory.put_bytes("d/DONE", b"")
     fill(bucket)
@@ -110,7 +103,7 @@ async def test_what_names_others_moves_after_the_others_of_its_directory(
 
 
 async def test_a_removed_commit_marker_goes_before_what_is_removed_after_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     fill(bucket)
     bucket.memory.put_bytes("d/_SUCCESS", b"all are here")
@@ -123,9 +116,7 @@ async def test_a_removed_commit_marker_goes_before_what_is_removed_after_it(
     assert set(names[50:]) <= set(deleted[deleted.index("d/_SUCCESS") :])
 
 
-async def test_a_write_comes_before_the_removals_after_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_write_comes_before_the_removals_after_it(bucket: Bucket, cache: Path) -> None:
     fill(bucket)
     async with running_node(bucket, cache, offload=Far()) as user:
         names = list(await user.tree("d"))
@@ -142,7 +133,7 @@ async def test_a_write_comes_before_the_removals_after_it(
 
 
 async def test_one_file_that_cannot_move_does_not_stop_the_others_of_its_directory(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     fill(bucket)
     store = FaultyStore(bucket, Fault(Unavailable("503"), "copy", "e/050", times=None))
@@ -157,7 +148,7 @@ async def test_one_file_that_cannot_move_does_not_stop_the_others_of_its_directo
 
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_what_another_client_replaces_in_a_moving_or_removed_directory_stays(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, when: str
+    bucket: Bucket, cache: Path, when: str
 ) -> None:
     """when: before or after the rest of its directory went."""
     fill(bucket, "d", 10)
@@ -182,7 +173,7 @@ def theirs(bucket: Bucket) -> None:
 
 
 async def test_an_object_of_another_client_under_a_new_name_is_not_replaced(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     fill(bucket, "d", 3)
     async with running_node(bucket, cache) as user:
@@ -195,7 +186,7 @@ async def test_an_object_of_another_client_under_a_new_name_is_not_replaced(
 
 
 async def test_an_empty_file_of_another_client_is_not_taken_for_a_moved_symlink(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.mkdir("d")
@@ -210,7 +201,7 @@ async def test_an_empty_file_of_another_client_is_not_taken_for_a_moved_symlink(
 
 
 async def test_a_file_that_is_renamed_twice_while_it_goes_up_keeps_its_size(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, offload=Far(5.0)) as user:
         await user.write("log", b"1" * 12)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.model.errors import LocalDiskError, NoSpace
 from fusecache.model.objects import MIB
@@ -42,7 +41,7 @@ def verdict_of(user: User) -> tuple[str, list[str]]:
 
 
 async def test_attempts_at_one_name_use_the_space_of_one_file(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    bucket: Bucket, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     async with running_node(bucket, cache, cache_bytes=CACHE_BYTES) as user:
@@ -59,7 +58,7 @@ async def test_attempts_at_one_name_use_the_space_of_one_file(
 
 
 async def test_all_attempts_stay_while_there_is_space_and_then_the_oldest_goes_first(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, cache_bytes=CACHE_BYTES) as user:
         for mib in (8, 10, 12):
@@ -70,7 +69,7 @@ async def test_all_attempts_stay_while_there_is_space_and_then_the_oldest_goes_f
 
 
 async def test_an_attempt_larger_than_half_of_the_space_gives_way_to_the_next(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, cache_bytes=CACHE_BYTES) as user:
         for _ in range(3):
@@ -81,7 +80,7 @@ async def test_an_attempt_larger_than_half_of_the_space_gives_way_to_the_next(
 
 
 async def test_an_attempt_that_took_all_space_gives_way_as_the_file_is_created_again(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, cache_bytes=CACHE_BYTES) as user:
         await attempt(user, "step", 42)
@@ -93,7 +92,7 @@ async def test_an_attempt_that_took_all_space_gives_way_as_the_file_is_created_a
 
 
 async def test_a_daemon_that_is_killed_with_every_attempt_is_no_different(
-    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path, tmp_path: Path
 ) -> None:
     directory = cache
     for number in range(6):
@@ -112,7 +111,7 @@ async def test_a_daemon_that_is_killed_with_every_attempt_is_no_different(
 
 
 async def test_what_was_closed_under_the_name_since_stands_for_the_attempts(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, cache_bytes=CACHE_BYTES) as user:
         for name in ("step-1", "step-2", "step-3"):
@@ -126,7 +125,7 @@ async def test_what_was_closed_under_the_name_since_stands_for_the_attempts(
 
 
 async def test_the_only_attempt_at_a_name_is_kept_and_the_verdict_says_what_holds_the_space(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, cache_bytes=CACHE_BYTES) as user:
         await attempt(user, "log-1", 10)
@@ -151,7 +150,7 @@ async def test_the_only_attempt_at_a_name_is_kept_and_the_verdict_says_what_hold
 
 
 async def test_writers_that_find_no_space_at_once_share_what_one_attempt_frees(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, cache_bytes=CACHE_BYTES) as user:
         await attempt(user, "step", 20)
@@ -166,7 +165,7 @@ async def test_writers_that_find_no_space_at_once_share_what_one_attempt_frees(
         assert await sizes(user) == [("step", 20)]
 
 
-async def test_closed_content_never_gives_way(bucket: Bucket, cache: Path, autojump_clock: MockClock) -> None:
+async def test_closed_content_never_gives_way(bucket: Bucket, cache: Path) -> None:
     """A file whose write failed may have been closed before: it stays."""
     async with running_node(bucket, cache, cache_bytes=CACHE_BYTES) as user:
         for _ in range(2):

@@ -9,7 +9,6 @@ from typing import Any
 import lmdb
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.recovery.journal_replay import JournalReplay, ReplayResult
@@ -53,7 +52,7 @@ async def rotate(user: User) -> None:
 @pytest.mark.parametrize("program", [save_small, save_large, rotate])
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_node_that_ends_at_any_request_loses_and_repeats_nothing(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, program: Program, when: str
+    bucket: Bucket, tmp_path: Path, program: Program, when: str
 ) -> None:
     async def published() -> tuple[Bucket, Path]:
         place, fresh = tmp_path / f"{number}", Bucket()
@@ -104,9 +103,7 @@ async def test_a_node_that_ends_at_any_request_loses_and_repeats_nothing(
         shutil.rmtree(after)
 
 
-async def test_parts_that_were_sent_are_not_sent_again(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_parts_that_were_sent_are_not_sent_again(bucket: Bucket, tmp_path: Path) -> None:
     died = trio.Event()
     async with running_node(bucket, tmp_path / "1") as user:
         bucket.die_at(4, "before", lambda: (photograph(tmp_path / "1", tmp_path / "2"), died.set()))
@@ -121,7 +118,7 @@ async def test_parts_that_were_sent_are_not_sent_again(
 
 
 async def test_the_upload_of_a_file_that_another_replaced_before_its_turn_is_not_begun_twice(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     died = trio.Event()
     async with running_node(bucket, tmp_path / "1") as user:
@@ -144,7 +141,7 @@ async def test_the_upload_of_a_file_that_another_replaced_before_its_turn_is_not
 @pytest.mark.parametrize("then", ["rewrite", "rename", "unlink"])
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_file_whose_put_may_have_been_sent_can_be_changed_after_the_restart(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, then: str, when: str
+    bucket: Bucket, tmp_path: Path, then: str, when: str
 ) -> None:
     died = trio.Event()
     async with running_node(bucket, tmp_path / "1") as user:
@@ -165,7 +162,7 @@ async def test_a_file_whose_put_may_have_been_sent_can_be_changed_after_the_rest
 
 
 async def test_a_rename_of_what_another_was_quicker_with_shows_nothing_that_cannot_be_read(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         slow_requests(user, 3)
@@ -188,7 +185,7 @@ async def test_a_rename_of_what_another_was_quicker_with_shows_nothing_that_cann
 
 
 async def test_a_name_whose_delete_may_have_been_sent_can_be_used_again_after_the_restart(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     died = trio.Event()
     async with running_node(bucket, tmp_path / "1") as user:
@@ -205,7 +202,7 @@ async def test_a_name_whose_delete_may_have_been_sent_can_be_used_again_after_th
 
 
 async def test_a_rewritten_file_renamed_after_the_restart_leaves_nothing_under_its_old_name(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         await user.write("file", b"1")
@@ -225,7 +222,7 @@ async def test_a_rewritten_file_renamed_after_the_restart_leaves_nothing_under_i
 
 
 async def test_a_file_that_was_not_closed_is_kept_aside_and_never_published(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         await user.write("file", b"old")
@@ -245,9 +242,7 @@ async def test_a_file_that_was_not_closed_is_kept_aside_and_never_published(
     assert bucket.shows() == {"file": b"old"}
 
 
-async def test_bytes_written_after_a_close_are_not_taken_for_closed(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_bytes_written_after_a_close_are_not_taken_for_closed(bucket: Bucket, tmp_path: Path) -> None:
     """A second descriptor goes on writing: what a crash leaves is a mixture that nobody closed."""
     async with running_node(bucket, tmp_path / "1") as user:
         first, second = await user.open("file"), await user.open("file", truncate=False)
@@ -265,9 +260,7 @@ async def test_bytes_written_after_a_close_are_not_taken_for_closed(
     assert [path.read_bytes() for path in (tmp_path / "2" / "orphans").iterdir()] == [b"2211"]
 
 
-async def test_a_staging_file_without_a_row_is_kept_aside(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_staging_file_without_a_row_is_kept_aside(bucket: Bucket, cache: Path) -> None:
     (cache / "staging").mkdir(parents=True)
     (cache / "staging" / "0000000000000007").write_bytes(b"who am I?")
     async with running_node(bucket, cache) as user:
@@ -307,7 +300,7 @@ def change_rows(cache: Path, change: Callable[[dict], dict]) -> None:
 
 
 async def test_after_a_power_cut_only_what_was_synced_and_is_whole_is_published(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     names = ("whole", "unsynced", "damaged", "short")
     await closed_but_unpublished(bucket, tmp_path / "cache", names)
@@ -333,9 +326,7 @@ async def test_after_a_power_cut_only_what_was_synced_and_is_whole_is_published(
     assert kept == {paths[name].name for name in names if name != "whole"}
 
 
-async def test_within_one_boot_the_page_cache_is_trusted(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_within_one_boot_the_page_cache_is_trusted(bucket: Bucket, tmp_path: Path) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         await user.write("file", b"1")
         photograph(tmp_path / "1", tmp_path / "2")
@@ -347,9 +338,7 @@ async def test_within_one_boot_the_page_cache_is_trusted(
     assert bucket.shows() == {"file": b"1"}
 
 
-async def test_what_recovery_decided_it_decides_again(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_recovery_decided_it_decides_again(bucket: Bucket, tmp_path: Path) -> None:
     await closed_but_unpublished(bucket, tmp_path / "cache", ("a", "b"))
     cache = tmp_path / "cache.after"
     change_rows(cache, lambda row: {**row, "synced": row["key"] == "a"})
@@ -362,7 +351,7 @@ async def test_what_recovery_decided_it_decides_again(
 
 
 async def test_a_row_of_a_file_that_is_gone_raises_an_alarm_and_stops_nobody(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await closed_but_unpublished(bucket, tmp_path / "cache", ("gone", "there"))
     cache = tmp_path / "cache.after"
@@ -384,7 +373,7 @@ async def test_a_row_of_a_file_that_is_gone_raises_an_alarm_and_stops_nobody(
     "row", [b"\xff\xfe", b"{}", b"[]", b'{"generation": "one"}'], ids=["bytes", "empty", "list", "wrong"]
 )
 async def test_an_unreadable_row_stops_the_start_and_deletes_nothing(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, row: bytes
+    bucket: Bucket, tmp_path: Path, row: bytes
 ) -> None:
     await closed_but_unpublished(bucket, tmp_path / "cache", ("a", "b"))
     cache = tmp_path / "cache.after"
@@ -399,7 +388,7 @@ async def test_an_unreadable_row_stops_the_start_and_deletes_nothing(
 
 
 async def test_a_row_of_a_newer_version_stops_the_start_and_deletes_nothing(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     await closed_but_unpublished(bucket, tmp_path / "cache", ("a",))
     cache = tmp_path / "cache.after"
@@ -414,9 +403,7 @@ async def test_a_row_of_a_newer_version_stops_the_start_and_deletes_nothing(
     assert set(bucket.shows()) == {"a"}
 
 
-async def test_states_of_the_journal_say_what_the_bucket_has(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_states_of_the_journal_say_what_the_bucket_has(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("file", b"1")
         rows = user.fs.journal.journal.files
@@ -432,7 +419,7 @@ async def test_states_of_the_journal_say_what_the_bucket_has(
 
 
 async def test_changes_of_names_made_without_the_bucket_are_there_after_a_restart(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         for folder in ("kept", "removed"):
@@ -461,7 +448,7 @@ async def test_changes_of_names_made_without_the_bucket_are_there_after_a_restar
 
 
 async def test_a_directory_renamed_after_a_restart_keeps_what_is_in_it(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         bucket.takes_nothing = True
@@ -481,7 +468,7 @@ async def test_a_directory_renamed_after_a_restart_keeps_what_is_in_it(
 
 @pytest.mark.parametrize("hindrance", ["a read-only mount", "refused keys"])
 async def test_an_abort_that_one_mount_cannot_do_is_the_next_ones(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, hindrance: str
+    bucket: Bucket, tmp_path: Path, hindrance: str
 ) -> None:
     upload_id = bucket.memory.create_multipart("gone", metadata={})
     (tmp_path / "journal").mkdir()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.recovery.offline import OfflineCache
 from fusecache.index.journal import Journal
@@ -77,7 +76,7 @@ async def nothing_is_staged(user: User) -> None:
 
 
 async def test_an_unfinished_file_is_listed_at_every_start_until_it_is_dealt_with(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     await leave_unfinished(bucket, cache)
     for _ in range(3):
@@ -92,7 +91,7 @@ async def test_an_unfinished_file_is_listed_at_every_start_until_it_is_dealt_wit
 
 
 async def test_an_orphan_comes_back_beside_its_name_and_is_published_like_any_file(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     await leave_unfinished(bucket, cache)
     async with running_node(bucket, cache) as user:
@@ -112,7 +111,7 @@ async def test_an_orphan_comes_back_beside_its_name_and_is_published_like_any_fi
 
 
 async def test_what_was_brought_back_survives_a_crash_before_it_is_published(
-    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path, tmp_path: Path
 ) -> None:
     await leave_unfinished(bucket, cache)
     async with running_node(bucket, cache) as user:
@@ -128,9 +127,7 @@ async def test_what_was_brought_back_survives_a_crash_before_it_is_published(
     assert bucket.shows()["back"] == HALF
 
 
-async def test_nothing_is_overwritten_and_a_refusal_changes_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_nothing_is_overwritten_and_a_refusal_changes_nothing(bucket: Bucket, cache: Path) -> None:
     await leave_unfinished(bucket, cache)
     async with running_node(bucket, cache) as user:
         number = (await only(user))["id"]
@@ -149,9 +146,7 @@ async def test_nothing_is_overwritten_and_a_refusal_changes_nothing(
     assert bucket.shows()["step/other"] == b"whole"
 
 
-async def test_a_deleted_orphan_frees_its_room_for_good(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_deleted_orphan_frees_its_room_for_good(bucket: Bucket, cache: Path) -> None:
     await leave_unfinished(bucket, cache)
     async with running_node(bucket, cache) as user:
         number = (await only(user))["id"]
@@ -164,9 +159,7 @@ async def test_a_deleted_orphan_frees_its_room_for_good(
         assert (await things(user), staged_bytes(user)) == ([], 0)
 
 
-async def test_a_crash_while_it_is_deleted_ends_with_it_deleted(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_crash_while_it_is_deleted_ends_with_it_deleted(bucket: Bucket, cache: Path) -> None:
     await leave_unfinished(bucket, cache)
     async with running_node(bucket, cache):
         pass
@@ -176,9 +169,7 @@ async def test_a_crash_while_it_is_deleted_ends_with_it_deleted(
     assert list((cache / "orphans").iterdir()) == []
 
 
-async def test_a_crash_while_it_comes_back_leaves_it_listed(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_crash_while_it_comes_back_leaves_it_listed(bucket: Bucket, cache: Path) -> None:
     """Its file is in `staging/` already, its row does not say so yet."""
     await leave_unfinished(bucket, cache)
     async with running_node(bucket, cache) as user:
@@ -190,7 +181,7 @@ async def test_a_crash_while_it_comes_back_leaves_it_listed(
 
 
 async def test_rows_and_files_of_an_older_version_are_listed_with_what_is_known(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     await leave_unfinished(bucket, cache)
     async with running_node(bucket, cache):
@@ -214,7 +205,7 @@ async def test_rows_and_files_of_an_older_version_are_listed_with_what_is_known(
 
 
 async def test_a_file_whose_bytes_are_gone_can_only_be_taken_off_the_list(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     await leave_unfinished(bucket, cache)
     async with running_node(bucket, cache) as user:
@@ -229,7 +220,7 @@ async def test_a_file_whose_bytes_are_gone_can_only_be_taken_off_the_list(
 
 
 async def test_a_file_brought_back_where_nothing_is_published_stays_on_the_node(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     await leave_unfinished(bucket, cache)
     async with running_node(bucket, cache, local_only=("step/",)) as user:
@@ -246,7 +237,7 @@ async def test_a_file_brought_back_where_nothing_is_published_stays_on_the_node(
 
 
 async def test_a_suspect_says_why_and_is_published_if_somebody_vouches_for_it(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     await closed_but_unpublished(bucket, tmp_path / "cache", ("a",))
     cache = tmp_path / "cache.after"
@@ -268,7 +259,7 @@ async def test_a_suspect_says_why_and_is_published_if_somebody_vouches_for_it(
 
 
 async def test_a_refused_file_is_listed_and_is_offered_to_the_bucket_again(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     store = FaultyStore(bucket, Fault(Refused("EntityTooLarge"), "put", "bad", times=1))  # type: ignore[arg-type]
     async with running_node(store, cache) as user:
@@ -286,9 +277,7 @@ async def test_a_refused_file_is_listed_and_is_offered_to_the_bucket_again(
     assert bucket.shows() == {"bad": HALF}
 
 
-async def test_deleting_a_refused_file_shows_what_the_bucket_has(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_deleting_a_refused_file_shows_what_the_bucket_has(bucket: Bucket, cache: Path) -> None:
     bucket.memory.put_bytes("bad", b"published")
     store = FaultyStore(bucket, Fault(Refused("locked"), "put", "bad", times=None))  # type: ignore[arg-type]
     async with running_node(store, cache) as user:
@@ -319,7 +308,7 @@ async def in_conflict(bucket: Bucket, user: User) -> str:
 
 
 async def test_a_conflict_is_said_at_every_sync_and_start_until_somebody_has_seen_to_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         copy = await in_conflict(bucket, user)
@@ -341,7 +330,7 @@ async def test_a_conflict_is_said_at_every_sync_and_start_until_somebody_has_see
 
 
 async def test_who_writes_the_name_again_has_settled_it_and_the_copy_stays_listed(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         copy = await in_conflict(bucket, user)
@@ -359,7 +348,7 @@ async def test_who_writes_the_name_again_has_settled_it_and_the_copy_stays_liste
 
 
 async def test_a_sync_names_every_conflict_and_the_copy_has_the_number_of_the_list(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
@@ -378,7 +367,7 @@ async def test_a_sync_names_every_conflict_and_the_copy_has_the_number_of_the_li
 
 
 async def test_a_change_that_was_given_up_is_on_the_list_until_it_is_made_again_or_taken_off(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         for way in ("made again", "taken off"):
@@ -424,7 +413,7 @@ async def restore(user: User, _: str) -> None:
 
 @pytest.mark.parametrize("way", [rename, replace_copy, restore])
 async def test_our_version_can_take_the_name(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, way: Callable[[User, str], Awaitable[None]]
+    bucket: Bucket, cache: Path, way: Callable[[User, str], Awaitable[None]]
 ) -> None:
     async with running_node(bucket, cache) as user:
         copy = await in_conflict(bucket, user)
@@ -434,9 +423,7 @@ async def test_our_version_can_take_the_name(
     assert bucket.shows() == {"file": b"ours"}
 
 
-async def test_a_directory_that_is_renamed_takes_its_conflicts_along(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_directory_that_is_renamed_takes_its_conflicts_along(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.mkdir("d")
         await user.drained()
@@ -456,7 +443,7 @@ async def test_a_directory_that_is_renamed_takes_its_conflicts_along(
 
 
 async def test_a_cold_cache_lists_what_its_bucket_lacks_and_changes_nothing(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     await closed_but_unpublished(bucket, tmp_path / "cache", ("waits",))
     cache = tmp_path / "cache.after"
@@ -480,9 +467,7 @@ async def test_a_cold_cache_lists_what_its_bucket_lacks_and_changes_nothing(
     assert bucket.shows() == {"waits": b"waits" * 100_000}
 
 
-async def test_a_cold_cache_tells_what_the_next_start_will_set_aside(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_cold_cache_tells_what_the_next_start_will_set_aside(bucket: Bucket, cache: Path) -> None:
     await leave_unfinished(bucket, cache)
     (cache / "fusecache.json").write_text('{"format": 1, "identity": "http://x s3://bucket/"}')
     with OfflineCache(cache) as cold:
@@ -499,7 +484,7 @@ async def test_a_cold_cache_tells_what_the_next_start_will_set_aside(
 
 
 async def test_a_read_only_mount_does_not_start_over_what_waits_for_the_bucket(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     await closed_but_unpublished(bucket, tmp_path / "cache", ("waits",))
     cache = tmp_path / "cache.after"

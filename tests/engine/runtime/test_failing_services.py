@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.admin.pinning import PinnedObjects
 from fusecache.engine.cache.block_cache import BlockCache
@@ -207,11 +206,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_a_failed_service_starts_again(
-    bucket: Bucket,
-    cache: Path,
-    autojump_clock: MockClock,
-    monkeypatch: pytest.MonkeyPatch,
-    case: ServiceCase,
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch, case: ServiceCase
 ) -> None:
     mistake = MistakeIn(monkeypatch, case.owner, case.method, times=1, skip=case.skip)
     async with running_node(case.store(bucket), cache, **case.options) as user:
@@ -223,7 +218,7 @@ async def test_a_failed_service_starts_again(
 
 
 async def test_both_batchers_start_again(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One prepares small files, one hands published files over to the cache."""
     MistakeIn(monkeypatch, Batcher, "run", times=2)
@@ -233,7 +228,7 @@ async def test_both_batchers_start_again(
 
 
 async def test_a_service_that_always_fails_slows(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An hour of failures fills no log, and the rest of the mount works."""
     MistakeIn(monkeypatch, RequestCosts, "_sample", times=1_000_000)
@@ -244,7 +239,7 @@ async def test_a_service_that_always_fails_slows(
 
 
 async def test_listings_are_kept_fresh_after_failures(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lookup in a directory in use costs no request, also after the task that refreshes it has failed."""
     mistake = MistakeIn(monkeypatch, ListingRefresher, "_relist", times=1)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.disk.cache_files import CacheFiles
 from fusecache.disk.staging import StagingFile
@@ -374,7 +373,6 @@ CASES = [
 async def test_a_failed_task_fails_only_waiters(
     bucket: Bucket,
     cache: Path,
-    autojump_clock: MockClock,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     case: TaskCase,
@@ -390,9 +388,7 @@ async def test_a_failed_task_fails_only_waiters(
     assert [f"task={case.task}" in record.getMessage() for record in errors] == [True]
 
 
-async def test_half_a_get_fails_cleanly(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_half_a_get_fails_cleanly(bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store fails in the middle of a body: no wrong byte is served, before or after."""
     real, cut = MemoryStore.get_into, [True]
 
@@ -417,7 +413,7 @@ async def test_half_a_get_fails_cleanly(
 
 
 async def test_a_failed_correction_hides_no_file(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that was removed from a fresh listing, and not put back, does not mean that there is no such file."""
     for name in ("file", "other"):
@@ -440,7 +436,7 @@ async def test_a_failed_correction_hides_no_file(
 
 
 async def test_other_readers_of_a_file_go_on(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the readers whose bytes a failed request was to bring get the error."""
     bucket.memory.put_bytes("theirs", DATA)
@@ -467,7 +463,7 @@ async def test_other_readers_of_a_file_go_on(
 
 
 async def test_a_persistent_bug_rejects_one_file(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After some retries the file is kept and reported, and the others are published."""
     real = Publisher._send
@@ -491,7 +487,7 @@ async def test_a_persistent_bug_rejects_one_file(
 
 
 async def test_failing_failure_handling_backs_off(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refused file whose rejection fails is tried again, and ever more rarely."""
     mistake = MistakeIn(monkeypatch, Rejections, "handle_error", times=1_000_000)
@@ -508,7 +504,7 @@ async def test_failing_failure_handling_backs_off(
 
 @pytest.mark.parametrize("method", ["_digest", "finish"])
 async def test_a_failed_part_hides_no_failed_sync(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, method: str
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """The kernel reports a failed sync once: the file is rejected then, whatever else failed during that sync."""
     MistakeIn(monkeypatch, MultipartUploader, method, times=1)
@@ -538,13 +534,7 @@ async def test_a_failed_part_hides_no_failed_sync(
     ],
 )
 async def test_the_next_mount_cleans_up(
-    bucket: Bucket,
-    cache: Path,
-    autojump_clock: MockClock,
-    monkeypatch: pytest.MonkeyPatch,
-    owner: Any,
-    method: str,
-    task: str,
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, task: str
 ) -> None:
     """What a failed clean-up leaves is accounted for, and goes with the next mount."""
     mistake = MistakeIn(monkeypatch, owner, method)
@@ -571,7 +561,7 @@ async def test_the_next_mount_cleans_up(
 
 
 async def test_a_failed_fsync_publishes_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk may have the bytes or not: as after an error of the disk, they are kept aside."""
     mistake = MistakeIn(monkeypatch, StagingFile, "checksums")

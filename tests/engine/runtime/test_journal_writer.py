@@ -52,7 +52,6 @@ def conflict(number: int, key: str = "k") -> PutConflict:
 )
 async def test_failed_changes_are_written_later_in_order(
     tmp_path: Path,
-    autojump_clock: trio.testing.MockClock,
     error: Exception,
     refusal: type[FusecacheError],
     writes_before_error: bool,  # noqa: FBT001
@@ -78,9 +77,7 @@ async def test_failed_changes_are_written_later_in_order(
         assert [(each.number, each.key) for each in journal.conflicts()] == [(2, "new")]
 
 
-async def test_a_short_failure_reaches_no_caller(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_short_failure_reaches_no_caller(tmp_path: Path) -> None:
     """A disk that is full for three seconds makes a commit slow, and nothing else."""
     async with running(tmp_path) as (journal, writer):
         journal.error = NoSpace("full")
@@ -93,9 +90,7 @@ async def test_a_short_failure_reaches_no_caller(
 
 
 @pytest.mark.parametrize("disk_error", [None, NoSpace("full")])
-async def test_unwritable_row_fails_only_its_ticket(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, disk_error: Exception | None
-) -> None:
+async def test_unwritable_row_fails_only_its_ticket(tmp_path: Path, disk_error: Exception | None) -> None:
     """Retries would keep all later changes waiting for ever."""
     async with running(tmp_path) as (journal, writer):
         journal.error = disk_error
@@ -118,6 +113,7 @@ async def test_unwritable_row_fails_only_its_ticket(
         assert [each.number for each in journal.conflicts()] == [1, 4]
 
 
+@pytest.mark.real_time
 async def test_a_full_map_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than the address space holds make it larger, and no caller sees it."""
     monkeypatch.setattr(module, "MAP_BYTES", 1 << 20)

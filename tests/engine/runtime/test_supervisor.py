@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.runtime.supervisor import Supervisor, TaskNursery
 from fusecache.model.errors import InternalError
@@ -13,9 +12,7 @@ from fusecache.model.errors import InternalError
 TASK = "credentials"
 
 
-async def test_a_failed_task_is_restarted(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failed_task_is_restarted(caplog: pytest.LogCaptureFixture) -> None:
     """Each failure is logged with its traceback and counted, and the pauses grow."""
     supervisor, starts = Supervisor(), list[float]()
 
@@ -38,7 +35,7 @@ async def test_a_failed_task_is_restarted(
     assert all(f"task={TASK}" in record.getMessage() for record in records)
 
 
-async def test_a_task_that_ran_long_restarts_soon(autojump_clock: MockClock) -> None:
+async def test_a_task_that_ran_long_restarts_soon() -> None:
     """Rare failures do not add up to long pauses."""
     supervisor, starts = Supervisor(), list[float]()
 
@@ -54,7 +51,7 @@ async def test_a_task_that_ran_long_restarts_soon(autojump_clock: MockClock) -> 
     assert len(starts) == 20
 
 
-async def test_a_group_of_failures_counts_as_one(autojump_clock: MockClock) -> None:
+async def test_a_group_of_failures_counts_as_one() -> None:
     """A task that fails in a nursery of its own raises a group, perhaps with a cancellation in it."""
     supervisor = Supervisor()
 
@@ -74,7 +71,7 @@ async def test_a_group_of_failures_counts_as_one(autojump_clock: MockClock) -> N
     assert supervisor.statistics()[TASK]["failures"] == 1
 
 
-async def test_a_cancelled_task_that_fails_ends(autojump_clock: MockClock) -> None:
+async def test_a_cancelled_task_that_fails_ends() -> None:
     """A failure while the mount ends is logged, and delays nothing."""
     supervisor, starts = Supervisor(), 0
 
@@ -93,7 +90,7 @@ async def test_a_cancelled_task_that_fails_ends(autojump_clock: MockClock) -> No
     assert trio.current_time() < 2
 
 
-async def test_a_service_that_cannot_start_raises(autojump_clock: MockClock) -> None:
+async def test_a_service_that_cannot_start_raises() -> None:
     """Before it has started, the failure belongs to the caller: the mount fails with its error."""
     supervisor = Supervisor()
 
@@ -106,7 +103,7 @@ async def test_a_service_that_cannot_start_raises(autojump_clock: MockClock) -> 
     assert supervisor.statistics() == {}
 
 
-async def test_a_started_service_is_restarted(autojump_clock: MockClock) -> None:
+async def test_a_started_service_is_restarted() -> None:
     supervisor, starts = Supervisor(), 0
 
     async def service(*, task_status: trio.TaskStatus[None]) -> None:
@@ -127,6 +124,7 @@ async def test_a_started_service_is_restarted(autojump_clock: MockClock) -> None
     assert supervisor.statistics()["control"] == {"failures": 2, "last_error": "OSError('not yet')"}
 
 
+@pytest.mark.real_time
 async def test_a_failed_child_task_ends_no_other(caplog: pytest.LogCaptureFixture) -> None:
     """Its waiters learn of it before they run, and a mistake of theirs ends nothing either."""
     supervisor, told, results = Supervisor(), list[InternalError](), list[str]()
@@ -159,9 +157,7 @@ async def test_a_failed_child_task_ends_no_other(caplog: pytest.LogCaptureFixtur
     assert "task=fetch a/file failures=" in caplog.text
 
 
-async def test_frequent_failures_are_counted_not_logged(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_frequent_failures_are_counted_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     """A bug in each read writes ten tracebacks a minute, and a bounded text to the status."""
     supervisor = Supervisor()
     for number in range(180):
@@ -172,7 +168,7 @@ async def test_frequent_failures_are_counted_not_logged(
     assert len(caplog.records) == 30
 
 
-async def test_a_cancelled_child_task_is_no_failure(autojump_clock: MockClock) -> None:
+async def test_a_cancelled_child_task_is_no_failure() -> None:
     """Though what it raises while it is cancelled is recorded."""
     supervisor = Supervisor()
     tasks = TaskNursery(supervisor)

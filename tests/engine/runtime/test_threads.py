@@ -43,7 +43,7 @@ def rows_of(user: User) -> list[str]:
 
 
 async def test_a_file_removed_while_its_late_pages_are_promised_does_not_come_back(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     offload = Slow()
     async with running_node(bucket, cache, offload=offload) as user, trio.open_nursery() as nursery:
@@ -68,7 +68,7 @@ async def test_a_file_removed_while_its_late_pages_are_promised_does_not_come_ba
 
 
 async def test_a_file_renamed_over_one_whose_late_pages_are_promised_is_published_after_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     offload = Slow()
     async with running_node(bucket, cache, offload=offload) as user, trio.open_nursery() as nursery:
@@ -91,7 +91,7 @@ async def test_a_file_renamed_over_one_whose_late_pages_are_promised_is_publishe
 
 
 async def test_an_open_file_that_is_removed_while_it_is_published_leaves_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     offload = Slow()
     async with running_node(bucket, cache, offload=offload) as user:
@@ -117,7 +117,6 @@ async def test_a_node_that_ends_before_the_bytes_of_a_removed_file_go_keeps_none
     bucket: Bucket,
     cache: Path,
     tmp_path: Path,
-    autojump_clock: MockClock,
     monkeypatch: pytest.MonkeyPatch,
     is_open: bool,  # noqa: FBT001
 ) -> None:
@@ -152,7 +151,7 @@ async def test_a_node_that_ends_before_the_bytes_of_a_removed_file_go_keeps_none
 
 
 async def test_a_large_file_removed_as_its_preparation_begins_leaves_no_upload(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, settle_seconds=10.0) as user:
         await user.write("first", b"1")
@@ -171,7 +170,7 @@ async def test_a_large_file_removed_as_its_preparation_begins_leaves_no_upload(
 
 
 async def test_an_answer_about_a_name_that_is_older_than_its_publication_is_not_believed(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """The bucket takes writes meanwhile, and what was known of names must do."""
     offload = Slow()
@@ -194,6 +193,7 @@ async def test_an_answer_about_a_name_that_is_older_than_its_publication_is_not_
         assert await user.tree() == {"file": b"1"}
 
 
+@pytest.mark.real_time
 async def test_a_close_is_not_taken_back_because_the_loop_stood_still_before_it_heard_of_its_end(
     bucket: Bucket, cache: Path
 ) -> None:

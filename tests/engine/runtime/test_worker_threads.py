@@ -2,10 +2,13 @@
 
 import threading
 
+import pytest
 import trio
 
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
+
+pytestmark = pytest.mark.real_time
 
 
 def offload(threads: int) -> Offload:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.disk.staging import StagingFile
 from fusecache.model.errors import NoSpace
@@ -43,7 +42,7 @@ def high_water(user: User) -> int:
 
 
 async def test_a_close_above_the_high_water_mark_waits_while_uploads_progress(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, cache_bytes=CACHE) as user:
         bucket.takes_nothing = True
@@ -71,7 +70,7 @@ async def test_a_close_above_the_high_water_mark_waits_while_uploads_progress(
 
 @pytest.mark.case(28)
 async def test_without_progress_a_close_succeeds_in_the_end_and_nothing_is_lost(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, cache_bytes=CACHE) as user:
         bucket.takes_nothing = True
@@ -87,9 +86,7 @@ async def test_without_progress_a_close_succeeds_in_the_end_and_nothing_is_lost(
         assert await user.read("one-more") == b"1" * FILE
 
 
-async def test_reads_and_names_go_on_while_many_closes_wait(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_reads_and_names_go_on_while_many_closes_wait(bucket: Bucket, cache: Path) -> None:
     bucket.memory.put_bytes("other", b"there")
     async with running_node(bucket, cache, cache_bytes=CACHE) as user:
         bucket.takes_nothing = True
@@ -107,9 +104,7 @@ async def test_reads_and_names_go_on_while_many_closes_wait(
         assert await user.drained() == "durable"
 
 
-async def test_what_others_wait_for_is_not_behind_a_close_that_waits(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_others_wait_for_is_not_behind_a_close_that_waits(bucket: Bucket, cache: Path) -> None:
     """Else uploads would wait for the close, and the close for the uploads."""
     async with running_node(bucket, cache, cache_bytes=CACHE) as user:
         bucket.takes_nothing = True
@@ -122,9 +117,7 @@ async def test_what_others_wait_for_is_not_behind_a_close_that_waits(
         assert await user.drained() == "durable"
 
 
-async def test_a_close_that_no_upload_would_make_room_for_does_not_wait(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_close_that_no_upload_would_make_room_for_does_not_wait(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, cache_bytes=CACHE) as user:
         handle = await user.open("large")
         for offset in range(0, 60 * MIB, 4 * MIB):
@@ -134,9 +127,7 @@ async def test_a_close_that_no_upload_would_make_room_for_does_not_wait(
         assert await user.drained() == "durable"
 
 
-async def test_a_close_does_not_wait_for_removals_that_are_put_off(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_close_does_not_wait_for_removals_that_are_put_off(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, cache_bytes=CACHE, delete_delay=3600.0) as user:
         await user.write("old", b"1")
         assert await user.drained() == "durable"
@@ -148,9 +139,7 @@ async def test_a_close_does_not_wait_for_removals_that_are_put_off(
             await user.close(handle)
 
 
-async def test_a_killed_writer_does_not_wait_in_its_last_close(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_killed_writer_does_not_wait_in_its_last_close(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, cache_bytes=CACHE) as user:
         bucket.takes_nothing = True
         await fill(user, high_water(user))
@@ -172,7 +161,7 @@ async def test_a_killed_writer_does_not_wait_in_its_last_close(
 
 @pytest.mark.case(28)
 async def test_at_the_limit_what_begins_is_refused_and_what_was_begun_goes_on(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, cache_bytes=CACHE) as user:
         await user.write("old", b"old")
@@ -199,9 +188,7 @@ async def test_at_the_limit_what_begins_is_refused_and_what_was_begun_goes_on(
     assert set(bucket.shows()) == {"old", "begun", "new", *names}
 
 
-async def test_what_is_written_leaves_a_share_to_what_was_read(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_is_written_leaves_a_share_to_what_was_read(bucket: Bucket, cache: Path) -> None:
     """One checkpoint must not evict the data set."""
     data = {f"data-{number}": bytes([number]) * (4 * MIB) for number in range(7)}
     for key, value in data.items():
@@ -226,7 +213,7 @@ async def test_what_is_written_leaves_a_share_to_what_was_read(
 @pytest.mark.case(33)
 @pytest.mark.case(55)
 async def test_a_file_that_the_disk_had_no_room_for_is_never_published_however_often_it_is_closed(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel tells of a failed write at the first close, without a FLUSH; the second comes with one."""
     bucket.memory.put_bytes("file", b"old")
@@ -253,7 +240,7 @@ async def test_a_file_that_the_disk_had_no_room_for_is_never_published_however_o
 
 
 async def test_an_fsync_of_such_a_file_tells_it_too(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_node(bucket, cache) as user:
         handle = await user.open("file")
@@ -274,7 +261,7 @@ async def test_an_fsync_of_such_a_file_tells_it_too(
 
 
 async def test_an_upload_that_is_only_tried_again_fails_no_close_that_wrote_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
@@ -289,7 +276,7 @@ async def test_an_upload_that_is_only_tried_again_fails_no_close_that_wrote_noth
 
 @pytest.mark.case(33)
 async def test_a_rename_that_the_journal_has_no_room_for_says_so_and_reads_go_on(
-    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path, tmp_path: Path
 ) -> None:
     bucket.memory.put_bytes("other", b"there")
     async with running_node(bucket, cache, settle_seconds=30.0) as user:

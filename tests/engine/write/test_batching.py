@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.disk.staging import StagingFile
 from fusecache.engine.runtime.batcher import Batcher
@@ -35,9 +34,7 @@ class CountingJournal(Journal):
         super().apply(changes, commit)
 
 
-async def test_rows_that_no_process_waits_for_share_commits_and_keep_their_order(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_rows_that_no_process_waits_for_share_commits_and_keep_their_order(tmp_path: Path) -> None:
     with CountingJournal(tmp_path) as journal:
         writer = JournalWriter(journal, InlineOffload(), Supervisor())
         async with trio.open_nursery() as nursery:
@@ -63,7 +60,7 @@ async def test_rows_that_no_process_waits_for_share_commits_and_keep_their_order
     assert [rows for _, rows in journal.commits] == [[1], [*range(2, 10)], [10, 11], [12]]
 
 
-async def test_a_batch_begins_at_once_after_a_pause_and_then_gathers(autojump_clock: MockClock) -> None:
+async def test_a_batch_begins_at_once_after_a_pause_and_then_gathers() -> None:
     seen: list[tuple[float, list[int]]] = []
     began = trio.current_time()
 
@@ -87,9 +84,7 @@ async def test_a_batch_begins_at_once_after_a_pause_and_then_gathers(autojump_cl
     assert seen == [(0.0, [1]), (0.1, [2, 3, 4]), (0.16, [5, 6])]
 
 
-async def test_many_small_files_share_commits_on_their_way_to_the_bucket(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_many_small_files_share_commits_on_their_way_to_the_bucket(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         commits: list[int] = []
         apply = user.fs.journal.journal.apply
@@ -114,7 +109,7 @@ async def test_many_small_files_share_commits_on_their_way_to_the_bucket(
 
 
 async def test_a_removed_file_whose_last_handle_is_closed_as_it_becomes_cache_ends_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, offload=SlowUploads(5.0)) as user:
         await user.write("file", b"content")
@@ -135,7 +130,7 @@ async def test_a_removed_file_whose_last_handle_is_closed_as_it_becomes_cache_en
 
 
 async def test_a_file_that_the_disk_does_not_remove_ends_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_file: StagingFile) -> None:
         raise LocalDiskError("the file system is read-only")

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import trio
-from trio.testing import MockClock
 
 from tests.engine.write.test_writing import SlowUploads
 from tests.engine.writeback.test_own_versions import end, find_no_room
@@ -20,7 +19,7 @@ async def rename_what_fails(user: User, name: str, target: str) -> None:
 
 
 async def test_a_target_that_was_on_its_way_to_the_bucket_shows_again_and_can_be_removed(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("a", b"old")
     async with running_node(bucket, cache, offload=SlowUploads(8.0)) as user:
@@ -37,9 +36,7 @@ async def test_a_target_that_was_on_its_way_to_the_bucket_shows_again_and_can_be
     assert bucket.shows() == {}
 
 
-async def test_a_target_that_is_still_read_shows_again_to_all(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_target_that_is_still_read_shows_again_to_all(bucket: Bucket, cache: Path) -> None:
     bucket.memory.put_bytes("a", b"old")
     async with running_node(bucket, cache, offload=SlowUploads(8.0)) as user:
         await user.write("a", b"closed")
@@ -56,7 +53,7 @@ async def test_a_target_that_is_still_read_shows_again_to_all(
 
 
 async def test_a_target_that_is_written_again_shows_what_was_closed_of_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("a", b"old")
     async with running_node(bucket, cache, offload=SlowUploads(8.0)) as user:
@@ -73,9 +70,7 @@ async def test_a_target_that_is_written_again_shows_what_was_closed_of_it(
     assert bucket.shows() == {"a": b"closed"}
 
 
-async def test_a_symlink_that_was_on_its_way_shows_again(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_symlink_that_was_on_its_way_shows_again(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, offload=SlowUploads(8.0)) as user:
         await user.symlink("there", "a")
         await trio.sleep(4)  # it is on its way
@@ -86,9 +81,7 @@ async def test_a_symlink_that_was_on_its_way_shows_again(
     assert bucket.shows() == {"a": b"-> there"}
 
 
-async def test_what_was_removed_before_stays_removed(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_was_removed_before_stays_removed(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, offload=SlowUploads(8.0)) as user:
         await user.write("a", b"closed")
         await trio.sleep(4)  # it is on its way

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from trio.testing import MockClock
 
 from fusecache.disk.staging import StagingDirectory, StagingFile
 from fusecache.model.objects import GRANULE_BYTES, MIB
@@ -69,9 +68,7 @@ def test_a_failure_forgets_nothing(file: StagingFile) -> None:
     assert sums.checksums == file.checksums()
 
 
-async def test_a_log_that_is_synced_line_by_line_is_read_once(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_log_that_is_synced_line_by_line_is_read_once(bucket: Bucket, cache: Path) -> None:
     """And found verified at its close."""
     async with running_node(bucket, cache) as user:
         handle = await user.open("log")
@@ -88,7 +85,7 @@ async def test_a_log_that_is_synced_line_by_line_is_read_once(
 
 
 async def test_a_large_file_that_is_changed_here_and_there_is_not_read_at_every_sync(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         handle = await user.open("data.db")

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.model.errors import LocalDiskError
 from tests.engine.write.test_open_file_snapshots import SNAPSHOT
@@ -20,9 +19,7 @@ def orphans(cache: Path) -> list[bytes]:
     return [path.read_bytes() for path in (cache / "orphans").iterdir()]
 
 
-async def test_late_pages_of_a_published_file_are_published(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_late_pages_of_a_published_file_are_published(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("file", b"....")
         assert await user.drained() == "durable"
@@ -39,7 +36,7 @@ async def test_late_pages_of_a_published_file_are_published(
 
 
 async def test_late_pages_of_a_new_file_that_was_published_open_are_published(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         handle = await user.open("file")
@@ -53,9 +50,7 @@ async def test_late_pages_of_a_new_file_that_was_published_open_are_published(
     assert bucket.shows() == {"file": b".XX."}
 
 
-async def test_late_pages_are_ordered_at_the_end_of_writing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_late_pages_are_ordered_at_the_end_of_writing(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("shard", b"....")
         assert await user.drained() == "durable"
@@ -72,7 +67,7 @@ async def test_late_pages_are_ordered_at_the_end_of_writing(
 
 @pytest.mark.parametrize(("mapped", "saved"), [("latest", "shard"), ("shard", "latest")])
 async def test_marker_and_mapped_files_keep_their_order(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, mapped: str, saved: str
+    bucket: Bucket, cache: Path, mapped: str, saved: str
 ) -> None:
     """A marker follows what was written before its last pages; a mapped shard comes before a marker written since."""
     async with running_node(bucket, cache) as user:
@@ -95,7 +90,7 @@ async def test_marker_and_mapped_files_keep_their_order(
 
 @pytest.mark.parametrize("written", ["before the kill", "by the kill"])
 async def test_late_pages_of_a_killed_process_are_kept_aside(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, written: str
+    bucket: Bucket, cache: Path, written: str
 ) -> None:
     """The kernel writes pages back when it likes: at the end of the mapping at the latest."""
     async with running_node(bucket, cache) as user:
@@ -118,7 +113,7 @@ async def test_late_pages_of_a_killed_process_are_kept_aside(
 
 
 async def test_what_was_closed_is_published_although_its_process_is_killed_while_it_maps_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         with program() as process:
@@ -134,7 +129,7 @@ async def test_what_was_closed_is_published_although_its_process_is_killed_while
 
 
 async def test_a_cut_file_whose_write_was_refused_is_not_published_by_its_last_release(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("file", b"whole")
@@ -168,7 +163,7 @@ async def closed_by_a_child(user: User, process) -> object:
 @pytest.mark.case(17)
 @pytest.mark.parametrize("seconds", [0.1, 30.0])
 async def test_a_writer_that_is_killed_after_its_childs_close_publishes_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, seconds: float
+    bucket: Bucket, cache: Path, seconds: float
 ) -> None:
     async with running_node(bucket, cache) as user:
         with program() as process:
@@ -185,7 +180,7 @@ async def test_a_writer_that_is_killed_after_its_childs_close_publishes_nothing(
 @pytest.mark.case(17)
 @pytest.mark.parametrize("seconds", [0, 3])
 async def test_a_node_that_ends_takes_a_childs_close_for_a_close(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, seconds: int
+    bucket: Bucket, tmp_path: Path, seconds: int
 ) -> None:
     """Nothing tells it that the parent holds the file, and what was closed must not be lost."""
     async with running_node(bucket, tmp_path / "1") as user:
@@ -203,7 +198,7 @@ async def test_a_node_that_ends_takes_a_childs_close_for_a_close(
 
 @pytest.mark.case(17)
 async def test_a_node_that_ends_after_another_write_keeps_the_file_aside(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         with program() as process:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.model.errors import AcrossDevices, NoSpace
 from fusecache.model.objects import MIB
@@ -23,9 +22,7 @@ async def node(bucket: Any, cache: Path, **options: Any) -> AsyncIterator[User]:
         yield user
 
 
-async def test_they_are_read_and_written_here_and_never_published(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_they_are_read_and_written_here_and_never_published(bucket: Bucket, cache: Path) -> None:
     async with node(bucket, cache, fsync_is_remote=True) as user:
         await user.mkdir("tmp")
         handle = await user.open("tmp/file")
@@ -49,7 +46,7 @@ async def test_they_are_read_and_written_here_and_never_published(
 
 
 async def test_a_directory_with_one_of_them_says_so_unless_something_graver_is_in_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with node(bucket, cache) as user:
         await user.mkdir("tmp")
@@ -71,9 +68,7 @@ async def test_a_directory_with_one_of_them_says_so_unless_something_graver_is_i
 
 
 @pytest.mark.parametrize("size", [1, LARGE], ids=["small", "large"])
-async def test_a_rename_out_publishes_without_a_copy(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, size: int
-) -> None:
+async def test_a_rename_out_publishes_without_a_copy(bucket: Bucket, cache: Path, size: int) -> None:
     bucket.memory.put_bytes("model", b"old")
     async with node(bucket, cache) as user:
         await user.mkdir("tmp")
@@ -88,7 +83,7 @@ async def test_a_rename_out_publishes_without_a_copy(
 
 
 async def test_a_file_renamed_out_while_it_is_written_is_published_at_its_close(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with node(bucket, cache) as user:
         await user.mkdir("tmp")
@@ -103,9 +98,7 @@ async def test_a_file_renamed_out_while_it_is_written_is_published_at_its_close(
     assert files_in(bucket.shows()) == {"model": b"first second"}
 
 
-async def test_a_directory_renamed_out_takes_its_files_along(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_directory_renamed_out_takes_its_files_along(bucket: Bucket, cache: Path) -> None:
     async with node(bucket, cache) as user:
         await user.mkdir("tmp")
         await user.mkdir("tmp/step")
@@ -116,9 +109,7 @@ async def test_a_directory_renamed_out_takes_its_files_along(
     assert files_in(bucket.shows()) == {"step/a": b"a", "step/b": b"b"}
 
 
-async def test_renames_among_them_stay_here(
-    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_renames_among_them_stay_here(bucket: Bucket, cache: Path, tmp_path: Path) -> None:
     async with node(bucket, cache) as user:
         await user.mkdir("tmp")
         await user.write("tmp/one", b"1")
@@ -133,7 +124,7 @@ async def test_renames_among_them_stay_here(
 
 @pytest.mark.parametrize("state", ["published", "queued", "directory"])
 async def test_a_rename_in_is_refused_as_between_file_systems(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, state: str
+    bucket: Bucket, cache: Path, state: str
 ) -> None:
     """What others may rely on does not leave the bucket by a rename: `mv` copies it, and removes it in its order."""
     async with node(bucket, cache) as user:
@@ -151,7 +142,7 @@ async def test_a_rename_in_is_refused_as_between_file_systems(
 
 
 async def test_they_are_there_after_a_kill_and_after_a_restart(
-    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path, tmp_path: Path
 ) -> None:
     async with node(bucket, cache) as user:
         await user.mkdir("tmp")
@@ -174,7 +165,7 @@ async def test_they_are_there_after_a_kill_and_after_a_restart(
 
 
 async def test_an_unlinked_one_that_is_still_open_does_not_come_back_after_a_kill(
-    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path, tmp_path: Path
 ) -> None:
     async with node(bucket, cache) as user:
         await user.mkdir("tmp")
@@ -192,9 +183,7 @@ async def test_an_unlinked_one_that_is_still_open_does_not_come_back_after_a_kil
         assert await user.tree() == {"tmp": None, "tmp/replaced": b"new"}
 
 
-async def test_without_the_option_they_are_published(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_without_the_option_they_are_published(bucket: Bucket, cache: Path) -> None:
     async with node(bucket, cache) as user:
         await user.mkdir("tmp")
         await user.write("tmp/file", b"1")
@@ -204,7 +193,7 @@ async def test_without_the_option_they_are_published(
     assert files_in(bucket.shows()) == {"tmp/file": b"1"}
 
 
-async def test_a_glob_names_files_anywhere(bucket: Bucket, cache: Path, autojump_clock: MockClock) -> None:
+async def test_a_glob_names_files_anywhere(bucket: Bucket, cache: Path) -> None:
     async with node(bucket, cache, local_only=("*.swp", "runs/*/scratch/*")) as user:
         await user.mkdir("runs")
         await user.mkdir("runs/one")
@@ -216,7 +205,7 @@ async def test_a_glob_names_files_anywhere(bucket: Bucket, cache: Path, autojump
 
 
 async def test_what_was_closed_is_kept_aside_when_there_is_no_room_to_append_to_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with node(bucket, cache, cache_bytes=100 * MIB) as user:
         await user.mkdir("tmp")
@@ -232,9 +221,7 @@ async def test_what_was_closed_is_kept_aside_when_there_is_no_room_to_append_to_
         assert await user.fs.path_state("tmp/log") == "local-only"
 
 
-async def test_what_is_being_written_is_counted_as_only_here(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_what_is_being_written_is_counted_as_only_here(bucket: Bucket, cache: Path) -> None:
     async with node(bucket, cache) as user:
         await user.mkdir("tmp")
         handle = await user.open("tmp/save")

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.namespace.nodes import FileHandle
 from fusecache.model.objects import MIB
@@ -33,9 +32,7 @@ def assert_states(states: list[bytes], line: bytes) -> None:
 
 
 @pytest.mark.case(53)
-async def test_a_log_held_open_is_published_as_it_is(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_log_held_open_is_published_as_it_is(bucket: Bucket, cache: Path) -> None:
     line = b"one line\n"
     async with running_node(bucket, cache) as user:
         log = await user.open("log")
@@ -51,9 +48,7 @@ async def test_a_log_held_open_is_published_as_it_is(
     assert bucket.shows() == {"log": line * 3000}
 
 
-async def test_an_interval_is_as_long_as_the_engine_is_told(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_an_interval_is_as_long_as_the_engine_is_told(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, snapshot_seconds=5.0) as user:
         log = await user.open("log")
         for _ in range(100):
@@ -63,9 +58,7 @@ async def test_an_interval_is_as_long_as_the_engine_is_told(
         await user.close(log)
 
 
-async def test_a_log_that_rests_is_not_published_again(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_log_that_rests_is_not_published_again(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         log = await user.open("log")
         await append(user, log, b"x")
@@ -78,7 +71,7 @@ async def test_a_log_that_rests_is_not_published_again(
 
 @pytest.mark.case(18)
 async def test_a_log_reopened_for_each_line_is_published_too_and_not_too_often(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     line = b"one line\n"
     async with running_node(bucket, cache) as user:
@@ -96,7 +89,7 @@ async def test_a_log_reopened_for_each_line_is_published_too_and_not_too_often(
 
 
 async def test_a_large_file_that_is_not_appended_to_is_not_published_in_part(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """A checkpoint on its way to a slow disk."""
     async with running_node(bucket, cache) as user:
@@ -111,9 +104,7 @@ async def test_a_large_file_that_is_not_appended_to_is_not_published_in_part(
     assert bucket.shows() == {"checkpoint": b"x" * LARGE}
 
 
-async def test_a_large_log_that_is_appended_to_is_published(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_large_log_that_is_appended_to_is_published(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         log = await open_log(user, "log")
         for _ in range(LARGE // MIB):
@@ -128,7 +119,7 @@ async def test_a_large_log_that_is_appended_to_is_published(
 
 @pytest.mark.parametrize("name", [".tmpxyz", "model.tmp"])
 async def test_a_temporary_name_is_not_published_while_it_is_open(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, name: str
+    bucket: Bucket, cache: Path, name: str
 ) -> None:
     async with running_node(bucket, cache) as user:
         handle = await user.open(name)
@@ -140,9 +131,7 @@ async def test_a_temporary_name_is_not_published_while_it_is_open(
     assert bucket.sent("put") == ["model"]
 
 
-async def test_a_slow_upload_makes_snapshots_rarer(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_slow_upload_makes_snapshots_rarer(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, offload=SlowUploads(10.0)) as user:
         log = await user.open("log")
         for _ in range(1500):
@@ -155,7 +144,7 @@ async def test_a_slow_upload_makes_snapshots_rarer(
 
 
 async def test_a_snapshot_of_a_writer_that_is_killed_later_stays_published(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         log = await user.open("log")
@@ -171,7 +160,7 @@ async def test_a_snapshot_of_a_writer_that_is_killed_later_stays_published(
 
 
 async def test_snapshots_are_there_after_a_crash_and_what_came_after_is_kept_aside(
-    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path, tmp_path: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         log = await user.open("log")
@@ -190,9 +179,7 @@ async def test_snapshots_are_there_after_a_crash_and_what_came_after_is_kept_asi
     assert orphan.read_bytes() == b"first second"
 
 
-async def test_while_the_bucket_takes_nothing_snapshots_do_not_pile_up(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_while_the_bucket_takes_nothing_snapshots_do_not_pile_up(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
         log = await user.open("log")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.namespace.nodes import FileVersion, Node
 from fusecache.model.errors import FusecacheError, NotFound
@@ -97,9 +96,7 @@ async def one_step(user: User, chance: random.Random, written: list[int]) -> Non
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_nothing_is_reserved_twice_or_given_back_twice(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, seed: int
-) -> None:
+async def test_nothing_is_reserved_twice_or_given_back_twice(bucket: Bucket, cache: Path, seed: int) -> None:
     chance = random.Random(seed)
     bucket.memory.put_bytes("clean", bytes(12 * MIB))
     written: list[int] = []

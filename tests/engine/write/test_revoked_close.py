@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.namespace.nodes import FileHandle
 from fusecache.model.objects import MIB
@@ -20,7 +19,7 @@ from tests.support.node import Bucket, User, photograph, running_node
 
 
 async def test_a_removed_file_that_is_written_anew_by_a_shell_is_no_conflict(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """A shell closes one of its two descriptors before the command writes."""
     async with running_node(bucket, cache) as user:
@@ -36,7 +35,7 @@ async def test_a_removed_file_that_is_written_anew_by_a_shell_is_no_conflict(
 
 
 async def test_a_removal_survives_a_kill_while_its_successor_is_still_written(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         await user.write("log", b"old")
@@ -56,7 +55,7 @@ async def test_a_removal_survives_a_kill_while_its_successor_is_still_written(
 
 @pytest.mark.parametrize("truncate", [True, False])
 async def test_a_close_that_returned_stands_though_its_release_comes_after_the_next_open(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, *, truncate: bool
+    bucket: Bucket, tmp_path: Path, *, truncate: bool
 ) -> None:
     """The kernel does not wait for the answer to a RELEASE, nor, with many requests under way, for its turn."""
     async with running_node(bucket, tmp_path / "1") as user:
@@ -90,7 +89,7 @@ class SlowCommits(InlineOffload):
 
 
 async def test_a_close_that_waits_longer_for_the_disk_than_files_settle_stands(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     disk = SlowCommits()
     async with running_node(bucket, tmp_path / "1", offload=disk) as user:
@@ -112,7 +111,7 @@ async def test_a_close_that_waits_longer_for_the_disk_than_files_settle_stands(
 
 @pytest.mark.parametrize("then", ["at once", "after the settle delay"])
 async def test_what_a_close_covers_is_published_though_its_release_never_comes(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, then: str
+    bucket: Bucket, cache: Path, then: str
 ) -> None:
     """The kernel drops the releases that it has not sent when the mount ends."""
     async with running_node(bucket, cache) as user:
@@ -136,7 +135,7 @@ class SlowWrites(InlineOffload):
 
 
 async def test_what_is_written_after_its_close_is_not_published_when_the_mount_ends(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("file", b"old")
@@ -150,7 +149,7 @@ async def test_what_is_written_after_its_close_is_not_published_when_the_mount_e
 
 
 async def test_what_is_closed_during_a_write_is_not_published_when_the_mount_ends_before_the_write(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(InlineWriteGate, "is_quick", lambda _: False)  # as on a slow disk
     async with running_node(bucket, cache, offload=SlowWrites()) as user:
@@ -167,7 +166,7 @@ async def test_what_is_closed_during_a_write_is_not_published_when_the_mount_end
 
 
 async def test_a_removed_file_that_is_held_open_is_no_orphan_after_a_kill(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         handle = await user.open("file")
@@ -184,9 +183,7 @@ async def test_a_removed_file_that_is_held_open_is_no_orphan_after_a_kill(
         assert [row.key for row, _ in user.fs.replayed.quarantined if row.key] == []
 
 
-async def test_a_file_that_a_forked_child_closed_can_be_opened_by_others(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_file_that_a_forked_child_closed_can_be_opened_by_others(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         handle = await user.open("log")
         await user.fs.file_io.write(handle, 0, b"one")
@@ -205,9 +202,7 @@ async def _append(user: User, path: str, data: bytes, *, truncate: bool) -> None
     await user.fs.file_io.write(handle, handle.node.size, data)
 
 
-async def test_a_close_after_a_childs_is_journaled_when_it_returns(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_close_after_a_childs_is_journaled_when_it_returns(bucket: Bucket, tmp_path: Path) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         handle = await user.open("file")
         await user.fs.file_io.write(handle, 0, b"whole")
@@ -223,7 +218,7 @@ async def test_a_close_after_a_childs_is_journaled_when_it_returns(
 
 
 async def test_a_large_file_that_is_cut_while_its_parts_go_ahead_ends_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         handle = await user.open("model")
@@ -240,7 +235,7 @@ async def test_a_large_file_that_is_cut_while_its_parts_go_ahead_ends_nothing(
 
 
 async def test_versions_of_a_file_that_is_rewritten_in_an_outage_do_not_pile_up(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
@@ -256,7 +251,7 @@ async def test_versions_of_a_file_that_is_rewritten_in_an_outage_do_not_pile_up(
 
 
 async def test_what_a_suspect_knew_of_the_bucket_passes_to_the_next_version(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     async with running_node(bucket, tmp_path / "1") as user:
         await user.write("latest", b"1")
@@ -303,7 +298,7 @@ async def published_under_a_rename(user: User, bucket: Bucket) -> FileHandle:
 
 
 async def test_a_file_that_took_the_place_of_one_under_way_can_be_removed_and_made_anew(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, offload=SlowUploads(2.0), settle_seconds=20.0) as user:
         handle = await published_under_a_rename(user, bucket)
@@ -315,7 +310,7 @@ async def test_a_file_that_took_the_place_of_one_under_way_can_be_removed_and_ma
 
 
 async def test_a_close_that_is_taken_back_knows_what_was_published_before_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, offload=SlowUploads(2.0), settle_seconds=20.0) as user:
         handle = await published_under_a_rename(user, bucket)
@@ -325,9 +320,7 @@ async def test_a_close_that_is_taken_back_knows_what_was_published_before_it(
     assert bucket.shows() == {"file": b"33"}
 
 
-async def test_a_removed_name_that_is_made_anew_and_renamed_away_is_gone(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_removed_name_that_is_made_anew_and_renamed_away_is_gone(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("before", b"1")
         assert await user.drained() == "durable"
@@ -342,7 +335,7 @@ async def test_a_removed_name_that_is_made_anew_and_renamed_away_is_gone(
 
 
 async def test_a_removed_name_that_is_made_anew_may_be_renamed_while_it_is_written(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("before", b"1")

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trio.testing import MockClock
 
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.index import journal
@@ -41,7 +40,7 @@ def faulty_rows(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_unwritable_row_fails_only_its_call(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, faulty_rows: Callable[[], None], name: str
+    bucket: Bucket, cache: Path, faulty_rows: Callable[[], None], name: str
 ) -> None:
     """What was acknowledged before and after it outlives the daemon."""
     supervisor = Supervisor()
@@ -64,7 +63,7 @@ async def test_unwritable_row_fails_only_its_call(
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_neighbours_of_unwritable_rows_are_published(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, faulty_rows: Callable[[], None], name: str
+    bucket: Bucket, cache: Path, faulty_rows: Callable[[], None], name: str
 ) -> None:
     faulty_rows()
     async with running_node(bucket, cache) as user:

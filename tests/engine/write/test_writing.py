@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.disk.staging import StagingFile, digests
 from fusecache.engine.namespace.nodes import FileHandle, attributes_of
@@ -46,7 +45,7 @@ async def assert_nothing_is_left(user: User, cache: Path) -> None:
 
 
 async def test_a_file_renamed_while_it_is_written_replaces_what_was_published_meanwhile(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """So do all libraries that write a temporary file and rename it before they close it."""
     async with running_node(bucket, cache) as user:
@@ -63,7 +62,7 @@ async def test_a_file_renamed_while_it_is_written_replaces_what_was_published_me
 
 
 async def test_a_file_renamed_while_it_is_written_replaces_what_a_rename_brought_there(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("published", b"old")
     async with running_node(bucket, cache) as user:
@@ -77,9 +76,7 @@ async def test_a_file_renamed_while_it_is_written_replaces_what_a_rename_brought
     assert bucket.shows() == {"model": b"new"}
 
 
-async def test_saves_in_a_row_into_a_slow_bucket_are_no_conflicts(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_saves_in_a_row_into_a_slow_bucket_are_no_conflicts(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         for number in range(3):
             bucket.takes_nothing = True
@@ -97,7 +94,7 @@ async def test_saves_in_a_row_into_a_slow_bucket_are_no_conflicts(
 
 
 async def test_a_file_held_open_and_renamed_is_published_under_its_new_name_only(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("model", b"old")
     async with running_node(bucket, cache) as user:
@@ -113,7 +110,7 @@ async def test_a_file_held_open_and_renamed_is_published_under_its_new_name_only
 
 
 async def test_a_rewrite_held_open_while_the_version_before_it_is_published_is_no_conflict(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
@@ -132,7 +129,7 @@ async def test_a_rewrite_held_open_while_the_version_before_it_is_published_is_n
 
 
 async def test_a_file_begun_before_the_one_that_it_replaces_is_published_after_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         handle = await user.open("other")
@@ -150,7 +147,7 @@ async def test_a_file_begun_before_the_one_that_it_replaces_is_published_after_i
 
 
 async def test_what_is_replaced_before_its_turn_passes_on_what_the_bucket_shows(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("model", b"old")
     async with running_node(bucket, cache) as user:
@@ -183,7 +180,7 @@ class SlowUploads(InlineOffload):
     ("size", "pause", "upload"), [(2 * MIB, 0.3, 0.0), (LARGE, 10.0, 8.0)], ids=["small", "large and slow"]
 )
 async def test_a_file_appended_to_without_end_holds_no_other_file_back(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, size: int, pause: float, upload: float
+    bucket: Bucket, cache: Path, size: int, pause: float, upload: float
 ) -> None:
     async with running_node(bucket, cache, offload=SlowUploads(upload)) as user:
 
@@ -231,9 +228,7 @@ async def opened_by(user: User, process: "subprocess.Popen[bytes]", path: str) -
     return user.fs.file_io.open(await user.fs.resolve(path), writable=True, pid=process.pid)
 
 
-async def test_a_killed_writer_leaves_what_was_closed_before_it(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_killed_writer_leaves_what_was_closed_before_it(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
         await user.write("file", b"closed")
@@ -249,9 +244,7 @@ async def test_a_killed_writer_leaves_what_was_closed_before_it(
     assert bucket.shows() == {"file": b"closed"}
 
 
-async def test_a_killed_process_that_wrote_nothing_spoils_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_killed_process_that_wrote_nothing_spoils_nothing(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         writer = await user.open("file")
         with program() as killed:
@@ -265,7 +258,7 @@ async def test_a_killed_process_that_wrote_nothing_spoils_nothing(
 
 
 async def test_a_child_that_closes_after_its_killed_parent_publishes_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """The inherited descriptor is the same open file: that the parent did not finish it stays true."""
     bucket.memory.put_bytes("file", b"old")
@@ -282,9 +275,7 @@ async def test_a_child_that_closes_after_its_killed_parent_publishes_nothing(
     assert bucket.shows() == {"file": b"old"}
 
 
-async def test_after_a_write_that_failed_the_file_has_another_inode(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_after_a_write_that_failed_the_file_has_another_inode(bucket: Bucket, cache: Path) -> None:
     """The kernel caches the lost bytes under the old one."""
     bucket.memory.put_bytes("file", b"old")
     store = FaultyStore(bucket)
@@ -307,9 +298,7 @@ async def test_after_a_write_that_failed_the_file_has_another_inode(
 # ---- files without a name
 
 
-async def test_a_file_rewritten_after_its_unlink_leaves_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_file_rewritten_after_its_unlink_leaves_nothing(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("file", bytes(MIB))
         handle = await user.open("file", truncate=False)
@@ -320,9 +309,7 @@ async def test_a_file_rewritten_after_its_unlink_leaves_nothing(
     assert bucket.shows() == {}
 
 
-async def test_a_file_unlinked_published_and_rewritten_leaves_nothing(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_file_unlinked_published_and_rewritten_leaves_nothing(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:
         bucket.takes_nothing = True
         await user.write("file", bytes(MIB))
@@ -338,7 +325,7 @@ async def test_a_file_unlinked_published_and_rewritten_leaves_nothing(
 
 
 async def test_an_unlinked_file_that_is_still_open_does_not_come_back_after_a_crash(
-    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path, tmp_path: Path
 ) -> None:
     """fchmod(2) and futimens(2) write rows of the journal; fsync(2) does too."""
     async with running_node(bucket, cache, settle_seconds=100.0) as user:
@@ -358,7 +345,7 @@ async def test_an_unlinked_file_that_is_still_open_does_not_come_back_after_a_cr
 
 
 async def test_a_file_unlinked_while_the_bucket_refuses_it_does_not_come_back(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     store = FaultyStore(bucket, Fault(Unavailable("no answer"), "put", times=2))
     store.script(Fault(Refused("policy"), "put", times=None))
@@ -376,9 +363,7 @@ async def test_a_file_unlinked_while_the_bucket_refuses_it_does_not_come_back(
     assert bucket.shows() == {}
 
 
-async def test_a_file_unlinked_while_a_part_is_refused_harms_nobody(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_file_unlinked_while_a_part_is_refused_harms_nobody(bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(bucket, Fault(Refused("no parts"), "upload_part", times=None))
     async with running_node(store, cache, offload=SlowUploads(5.0)) as user:
         await user.write("large", bytes(LARGE))
@@ -398,7 +383,7 @@ async def test_a_file_unlinked_while_a_part_is_refused_harms_nobody(
 
 
 async def test_after_a_failed_first_write_all_fail_until_the_close_and_nothing_is_published(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """What came after the lost bytes must not be published without them."""
     bucket.memory.put_bytes("file", bytes(MIB))
@@ -423,7 +408,7 @@ async def test_after_a_failed_first_write_all_fail_until_the_close_and_nothing_i
 
 
 async def test_fsync_of_a_closed_file_brings_its_bytes_to_the_disk(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As programs do that close a file, open it again for reading, and fsync(2) that."""
     synced: list[str] = []
@@ -444,7 +429,7 @@ async def test_fsync_of_a_closed_file_brings_its_bytes_to_the_disk(
 
 
 async def test_bytes_that_the_disk_did_not_keep_are_not_published_and_hold_nobody_back(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync, failures = StagingFile.sync_data, [NoSpace("fdatasync: no space left")]
 
@@ -464,7 +449,7 @@ async def test_bytes_that_the_disk_did_not_keep_are_not_published_and_hold_nobod
 
 
 async def test_an_unlinked_file_can_be_written_and_read_until_it_is_closed(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     bucket.memory.put_bytes("file", b"published")
     async with running_node(bucket, cache) as user:
@@ -481,7 +466,7 @@ async def test_an_unlinked_file_can_be_written_and_read_until_it_is_closed(
 
 @pytest.mark.parametrize("state", ["queued", "published"])
 async def test_a_file_that_is_removed_while_it_is_cut_is_gone(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, state: str
+    bucket: Bucket, cache: Path, state: str
 ) -> None:
     """truncate(2) has no handle, and copies what it keeps."""
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.engine.namespace.nodes import FileHandle
 from fusecache.model.errors import NoSpace
@@ -41,7 +40,7 @@ async def append(user: User, name: str, data: bytes) -> None:
 @pytest.mark.parametrize("before", ["nothing", "older"])
 @pytest.mark.parametrize("act", ["unlink", "write", "append"])
 async def test_what_was_published_under_a_writer_that_fails_then_is_no_other_clients(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, act: str, before: str
+    bucket: Bucket, cache: Path, act: str, before: str
 ) -> None:
     async with running_node(bucket, cache) as user:
         if before == "older":
@@ -72,7 +71,7 @@ async def test_what_was_published_under_a_writer_that_fails_then_is_no_other_cli
 
 @pytest.mark.parametrize("whose", ["its own", "the target's"])
 async def test_content_on_its_way_under_an_older_name_shows_again_when_what_came_after_it_failed(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, whose: str
+    bucket: Bucket, cache: Path, whose: str
 ) -> None:
     async with running_node(bucket, cache, offload=SlowUploads(8.0)) as user:
         await user.write("x", b"closed")
@@ -92,7 +91,7 @@ async def test_content_on_its_way_under_an_older_name_shows_again_when_what_came
 
 
 async def test_content_of_a_name_between_shows_again_when_what_came_after_it_failed(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, offload=SlowUploads(8.0)) as user:
         await user.write("a", b"older")
@@ -107,7 +106,7 @@ async def test_content_of_a_name_between_shows_again_when_what_came_after_it_fai
 
 
 async def test_a_name_whose_object_is_about_to_go_has_nothing_to_be_moved(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("a", b"old")
@@ -129,7 +128,7 @@ async def test_a_name_whose_object_is_about_to_go_has_nothing_to_be_moved(
 
 
 async def test_what_came_to_the_bucket_under_an_older_name_meanwhile_shows_again(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     large = bytes(6 * MIB)
     async with running_node(bucket, cache, offload=SlowUploads(8.0)) as user:
@@ -149,7 +148,7 @@ async def test_what_came_to_the_bucket_under_an_older_name_meanwhile_shows_again
 
 
 async def test_a_removed_name_stays_so_though_what_took_its_place_was_taken_back(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache) as user:
         await user.write("a", b"old")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from fusecache.model.objects import MIB
 from fusecache.remote.store import FileSlice
@@ -156,7 +155,7 @@ Step = Callable[[User, int], Awaitable[None]]
     ],
 )
 async def test_a_rotation_that_is_faster_than_the_uplink_leaves_a_whole_checkpoint(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, save: Step, remove: Step, tell: Step | None
+    bucket: Bucket, tmp_path: Path, save: Step, remove: Step, tell: Step | None
 ) -> None:
     async with running_node(bucket, tmp_path / "1", offload=Uplink()) as user:
         await user.mkdir("run")
@@ -187,7 +186,7 @@ async def test_a_rotation_that_is_faster_than_the_uplink_leaves_a_whole_checkpoi
 
 @pytest.mark.parametrize("tell", [point, point_by_rename, point_by_link])
 async def test_each_pointer_arrives_once_its_checkpoint_is_whole_although_newer_ones_are_on_their_way(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, tell: Step
+    bucket: Bucket, cache: Path, tell: Step
 ) -> None:
     async with running_node(bucket, cache, offload=Uplink()) as user:
         await user.mkdir("run")
@@ -205,7 +204,7 @@ async def test_each_pointer_arrives_once_its_checkpoint_is_whole_although_newer_
 
 
 async def test_a_link_removed_on_its_way_does_not_arrive_without_what_it_names(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, offload=Uplink()) as user:
         await user.mkdir("run")
@@ -219,7 +218,7 @@ async def test_a_link_removed_on_its_way_does_not_arrive_without_what_it_names(
 
 @pytest.mark.parametrize("names", [("run/step-0", "run/latest"), ("run/latest", "run/step-0")])
 async def test_a_link_that_is_removed_with_what_it_names_costs_no_request(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, names: tuple[str, str]
+    bucket: Bucket, cache: Path, names: tuple[str, str]
 ) -> None:
     async with running_node(bucket, cache, offload=Uplink()) as user:
         await user.mkdir("run")
@@ -235,7 +234,7 @@ async def test_a_link_that_is_removed_with_what_it_names_costs_no_request(
 
 
 async def test_a_directory_that_is_removed_while_it_goes_up_goes_up_no_further(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, offload=Uplink()) as user:
         await user.mkdir("run")
@@ -263,7 +262,7 @@ async def write_beside(user: User, files: dict[str, bytes]) -> None:
 
 
 async def test_what_says_that_all_is_there_goes_before_the_rest_is_written_anew(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, offload=Uplink()) as user:
         await user.mkdir("run")
@@ -282,9 +281,7 @@ async def test_what_says_that_all_is_there_goes_before_the_rest_is_written_anew(
         assert state["run/last/shard"] == b"old" or "run/last/.metadata" not in state
 
 
-async def test_removals_that_come_later_keep_their_order(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_removals_that_come_later_keep_their_order(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, offload=Uplink()) as user:
         for folder in ("run", "run/0", "run/1", "run/2"):
             await user.mkdir(folder)
@@ -303,7 +300,7 @@ async def test_removals_that_come_later_keep_their_order(
 
 
 async def test_a_marker_that_is_removed_on_its_way_does_not_arrive_without_its_files(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     """A delete waits for the marker, so that goes up although it is removed. Then a rename frees the delete."""
     async with running_node(bucket, cache, offload=Uplink()) as user:
@@ -335,7 +332,7 @@ async def come_to_step_2(user: User) -> None:
 
 
 async def test_a_pointer_that_is_passed_over_is_still_read_by_who_has_it_open(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, offload=Uplink()) as user:
         await come_to_step_2(user)
@@ -350,7 +347,7 @@ async def test_a_pointer_that_is_passed_over_is_still_read_by_who_has_it_open(
 
 
 async def test_sync_of_a_pointer_that_is_passed_over_waits_for_the_newer_one(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, offload=Uplink()) as user:
         await come_to_step_2(user)
@@ -370,7 +367,7 @@ async def test_sync_of_a_pointer_that_is_passed_over_waits_for_the_newer_one(
 
 @pytest.mark.parametrize("ends", ["is killed", "drains"])
 async def test_a_delete_never_moves_behind_newer_content_of_its_name_that_was_closed_and_not_released_yet(
-    bucket: Bucket, tmp_path: Path, autojump_clock: MockClock, ends: str
+    bucket: Bucket, tmp_path: Path, ends: str
 ) -> None:
     async with running_node(bucket, tmp_path / "1", offload=Uplink()) as user:
         await user.write("old", b"old")
@@ -403,7 +400,7 @@ class SlowBucket(Uplink):
 
 
 async def test_an_old_checkpoint_waits_for_a_new_one_that_is_renamed_on_its_way(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path
 ) -> None:
     async with running_node(bucket, cache, offload=SlowBucket()) as user:
         await user.mkdir("run")
@@ -425,9 +422,7 @@ async def test_an_old_checkpoint_waits_for_a_new_one_that_is_renamed_on_its_way(
         } == {"model", "optimizer"}
 
 
-async def test_newer_ones_go_up_also_while_the_oldest_stays_on_purpose(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_newer_ones_go_up_also_while_the_oldest_stays_on_purpose(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, offload=Uplink(), delete_delay=3600.0) as user:
         await user.mkdir("run")
         await save_file(user, 0)
@@ -449,7 +444,7 @@ async def test_newer_ones_go_up_also_while_the_oldest_stays_on_purpose(
 
 @pytest.mark.parametrize("name", ["log.tmp", "log"])
 async def test_removals_come_whatever_is_written_and_renamed_beside_them(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, name: str
+    bucket: Bucket, cache: Path, name: str
 ) -> None:
     async with running_node(bucket, cache, offload=Uplink()) as user:
         await user.mkdir("run")
@@ -464,9 +459,7 @@ async def test_removals_come_whatever_is_written_and_renamed_beside_them(
         assert "run/old" not in bucket.shows()
 
 
-async def test_a_rename_frees_no_delete_that_must_stay(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_rename_frees_no_delete_that_must_stay(bucket: Bucket, cache: Path) -> None:
     """The delete was moved back as often as it may be; then the content that it waits for is renamed."""
     async with running_node(bucket, cache, offload=Uplink()) as user:
         await user.mkdir("run")
