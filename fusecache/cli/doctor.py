@@ -67,6 +67,8 @@ def _findings(arguments: argparse.Namespace) -> "Iterator[CheckResult]":
         # The mount command makes the folder of each of several buckets.
         if not name and str(options.mountpoint) != _NO_MOUNTPOINT:
             yield checkup.mountpoint_finding(options)
-        found = [checkup.cache_findings(options), checkup.bucket_findings(options) if has_bucket else ()]
+        found = [checkup.cache_findings(options)]
+        if has_bucket:
+            found += [checkup.bucket_findings(options), checkup.peer_findings(options)]
         for each in chain.from_iterable(found):
             yield replace(each, subject=f"{name}: {each.subject}") if name else each

@@ -31,6 +31,7 @@ from urllib.parse import quote, urlsplit
 from fusecache.config.node_memory import memory_bytes
 from fusecache.config.options import SMALLEST_CACHE_BYTES, MountOptions
 from fusecache.daemon.connect import keys_from, open_stores
+from fusecache.daemon.peer_list import nodes_of, open_peers
 from fusecache.engine.cache.block_cache import FREE_SPACE_FLOOR_BYTES
 from fusecache.model.errors import AccessDenied, FusecacheError, MountError, RemoteError
 from fusecache.model.format_text import empty_text, seconds_text, size_text
@@ -309,6 +310,28 @@ def bucket_findings(options: MountOptions) -> Iterator[CheckResult]:
             yield from _answers(options, endpoint, url, remote)
     except FusecacheError as exc:
         yield CheckResult(ACTION, "keys", str(exc))
+
+
+def peer_findings(options: MountOptions) -> Iterator[CheckResult]:
+    """Ask each node that `peers` names."""
+    entries = options.requests.peers
+    try:
+        peers = open_peers(options)
+        nodes = tuple(sorted(set(nodes_of(entries, os.environ))))
+    except (FusecacheError, OSError, ValueError) as exc:
+        yield CheckResult(ACTION, "peers", f"{','.join(entries)}: {exc}")
+        return
+    if peers is None:
+        return
+    with closing(peers):
+        peers.set_nodes(nodes, "")
+        for node in nodes:
+            try:
+                answered = f"answers in {seconds_text(peers.test(node))}"
+                yield CheckResult(OK, f"peer {node}", answered)
+            except RemoteError as exc:
+                remedy = "run `fusecache serve` there, with this node's source, endpoint and key"
+                yield CheckResult(WARNING, f"peer {node}", f"{exc}; {remedy}")
 
 
 def _clock(url: str, path: str) -> CheckResult:

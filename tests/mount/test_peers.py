@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -100,6 +101,22 @@ def test_what_all_nodes_read_leaves_the_bucket_once(cluster: Cluster, bucket: Bu
         assert peers["own_address"] == cluster.address(index)
         assert sum(peers["received_bytes"].values()) > 0
         assert not any(peers["failures"].values())
+
+
+def test_doctor_asks_each_node(cluster: Cluster, tmp_path: Path, free_port: Callable[[], int]) -> None:
+    cluster.start(1)
+    missing, bucket = f"127.0.0.1:{free_port()}", cluster.nodes[0].bucket
+    peers = f"{cluster.address(0)},{missing}"
+    there = ("--endpoint-url", bucket.service.endpoint_url, "--cache-dir", tmp_path / "cache")
+
+    def said(key: Path) -> str:
+        words = ("doctor", bucket.source, *there, "--peers", peers, "--peers-key-file", key)
+        return run(FUSECACHE, *words, check=False, env=bucket.service.environment()).stdout
+
+    answers = said(tmp_path / "node0" / "key")
+    assert re.search(rf"ok +peer {cluster.address(0)}: answers in ", answers), answers
+    assert re.search(rf"warning +peer {missing}: .*refused.*run `fusecache serve` there", answers), answers
+    assert re.search(rf"warning +peer {cluster.address(0)}: .*key", said(key_file(tmp_path, "x" * 40)))
 
 
 def test_bytes_that_a_node_has_do_not_leave_the_bucket_again(cluster: Cluster, bucket: Bucket) -> None:

@@ -128,6 +128,12 @@ class PeerNodes(Peers):
             peer.received_bytes += extent.size
             peer.failures = 0
 
+    def test(self, node: str) -> float:
+        """Return in how many seconds a node answers. Raises RemoteError, also if it refuses the key or the clock."""
+        began = time.monotonic()
+        self._peers[node].http.call(f"GET from peer {node}", "GET", None, query="location=")
+        return time.monotonic() - began
+
     def statistics(self) -> dict[str, Any]:
         """Return PEER_FACTS as plain values."""
         nodes, own = self._view
