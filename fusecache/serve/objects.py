@@ -26,6 +26,8 @@ ANSWER_SECONDS = 90.0
 # Pieces whose checksums were compared; each entry is some 200 bytes.
 _VERIFIED_MOST = 65536
 _RECEIVE_BYTES = 65536
+# Names and listings that are asked for at once: the daemon takes 256 connections, for pieces and for commands too.
+_MOST_QUESTIONS = 64
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -57,6 +59,11 @@ class HeldPiece:
         poll.register(self._connection.socket, select.POLLIN)
         return not poll.poll(0)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._connection is None
+
     def close(self) -> None:
         """Let the daemon evict the piece."""
         if self.fd >= 0:
@@ -64,6 +71,7 @@ class HeldPiece:
             self.fd = -1
         if self._connection is not None:
             self._connection.socket.close()
+            self._connection = None
 
 
 class DaemonObjects:
@@ -71,7 +79,8 @@ class DaemonObjects:
 
     def __init__(self, mount: Mount) -> None:
         self._mount = mount
-        self._verified: OrderedDict[tuple[int, int, int, int], None] = OrderedDict()
+        self._questions = trio.Semaphore(_MOST_QUESTIONS)
+        self._verified: OrderedDict[tuple[int, int, int, int, int], None] = OrderedDict()
 
     async def find(self, key: str) -> Found:
         """Return the version of a key that the mount shows. Raises S3Error."""
@@ -117,11 +126,11 @@ class DaemonObjects:
         )
 
     async def _is_intact(self, piece: HeldPiece) -> bool:
-        """Compare a piece with its checksums, unless that was done lately. Reads it into the page cache."""
+        """Compare a piece with its checksums, if its file changed since the last time. Reads it into the page cache."""
         if piece.fd < 0:
             return True
         file = os.fstat(piece.fd)
-        name = (file.st_ino, piece.start, piece.stop, hash(piece.checksums))
+        name = (file.st_ino, file.st_mtime_ns, piece.start, piece.stop, hash(piece.checksums))
         if name in self._verified:
             self._verified.move_to_end(name)
             return True
@@ -137,8 +146,9 @@ class DaemonObjects:
         return is_good
 
     async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        connection, row, _ = await self._exchange(request)
-        connection.socket.close()
+        async with self._questions:
+            connection, row, _ = await self._exchange(request)
+            connection.socket.close()
         return row
 
     async def _exchange(self, request: Mapping[str, Any]) -> tuple[trio.SocketStream, dict[str, Any], int]:

@@ -5,11 +5,13 @@ No I/O. Everything else is refused with a sentence that names the mount.
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import formatdate
+from ipaddress import ip_address
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 from fusecache.model.objects import GRANULE_BYTES
@@ -68,6 +70,21 @@ class S3Request:
         if named != bucket:
             raise S3Error(404, "NoSuchBucket", f"this endpoint serves the bucket {bucket}, not {named}")
         return key
+
+    def check_host(self, bucket: str) -> None:
+        """Raise S3Error unless the host is this node's loopback.
+
+        Else a page of another site, whose name leads to 127.0.0.1, could read all objects in a browser of this node.
+        """
+        host = self.headers.get("host", "")
+        with suppress(ValueError):
+            name = (urlsplit(f"//{host}").hostname or "").removeprefix(f"{bucket}.")
+            if name == "localhost" or ip_address(name).is_loopback:
+                return
+        raise S3Error.of_status(
+            403,
+            f"the host {host} is not 127.0.0.1: serve with a --key-file for clients that use another name",
+        )
 
     def check_object(self) -> None:
         """Raise S3Error unless this reads an object."""

@@ -32,8 +32,9 @@ from fusecache.serve.signature import SignatureCheck
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 512
-# Each piece has a connection to the daemon, which takes 256 of its owner's.
-_MOST_PIECES = 96
+# Each piece has a connection to the daemon, which takes 256 of its owner's. By whether they are for other nodes: a
+# piece for a program may wait for another node, and none for a node may wait for that.
+_MOST_PIECES = {True: 48, False: 96}
 _MOST_WAITING = 384
 # A piece is larger the longer the body is: its first byte comes soon, and few requests go to the daemon.
 _FIRST_PIECE_BYTES, _LARGEST_PIECE_BYTES = 8 * MIB, 64 * MIB
@@ -75,7 +76,7 @@ class ObjectServer:
         self._check = check
         self._tls = tls
         self._connections = 0
-        self._pieces = trio.Semaphore(_MOST_PIECES)
+        self._pieces = {for_peer: trio.Semaphore(most) for for_peer, most in _MOST_PIECES.items()}
 
     async def run(self, listeners: list[trio.SocketListener]) -> NoReturn:
         """Serve until cancelled."""
@@ -105,6 +106,8 @@ class ObjectServer:
     async def _answer(self, conversation: "_Conversation", request: S3Request) -> Response | None:
         """Answer a request. None: the answer was sent. Raises S3Error."""
         user = self._check.user_of(request.method, request.path, request.query, request.headers, time.time())
+        if not user:
+            request.check_host(self._bucket)
         key = request.place(self._bucket)
         if key and user == PEER_KEY:
             await self._piece_for_peer(conversation, request, key)
@@ -135,7 +138,7 @@ class ObjectServer:
         piece = await self._take(key, start, min(stop, start + _FIRST_PIECE_BYTES), found)
         try:
             start, stop = _within(piece.found, start, stop)
-            head = _head(piece.found, start, stop, is_part=asked is not None)
+            head = _head(found or piece.found, start, stop, is_part=asked is not None)
             if start == stop:
                 return head
             await conversation.send_head(head)
@@ -145,9 +148,7 @@ class ObjectServer:
                 following = await self._send_and_take(
                     conversation, key, piece, start, min(stop, piece.stop + size)
                 )
-                start = piece.stop
-                self._give_back(piece)
-                piece = following
+                start, piece = piece.stop, following
                 if trio.current_time() < began + _QUICK_SECONDS:
                     size = min(2 * size, _LARGEST_PIECE_BYTES)
             await conversation.send_piece(piece, start, stop)
@@ -174,12 +175,15 @@ class ObjectServer:
             await conversation.end()
         finally:
             if piece is not None:
-                self._give_back(piece)
+                self._give_back(piece, for_peer=True)
 
     async def _send_and_take(
         self, conversation: "_Conversation", key: str, piece: HeldPiece, start: int, stop: int
     ) -> HeldPiece:
-        """Send a piece from `start` on; return the next one, which ends at `stop`. It is fetched during the send."""
+        """Send a piece from `start` on, and give it back; return the next one, which ends at `stop`.
+
+        That is fetched during the send.
+        """
         taken: list[HeldPiece] = []
 
         async def take() -> None:
@@ -189,6 +193,8 @@ class ObjectServer:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(take, name="next-piece")
                 await conversation.send_piece(piece, start, piece.stop)
+                # Before the next one has come: bodies that each keep a piece all wait for one.
+                self._give_back(piece)
         except BaseException:
             for each in taken:
                 self._give_back(each)
@@ -199,18 +205,20 @@ class ObjectServer:
         self, key: str, start: int, stop: int, found: Found | None, *, for_peer: bool = False
     ) -> HeldPiece:
         """Return a piece, once there is a place for it. `_give_back` ends it. Raises S3Error."""
-        if self._pieces.statistics().tasks_waiting >= _MOST_WAITING:
+        places = self._pieces[for_peer]
+        if places.statistics().tasks_waiting >= _MOST_WAITING:
             raise unavailable(f"{_MOST_WAITING} requests wait already: try again")
-        await self._pieces.acquire()
+        await places.acquire()
         try:
             return await self._objects.piece(key, start, stop, found, for_peer=for_peer)
         except BaseException:
-            self._pieces.release()
+            places.release()
             raise
 
-    def _give_back(self, piece: HeldPiece) -> None:
-        piece.close()
-        self._pieces.release()
+    def _give_back(self, piece: HeldPiece, *, for_peer: bool = False) -> None:
+        if not piece.is_closed:
+            piece.close()
+            self._pieces[for_peer].release()
 
 
 def _within(found: Found, start: int, stop: int) -> tuple[int, int]:
@@ -236,14 +244,14 @@ def _xml(body: bytes) -> Response:
     return Response(200, [("Content-Type", "application/xml")], body)
 
 
-def _send_pages(target: int, fd: int, start: int, stop: int) -> int:
-    """Run in a thread: send bytes of a file while the socket takes them; return how many, 0 at the file's end."""
+def _send_pages(target: int, piece: HeldPiece, start: int, stop: int) -> int:
+    """Run in a thread: send bytes of a piece while the socket takes them, and the daemon holds it; return how many."""
     poll = select.poll()
     poll.register(target, select.POLLOUT)
     at = start
-    while at < stop:
+    while at < stop and piece.is_held:
         try:
-            sent = os.sendfile(target, fd, at, min(stop - at, _SEND_BYTES))
+            sent = os.sendfile(target, piece.fd, at, min(stop - at, _SEND_BYTES))
         except BlockingIOError:
             # A slow client waits on the loop: it must not hold a thread.
             if not poll.poll(_THREAD_WAIT_MILLISECONDS):
@@ -369,7 +377,7 @@ class _Conversation:
             while start < stop:
                 if not piece.is_held:
                     raise unavailable("the daemon has ended, and its successor may evict what is being sent")
-                sent = await self._send_some(piece.fd, start, stop)
+                sent = await self._send_some(piece, start, stop)
                 if not sent and os.fstat(piece.fd).st_size < stop:
                     raise S3Error(500, "InternalError", f"the cache file ends before {stop}")
                 start += sent
@@ -378,17 +386,22 @@ class _Conversation:
         """End the answer."""
         await self._send(self._http.send(h11.EndOfMessage()))
 
-    async def _send_some(self, fd: int, start: int, stop: int) -> int:
-        """Send some bytes of a file; return how many, 0 at its end."""
+    async def _send_some(self, piece: HeldPiece, start: int, stop: int) -> int:
+        """Send some bytes of a piece; return how many, 0 at the file's end, or if it is not held any more."""
         if self._secure:
-            data = os.pread(fd, min(stop - start, _TLS_SEND_BYTES), start)
+            data = os.pread(piece.fd, min(stop - start, _TLS_SEND_BYTES), start)
             await self._stream.send_all(data)
             return len(data)
         with trio.fail_after(_SEND_SECONDS):
             await trio.lowlevel.wait_writable(self._socket)
         # Not abandoned when cancelled: its descriptors would be closed, and may become others.
         return await trio.to_thread.run_sync(
-            _send_pages, self._socket.fileno(), fd, start, min(stop, start + _SLICE_BYTES), limiter=_SENDERS
+            _send_pages,
+            self._socket.fileno(),
+            piece,
+            start,
+            min(stop, start + _SLICE_BYTES),
+            limiter=_SENDERS,
         )
 
     async def _send(self, data: bytes | None) -> None:

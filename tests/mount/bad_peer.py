@@ -14,6 +14,7 @@ MODES = (
     "other-bytes",
     "other-length",
     "other-etag",
+    "other-range",
     "hangs-in-body",
     "hangs-at-once",
     "slow",
@@ -21,6 +22,7 @@ MODES = (
     "closes",
 )
 _RANGE = re.compile(rb"range: bytes=(\d+)-(\d+)")
+_SIZE = re.compile(rb"x-fusecache-size: (\d+)")
 _ETAG = re.compile(rb'if-match: ("[^"]+")')
 
 
@@ -61,13 +63,17 @@ def bad_peer(port: int, mode: str) -> Iterator[list[bytes]]:
 
 
 def _answer(connection: socket.socket, head: bytes, mode: str, ended: threading.Event) -> None:
-    found, etag = _RANGE.search(head), _ETAG.search(head)
+    found, etag, whole = _RANGE.search(head), _ETAG.search(head), _SIZE.search(head)
     assert found is not None
     assert etag is not None
+    assert whole is not None
     size = int(found[2]) - int(found[1]) + 1
     true_looking = bytearray(b"x" * size)
     checksums = base64.b64encode(granule_checksums(memoryview(true_looking))).decode()
     length = size - 1 if mode == "other-length" else size
+    first, last = int(found[1]), int(found[2])
+    if mode == "other-range":
+        first, last = first + size, last + size
     shown = '"another"' if mode == "other-etag" else etag[1].decode()
     if mode == "closes":
         connection.close()
@@ -80,9 +86,11 @@ def _answer(connection: socket.socket, head: bytes, mode: str, ended: threading.
         return
     connection.sendall(
         f"HTTP/1.1 206 Partial Content\r\netag: {shown}\r\ncontent-length: {length}\r\n"
+        f"content-range: bytes {first}-{last}/{int(whole[1])}\r\n"
         f"x-fusecache-checksums: {checksums}\r\n\r\n".encode()
     )
-    body = b"y" * length
+    # The bytes of another range have their checksums.
+    body = (b"x" if mode == "other-range" else b"y") * length
     if mode == "hangs-in-body":
         connection.sendall(body[: size // 2])
         ended.wait(30)

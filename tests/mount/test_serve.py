@@ -4,15 +4,22 @@ import http.client
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
+import trio
 from botocore.exceptions import ClientError, IncompleteReadError, ResponseStreamingError
 from urllib3.exceptions import ProtocolError
 
+from fusecache.mount.launch import resolve_in_mount
+from fusecache.serve.errors import S3Error
+from fusecache.serve.objects import DaemonObjects, Found
 from tests.mount.serving import client_of, key_file, served
 from tests.s3server.certificate import make_certificate
 from tests.support.block_caches import some_bytes
@@ -104,10 +111,23 @@ def test_range_beyond_the_end_and_unknown_keys(client: "S3Client", bucket: Bucke
     assert refusal(client, Bucket="another-bucket", Key="x") == (404, "NoSuchBucket")
 
 
+def test_another_node_gets_no_object_outside_of_the_mount(one: Mount, bucket: Bucket) -> None:
+    """It names the version itself, so the daemon looks up no name."""
+    key = f"outside/{bucket.prefix}x"
+    etag = bucket.client.put_object(Bucket=bucket.service.bucket, Key=key, Body=b"secret")["ETag"].strip('"')
+    mounted, _ = resolve_in_mount(str(one.path))
+    ask = partial(DaemonObjects(mounted).piece, key, 0, 6, Found(etag, 6, 0.0), for_peer=True)
+    with pytest.raises(S3Error) as caught:
+        trio.run(ask)
+    assert caught.value.status == 404
+
+
 def test_preconditions(client: "S3Client", bucket: Bucket) -> None:
     name, key = bucket.service.bucket, f"{bucket.prefix}data/large"
     etag = client.head_object(Bucket=name, Key=key)["ETag"]
-    assert client.get_object(Bucket=name, Key=key, IfMatch=etag)["Body"].read() == DATA
+    matched = client.get_object(Bucket=name, Key=key, IfMatch=etag)
+    assert matched["Body"].read() == DATA
+    assert matched["LastModified"] == bucket.client.head_object(Bucket=name, Key=key)["LastModified"]
     assert refusal(client, Bucket=name, Key=key, IfMatch='"another"') == (412, "PreconditionFailed")
     assert refusal(client, Bucket=name, Key=key, IfNoneMatch=etag)[0] == 304
 
@@ -200,6 +220,20 @@ def test_no_keys_only_on_loopback_and_only_if_said(one: Mount, free_port: Callab
         assert words in done.stderr
 
 
+def test_without_keys_a_name_that_leads_here_is_refused(
+    one: Mount, bucket: Bucket, free_port: Callable[[], int]
+) -> None:
+    """A page of another site, whose name leads to 127.0.0.1, could read all objects in this user's browser."""
+    path = f"/{bucket.service.bucket}/{bucket.prefix}other"
+    with served(one, str(free_port()), "--no-keys") as url:
+        port = urlsplit(url).port
+        for host, status in (("localhost", 200), ("another.example", 403), ("127.0.0.1.example", 403)):
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+                connection.request("GET", path, headers={"Host": f"{host}:{port}"})
+                answer = connection.getresponse()
+                assert (answer.status, b"--key-file" in answer.read()) == (status, status == 403)
+
+
 def test_key_file_of_others_or_too_short_is_refused(
     one: Mount, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
@@ -222,7 +256,18 @@ def _asked(url: str, target: str, **headers: str) -> int:
     return answer.status
 
 
-# ---- hostile clients
+# ---- many clients, and hostile ones
+
+
+def slow_connection(url: str) -> http.client.HTTPConnection:
+    """Return a connection whose buffers are far smaller than a piece."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+    connection.sock = socket.socket()
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    connection.sock.settimeout(60)
+    connection.sock.connect((parts.hostname, parts.port))
+    return connection
 
 
 def test_garbage_is_answered_and_ends_the_connection(url: str) -> None:
@@ -259,6 +304,30 @@ def test_client_that_goes_in_the_middle_of_a_body_leaves_nothing_held(
     assert client.get_object(**place)["Body"].read() == DATA  # type: ignore[arg-type]
 
 
+def test_long_bodies_to_many_clients_at_once_end_though_the_cache_is_small(
+    mount: Callable[..., Mount], bucket: Bucket, free_port: Callable[[], int]
+) -> None:
+    """No body keeps its piece until it has the next one: all would wait for each other."""
+    bucket.put("large", DATA)
+    one = mount("--cache-size", "256MiB")  # four pieces of 8 MiB may be held
+    with served(one, str(free_port()), "--no-keys") as url, ExitStack() as opened:
+        answers = []
+        for _ in range(6):
+            connection = opened.enter_context(closing(slow_connection(url)))
+            connection.request("GET", f"/{bucket.service.bucket}/{bucket.prefix}large")
+            answers.append(connection)
+        bodies: list[bytes] = []
+        threads = [
+            threading.Thread(target=lambda each=each: bodies.append(each.getresponse().read()))
+            for each in answers
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [body == DATA for body in bodies] == [True] * 6
+
+
 def test_damaged_cache_is_not_served(
     url: str, client: "S3Client", bucket: Bucket, one: Mount, expect_log: Callable[[str], None]
 ) -> None:
@@ -268,6 +337,22 @@ def test_damaged_cache_is_not_served(
     files = [path for path in (one.cache / "cache" / "files").glob("*/*") if path.stat().st_size > MIB]
     assert len(files) == 1
     with open(files[0], "r+b") as damaged:
+        damaged.seek(9 * MIB)
+        damaged.write(b"other bytes")
+        os.fsync(damaged.fileno())
+    expect_log("cached granules are damaged")
+    assert client.get_object(**place)["Body"].read() == DATA  # type: ignore[arg-type]
+
+
+def test_damage_after_a_piece_was_sent_is_not_served(
+    client: "S3Client", bucket: Bucket, one: Mount, expect_log: Callable[[str], None]
+) -> None:
+    """As for readers of the mount: another program may change the cache's files at any time."""
+    place = {"Bucket": bucket.service.bucket, "Key": f"{bucket.prefix}data/large"}
+    for _ in range(2):
+        assert client.get_object(**place)["Body"].read() == DATA  # type: ignore[arg-type]
+    (file,) = (path for path in (one.cache / "cache" / "files").glob("*/*") if path.stat().st_size > MIB)
+    with open(file, "r+b") as damaged:
         damaged.seek(9 * MIB)
         damaged.write(b"other bytes")
         os.fsync(damaged.fileno())

@@ -66,5 +66,7 @@ class ServedObjects:
     def hold(
         self, object_id: ObjectId, size: int, extent: Extent, *, is_doubted: bool, for_peer: bool
     ) -> AbstractAsyncContextManager[Piece]:
-        """Hold a piece, as `HeldPieces.hold` does."""
+        """Hold a piece, as `HeldPieces.hold` does. Raises ObjectMissing for a key outside of the mount's prefix."""
+        if not object_id.key.startswith(self._tree.key_of_path("")):
+            raise ObjectMissing(f"{object_id.key}: no such object")
         return self._cache.pieces.hold(object_id, size, extent, is_doubted=is_doubted, for_peer=for_peer)

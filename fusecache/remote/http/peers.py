@@ -120,7 +120,9 @@ class PeerNodes(Peers):
             SIZE_HEADER: str(size),
         }
         try:
-            peer.http.exchange(HttpRequest(what, "GET", object_id.key, asked), partial(self._ask, get, peer))
+            peer.http.exchange(
+                HttpRequest(what, "GET", object_id.key, asked), partial(self._ask, get, peer, size)
+            )
         except RemoteError as exc:
             self._rest(peer, exc)
             raise
@@ -178,7 +180,9 @@ class PeerNodes(Peers):
                 peer.failures += 1
                 peer.rests_until = now + min(_REST_SECONDS * 2 ** (peer.failures - 1), _LONGEST_REST_SECONDS)
 
-    def _ask(self, get: GetRequest, peer: _PeerNode, connection: Connection, request: bytes) -> None:
+    def _ask(
+        self, get: GetRequest, peer: _PeerNode, size: int, connection: Connection, request: bytes
+    ) -> None:
         with get.interruption.by(connection.interrupt):
             head, rest = connection.exchange(request)
             status, headers = parse_head(head)
@@ -186,9 +190,11 @@ class PeerNodes(Peers):
                 raise error_of(get.what, connection, head, rest, SILENCE_SECONDS)
             checksums = base64.b64decode(headers.get(CHECKSUMS_HEADER, ""))
             granules = -(-get.extent.size // GRANULE_BYTES)
+            sent = f"bytes {get.extent.start}-{get.extent.stop - 1}/{size}"
             if (
                 bare_etag(headers.get("etag", "")) != get.object_id.etag
                 or headers.get("content-length") != str(get.extent.size)
+                or headers.get("content-range") != sent
                 or len(checksums) != _CHECKSUM_BYTES * granules
             ):
                 raise Unavailable(f"{get.what}: it answers with other bytes than were asked for")
