@@ -32,7 +32,7 @@ DAEMON_FACTS = {
     "objects not read there, by cause",
     "peers": "the other nodes. `own_address`: this one in their list, empty if it is "
     "not; `nodes`: how many there are; by address: `received_bytes`, `requests`, `refusals` (a node had too much to "
-    "do), `failures`; `resting`: nodes that are not asked now, and why",
+    "do, or the bucket lost the version), `failures`; `resting`: nodes that are not asked now, and why",
     "request_times": "time of the requests to the bucket, by kind, with the same keys as `call_times`",
     "options": "every option in force; `fuse_library`: what serves the mount",
     "options_changed": "options that differ from their default",

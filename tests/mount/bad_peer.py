@@ -15,12 +15,21 @@ MODES = (
     "other-length",
     "other-etag",
     "other-range",
+    "odd-checksums",
+    "redirects",
     "hangs-in-body",
     "hangs-at-once",
     "slow",
     "garbage",
     "closes",
 )
+# Not bad: the bucket does not have the version any more.
+GONE = "gone"
+_WITHOUT_BODY = {
+    GONE: b"HTTP/1.1 412 Precondition Failed\r\ncontent-length: 0\r\n\r\n",
+    "redirects": b"HTTP/1.1 301 Moved\r\nx-amz-bucket-region: eu-west-1\r\ncontent-length: 0\r\n\r\n",
+    "garbage": b"hello\r\n\r\n",
+}
 _RANGE = re.compile(rb"range: bytes=(\d+)-(\d+)")
 _SIZE = re.compile(rb"x-fusecache-size: (\d+)")
 _ETAG = re.compile(rb'if-match: ("[^"]+")')
@@ -70,6 +79,8 @@ def _answer(connection: socket.socket, head: bytes, mode: str, ended: threading.
     size = int(found[2]) - int(found[1]) + 1
     true_looking = bytearray(b"x" * size)
     checksums = base64.b64encode(granule_checksums(memoryview(true_looking))).decode()
+    if mode == "odd-checksums":
+        checksums = "abc"
     length = size - 1 if mode == "other-length" else size
     first, last = int(found[1]), int(found[2])
     if mode == "other-range":
@@ -78,8 +89,8 @@ def _answer(connection: socket.socket, head: bytes, mode: str, ended: threading.
     if mode == "closes":
         connection.close()
         return
-    if mode == "garbage":
-        connection.sendall(b"hello\r\n\r\n")
+    if mode in _WITHOUT_BODY:
+        connection.sendall(_WITHOUT_BODY[mode])
         return
     if mode == "hangs-at-once":
         ended.wait(30)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.mount.bad_peer import MODES, bad_peer
+from tests.mount.bad_peer import GONE, MODES, bad_peer
 from tests.mount.serving import key_file, served
 from tests.support.block_caches import some_bytes
 from tests.support.mounts import FUSECACHE, Mount, run, wait_until
@@ -169,6 +169,21 @@ def test_bad_peer_costs_time_and_no_byte(
         run(FUSECACHE, "evict", cluster.nodes[0].path)
         assert cluster.read_at_once("shard") == [DATA]
         assert len(asked) == count
+
+
+def test_version_that_the_bucket_lost_is_not_the_peers_failure(
+    cluster: Cluster, bucket: Bucket, expect_log: Callable[[str], None]
+) -> None:
+    """Else each object that is written again would make its owner rest, longer each time."""
+    expect_log(NOT_IN_LIST)
+    bucket.put("shard", DATA)
+    port = cluster.port()
+    with bad_peer(port, GONE):
+        cluster.start(1, peers=f"127.0.0.1:{port}")
+        assert cluster.read_at_once("shard") == [DATA]
+        peers = cluster.status(0)
+    assert peers["failures"] == {f"127.0.0.1:{port}": 0}
+    assert peers["refusals"][f"127.0.0.1:{port}"] > 0
 
 
 def test_nodes_with_other_keys_read_from_the_bucket(

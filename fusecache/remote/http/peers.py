@@ -35,7 +35,8 @@ _FIRST_SECONDS = 1.0
 _REST_SECONDS, _LONGEST_REST_SECONDS, _REFUSED_REST_SECONDS = 15.0, 600.0, 0.5
 _PIECE_BYTES = MIB
 _CHECKSUM_BYTES = 8
-_BUSY = 503
+# It has much to do; or the bucket does not have the version any more.
+_REFUSALS = (503, 404, 412)
 
 
 @dataclass(slots=True)
@@ -93,9 +94,9 @@ class PeerNodes(Peers):
         return None if owner == own else owner
 
     def is_own(self, object_id: ObjectId, group: int) -> bool:
-        """Return whether this node keeps a group for the others."""
+        """Return whether this node keeps a group for the others; all of them if it is not in the list."""
         nodes, own = self._view
-        return not nodes or choose_owner(nodes, object_id.key, object_id.etag, group) == own
+        return not own or choose_owner(nodes, object_id.key, object_id.etag, group) == own
 
     def get_into(
         self,
@@ -171,7 +172,7 @@ class PeerNodes(Peers):
         now = time.monotonic()
         with self._lock:
             peer.error = str(error)
-            if error.status == _BUSY:
+            if error.status in _REFUSALS:
                 peer.refusals += 1
                 peer.rests_until = max(peer.rests_until, now + _REFUSED_REST_SECONDS)
                 return
@@ -188,7 +189,7 @@ class PeerNodes(Peers):
             status, headers = parse_head(head)
             if status != 206:
                 raise error_of(get.what, connection, head, rest, SILENCE_SECONDS)
-            checksums = base64.b64decode(headers.get(CHECKSUMS_HEADER, ""))
+            checksums = _decoded(headers.get(CHECKSUMS_HEADER, ""))
             granules = -(-get.extent.size // GRANULE_BYTES)
             sent = f"bytes {get.extent.start}-{get.extent.stop - 1}/{size}"
             if (
@@ -228,3 +229,11 @@ class PeerNodes(Peers):
             first = _FIRST_SECONDS if peer.rests_until < began else _FIRST_SECONDS / 4
             if seconds > first and filled < min(size, seconds * SLOWEST_BYTES_PER_SECOND):
                 raise Unavailable(f"{get.what}: slow: {filled} of {size} bytes in {seconds:.1f} s")
+
+
+def _decoded(text: str) -> bytes:
+    """Return what is in base64; b"" if it is not."""
+    try:
+        return base64.b64decode(text)
+    except ValueError:
+        return b""

@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from fusecache.daemon.peer_list import SLURM_VARIABLE, check_entries, nodes_of, slurm_hosts
+from fusecache.disk.cache_files import granule_checksums
 from fusecache.model.errors import ConfigError
+from fusecache.model.objects import ObjectId
+from fusecache.remote.http.peers import PeerNodes
 
 
 @pytest.mark.parametrize(
@@ -56,3 +59,13 @@ def test_file_with_another_line_is_refused(tmp_path: Path) -> None:
     file.write_text("gpu1\n")
     with pytest.raises(ValueError, match="HOST:PORT"):
         list(nodes_of([f"file:{file}"], {}))
+
+
+def test_node_that_is_not_in_the_list_evicts_as_if_there_were_no_peers() -> None:
+    """Else all that it has counts as kept elsewhere, and goes in random order, whatever was read lately."""
+    peers = PeerNodes("bucket", "secret", granule_checksums)
+    peers.set_nodes(("a:1", "b:1"), "")
+    assert all(peers.is_own(ObjectId("key", "etag"), group) for group in range(20))
+    peers.set_nodes(("a:1", "b:1"), "a:1")
+    assert {peers.is_own(ObjectId("key", "etag"), group) for group in range(20)} == {True, False}
+    peers.close()
