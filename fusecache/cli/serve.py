@@ -55,6 +55,10 @@ def serve(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             "name the clients' secret key with --key-file FILE, or the nodes' with --peers-key-file FILE; "
             "on 127.0.0.1, --no-keys needs none"
         )
+    if arguments.certificate and arguments.peers_key_file:
+        raise ConfigError(
+            "--certificate and --peers-key-file: nodes ask each other without TLS: serve them by another process"
+        )
     mount, _inner = resolve_in_mount(arguments.mount)
     status = status_of(str(mount.root))
     door = Door(

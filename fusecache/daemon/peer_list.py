@@ -127,6 +127,8 @@ def slurm_hosts(text: str) -> list[str]:
         for each in (ranges or "").split(","):
             first, _, last = each.partition("-")
             numbers = range(int(first), int(last or first) + 1) if first else [None]
+            if len(hosts) + len(numbers) > _MOST_NODES:
+                raise ValueError(f"{SLURM_VARIABLE}={text}: more than {_MOST_NODES} nodes")
             hosts += [f"{front}{'' if n is None else str(n).zfill(len(first))}{end}" for n in numbers]
     return hosts
 

@@ -67,19 +67,22 @@ async def _page(objects: ServedObjects, request: Mapping[str, Any]) -> dict[str,
 async def _piece(
     objects: ServedObjects, request: Mapping[str, Any], stream: trio.SocketStream, send: Send
 ) -> None:
-    key, modified = str(request["key"]), 0.0
-    if "etag" in request:
+    key, modified, for_peer = str(request["key"]), 0.0, bool(request.get("peer"))
+    if "etag" in request and not for_peer:
         object_id, size = ObjectId(key, str(request["etag"])), int(request["size"])
     else:
         found = await objects.find(key)
         object_id, size, modified = found.object_id, found.size, found.modified
+        if for_peer and (object_id.etag, size) != (request["etag"], int(request["size"])):
+            # A wrong size would also spoil this node's own cache of the version.
+            raise ObjectChanged(f"{key}: this node sees another version")
     facts = {"etag": object_id.etag, "size": size, "modified": modified}
     start, stop = int(request["start"]), int(request["stop"])
     start = max(0, size + start) if start < 0 else start
     if start >= min(stop, size):
         await send({**facts, "start": start, "stop": start}, None)
         return
-    flags = {"is_doubted": bool(request.get("doubted")), "for_peer": bool(request.get("peer"))}
+    flags = {"is_doubted": bool(request.get("doubted")), "for_peer": for_peer}
     async with objects.hold(object_id, size, Extent(start, stop), **flags) as piece:
         facts |= {
             "start": piece.extent.start,

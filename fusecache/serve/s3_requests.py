@@ -59,10 +59,13 @@ class S3Request:
         """Whether only the head of the answer is wanted."""
         return self.method == "HEAD"
 
-    def place(self, bucket: str) -> str | None:
-        """Return the key, "" for the bucket itself. Raises S3Error for another bucket, or none."""
+    def place(self, bucket: str, *, by_host: bool = True) -> str | None:
+        """Return the key, "" for the bucket itself. Raises S3Error for another bucket, or none.
+
+        by_host: the host may name the bucket. Nodes never do that, and a node may be called like the bucket.
+        """
         path = unquote(self.path).removeprefix("/")
-        if self.headers.get("host", "").startswith(f"{bucket}."):
+        if by_host and self.headers.get("host", "").startswith(f"{bucket}."):
             return path
         named, _, key = path.partition("/")
         if not named:

@@ -36,6 +36,7 @@ MOST_CONNECTIONS = 512
 # piece for a program may wait for another node, and none for a node may wait for that.
 _MOST_PIECES = {True: 48, False: 96}
 _MOST_WAITING = 384
+_PLACE_SECONDS = 30.0
 # A piece is larger the longer the body is: its first byte comes soon, and few requests go to the daemon.
 _FIRST_PIECE_BYTES, _LARGEST_PIECE_BYTES = 8 * MIB, 64 * MIB
 # A piece that took longer to send is followed by none that is larger.
@@ -108,7 +109,7 @@ class ObjectServer:
         user = self._check.user_of(request.method, request.path, request.query, request.headers, time.time())
         if not user:
             request.check_host(self._bucket)
-        key = request.place(self._bucket)
+        key = request.place(self._bucket, by_host=user != PEER_KEY)
         if key and user == PEER_KEY:
             await self._piece_for_peer(conversation, request, key)
             return None
@@ -208,7 +209,10 @@ class ObjectServer:
         places = self._pieces[for_peer]
         if places.statistics().tasks_waiting >= _MOST_WAITING:
             raise unavailable(f"{_MOST_WAITING} requests wait already: try again")
-        await places.acquire()
+        with trio.move_on_after(_PLACE_SECONDS) as scope:
+            await places.acquire()
+        if scope.cancelled_caught:
+            raise unavailable("all places are taken: try again")
         try:
             return await self._objects.piece(key, start, stop, found, for_peer=for_peer)
         except BaseException:

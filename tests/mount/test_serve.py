@@ -122,6 +122,17 @@ def test_another_node_gets_no_object_outside_of_the_mount(one: Mount, bucket: Bu
     assert caught.value.status == 404
 
 
+def test_another_node_that_is_wrong_about_a_size_spoils_nothing(one: Mount, bucket: Bucket) -> None:
+    etag = bucket.put("fresh", DATA)
+    mounted, _ = resolve_in_mount(str(one.path))
+    found = Found(etag, 65536, 0.0)
+    ask = partial(DaemonObjects(mounted).piece, f"{bucket.prefix}fresh", 0, 65536, found, for_peer=True)
+    with pytest.raises(S3Error) as caught:
+        trio.run(ask)
+    assert caught.value.status == 412
+    assert (one.path / "fresh").read_bytes() == DATA
+
+
 def test_preconditions(client: "S3Client", bucket: Bucket) -> None:
     name, key = bucket.service.bucket, f"{bucket.prefix}data/large"
     etag = client.head_object(Bucket=name, Key=key)["ETag"]
@@ -218,6 +229,14 @@ def test_no_keys_only_on_loopback_and_only_if_said(one: Mount, free_port: Callab
         done = run(FUSECACHE, "serve", one.path, *flags, check=False)
         assert done.returncode == 1
         assert words in done.stderr
+
+
+def test_nodes_are_not_served_by_tls(one: Mount, free_port: Callable[[], int], tmp_path: Path) -> None:
+    certificate, _ = make_certificate(tmp_path)
+    flags = ("--certificate", certificate, "--peers-key-file", key_file(tmp_path))
+    done = run(FUSECACHE, "serve", one.path, "--listen", f"127.0.0.1:{free_port()}", *flags, check=False)
+    assert done.returncode == 1
+    assert "nodes ask each other without TLS" in done.stderr
 
 
 def test_without_keys_a_name_that_leads_here_is_refused(

@@ -6,6 +6,7 @@ is held, its chunks are neither evicted nor dropped from memory. The caller deci
 Invariant: a held piece's file has all its granules. They had the checksums that come with it when they were written.
 """
 
+import math
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -35,6 +36,8 @@ LARGEST_PIECE_BYTES = 64 * MIB
 _HELD_SHARE = 8
 # A piece that finds no place for so long is refused.
 _PLACE_SECONDS = 20.0
+# After that another node is told to ask the bucket itself: this one may have a bad link.
+_PEER_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +132,12 @@ class HeldPieces:
         return most - self.held_bytes[for_peer]
 
     async def _fill(self, chunk: Chunk, mask: int, *, for_peer: bool) -> None:
-        await self._maintenance.fill(
-            chunk.owner, chunk.index, mask=mask, cause=Cause.DEMAND, for_peer=for_peer
-        )
+        with trio.move_on_after(_PEER_SECONDS if for_peer else math.inf) as scope:
+            await self._maintenance.fill(
+                chunk.owner, chunk.index, mask=mask, cause=Cause.DEMAND, for_peer=for_peer
+            )
+        if scope.cancelled_caught:
+            raise Unavailable(f"{chunk.owner.object_id.key}: the bucket is slow here: ask it yourself")
 
     async def _check(self, chunk: Chunk, mask: int) -> None:
         """Read granules from the disk: damaged ones count as missing then."""

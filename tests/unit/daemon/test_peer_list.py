@@ -26,6 +26,8 @@ def test_node_lists_of_slurm(text: str, hosts: list[str]) -> None:
 def test_malformed_node_list_is_refused() -> None:
     with pytest.raises(ValueError, match="not a list of nodes"):
         slurm_hosts("gpu[1-")
+    with pytest.raises(ValueError, match="more than 4096 nodes"):
+        slurm_hosts("gpu[1-999999999]")
 
 
 def test_each_form(tmp_path: Path) -> None:
