@@ -8,7 +8,7 @@ Without movers, and whenever one cannot take a job, the loop copies the reply it
 
 Invariants:
 1. A buffer is lent until its job is done, or its mover has ended: so no process copies from a buffer with other bytes.
-   A mover has ended when its socket has: it has one thread, so no system call of it is under way then.
+   A mover has ended when its socket has: that closes after all its threads have ended, with their system calls.
 2. Each request is answered by its mover or by the loop, or by both. The kernel refuses the second answer (ENOENT), and
    never uses a request's number again, so a late answer harms nothing.
 3. No request waits for a mover longer than STALL_SECONDS, plus the delay of the loop.
@@ -118,9 +118,9 @@ class _Mover:
         self.is_retired = False
         # Orders that are not replies, once it takes them.
         self.line: BusyLine | None = None
-        state_fd = make_memory("fuse-mover")
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.orders, their_orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        state_fd = make_memory("fuse-mover")
         self._fd = self.socket.fileno()
         try:
             os.ftruncate(state_fd, mover.STATE_BYTES)
@@ -227,20 +227,22 @@ class Movers:
 
         on_answered: called once the request is answered, not before this returns.
         """
-        # Nothing is given back before the payload is lent: a fetch that waits for a buffer might get the payload's.
+        # Nothing is given back before the payload is lent: a fetch that waits for a buffer might get the payload's. And
+        # nothing after the job is sent: it may be done by now, and the caller still uses the request.
         if not self._ready or not isinstance(payload, memoryview):
             return False
         chosen = min(self._ready, key=_Mover.left)
         lent = self._memory.lend(payload) if chosen.left() < _JOBS_MAX else None
         if lent is None:
             return False
+        self._collect()
         offset, give_back = lent
         if not chosen.send(_Delivery(unique, payload, give_back, on_answered), offset):
-            give_back()
+            # Once the caller has answered: a fetch that waits for a buffer would else get the payload's.
+            trio.lowlevel.current_trio_token().run_sync_soon(give_back)
             return False
         if not self._has_jobs.is_set():
             self._has_jobs.set()
-        self._collect()
         return True
 
     def end(self) -> None:
@@ -253,11 +255,13 @@ class Movers:
             with suppress(OSError):
                 each.socket.shutdown(socket.SHUT_WR)
                 each.orders.shutdown(socket.SHUT_WR)
-        for each in list(self._all):
+        until = trio.current_time() + _END_SECONDS
+        for each in self._all:
             try:
-                each.process.wait(_END_SECONDS)
+                each.process.wait(max(0.0, until - trio.current_time()))
             except subprocess.TimeoutExpired:
                 each.kill()
+        for each in list(self._all):
             self._bury(each)
 
     # ---- inside
@@ -302,6 +306,8 @@ class Movers:
                 return was_ready
             if not message:
                 return was_ready
+            if each.is_retired:
+                continue
             if message == mover.READY:
                 was_ready = True
                 self._ready.append(each)

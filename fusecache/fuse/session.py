@@ -254,6 +254,9 @@ class OwnSession:
                     return
         finally:
             self._tasks -= 1
+            # Not before: a handler may wait for a buffer, or for bytes, that a mover has. One that stands is killed.
+            if self._has_ended and not self._tasks and self._movers is not None:
+                self._movers.end()
 
     async def _follow(self) -> bool:
         """Wait to be the leader; return False if this task is not needed any more."""
@@ -267,8 +270,6 @@ class OwnSession:
         self._on_unmounted()
         self._followers.unpark_all()
         self._waiting.end()
-        if self._movers is not None:
-            self._movers.end()
 
     async def _lead(self, scope: trio.CancelScope) -> None:
         """Answer requests until a handler waited, or the mount is gone."""

@@ -202,6 +202,74 @@ async def test_a_mover_that_stands_still_is_killed_and_its_buffers_stay_lent_unt
     lender.close()
 
 
+async def test_a_request_that_is_answered_before_the_loop_looks_gives_its_memory_back_once(
+    lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = movers._Mover.send
+
+    def slowly(each: movers._Mover, job: movers._Delivery, offset: int) -> bool:
+        is_sent = send(each, job, offset)
+        while is_sent and each.left():
+            os.sched_yield()
+        return is_sent
+
+    async with served(lender) as (kernel, session):
+        await lent_by(kernel, lender)
+        await given_back(lender)
+        monkeypatch.setattr(movers._Mover, "send", slowly)
+        assert await kernel.ask(Opcode.READ, read_of(1)) == (0, DATA[SIZE : 2 * SIZE])
+        await given_back(lender)
+        places = [session._places.take() for _ in range(3)]
+        assert len({place.number for place in places}) == 3
+        for place in places:
+            session._places.give_back(place)
+    lender.close()
+
+
+async def test_a_buffer_that_a_mover_does_not_take_stays_lent_until_the_loop_has_answered(
+    lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(lender) as (kernel, _):
+        await lent_by(kernel, lender)
+        await given_back(lender)
+        # Dead, and the loop has not seen it yet.
+        monkeypatch.setattr(movers._Mover, "send", lambda *_: False)
+        assert await kernel.ask(Opcode.READ, read_of(1)) == (0, DATA[SIZE : 2 * SIZE])
+        await given_back(lender)
+        assert lender.lent == 2
+    lender.close()
+
+
+class WaitsForBuffer(Lender):
+    """The last place is read once nothing is lent any more. is_waiting: for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_waiting = trio.Event()
+
+    async def read(self, fh: int, off: int, size: int) -> memoryview:
+        while off == (PLACES - 1) * SIZE and self.given_back < self.lent:
+            self.is_waiting.set()
+            await trio.sleep(0.01)
+        return await super().read(fh, off, size)
+
+
+async def test_a_mover_that_stands_still_does_not_hold_up_the_end_of_a_mount_that_was_aborted() -> None:
+    lender = WaitsForBuffer()
+    with trio.fail_after(20):
+        async with served(lender) as (kernel, session):
+            await lent_by(kernel, lender)
+            await given_back(lender)
+            os.kill(mover_pid(session), signal.SIGSTOP)
+            kernel.send(Opcode.READ, read_of(1))
+            while lender.given_back == lender.lent:  # noqa: ASYNC110  # as above
+                await trio.sleep(0.01)
+            kernel.send(Opcode.READ, read_of(PLACES - 1))
+            await lender.is_waiting.wait()
+    assert lender.given_back == lender.lent
+    lender.close()
+
+
 async def test_replies_that_a_mover_has_are_sent_before_the_session_ends(lender: Lender) -> None:
     kernel = PlayedKernel()
     kernel.send_init()
