@@ -102,8 +102,9 @@ def take_orders(path: str, pool: Pool, jobs: socket.socket, orders: socket.socke
     sys.path[:] = json.loads(path)
     from fusecache.movers.orders import Orders
 
+    taker = Orders(pool.all())
     jobs.send(TAKES_ORDERS)
-    Orders(pool.all()).run(orders)
+    taker.run(orders)
 
 
 def main() -> None:

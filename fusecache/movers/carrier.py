@@ -1,8 +1,8 @@
 """Has movers fetch and store, for the daemon's threads. Thread-safe.
 
 The thread that asks waits for the answers, as it would for the network or the disk: retries, signatures, limits and
-errors stay where they are. If no mover takes an order, the thread does the work itself. A mover that dies within a
-fetch is a lost connection; within a store, the thread stores the bytes again.
+errors stay where they are. If no mover takes an order, or its mover dies before the first byte of a fetch, the thread
+does the work itself. A mover that dies later is a lost connection; within a store, the thread stores the bytes again.
 """
 
 import itertools
@@ -157,26 +157,24 @@ class Carrier:
                 return None
         return ours
 
-    def _await_body(self, line: OrderLine, number: int, get: GetRequest, answers: socket.socket) -> int:
+    def _await_body(
+        self, line: OrderLine, number: int, get: GetRequest, answers: socket.socket
+    ) -> int | None:
         received = 0
         has_ended = False
         try:
             with get.interruption.by(partial(line.interrupt, number)):
-                while True:
-                    message = answers.recv(ORDER_BYTES)
-                    if message[:1] == PROGRESS:
-                        _, received = COUNT.unpack(message)
-                        get.progress(received)
-                        continue
-                    has_ended = True
-                    if not message:
-                        raise ConnectionResetError("the process that received it ended")
-                    if message[:1] == DONE:
-                        return received
+                while (message := answers.recv(ORDER_BYTES))[:1] == PROGRESS:
+                    _, received = COUNT.unpack(message)
+                    get.progress(received)
+                has_ended = True
+                if message[:1] == DONE:
+                    return received
+                if message:
                     raise unpacked(message[1:])
-        except ConnectionResetError:
-            has_ended = True
-            raise
+                if received:
+                    raise ConnectionResetError("the process that received it ended")
+                return None  # it died, or had no descriptor left
         finally:
             if not has_ended:
                 # Until the last answer, the mover may write to the buffer.

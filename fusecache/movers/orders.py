@@ -1,7 +1,7 @@
 """Carries out the orders of a daemon, in a mover: fetches bodies into the shared buffers, and stores them.
 
 Each order has a socket of its own for the answers: progress, then the end or an error. The daemon signs requests, so
-no keys come here. Connections stay open for the next order.
+the keys for that do not come here. Connections stay open for the next order.
 
 Invariant: after the last answer of an order, nothing here touches its part of the buffers. A mover that dies gives no
 last answer, and its end of the socket closes once all its threads have ended.
@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -76,8 +77,10 @@ class Orders:
     """The orders of one daemon."""
 
     def __init__(self, buffers: memoryview) -> None:
+        """Raises RuntimeError if there is not even one thread."""
         self._buffers = buffers
         self._threads = ThreadPoolExecutor(_THREADS, "order")
+        self._threads.submit(_ignore, 0)
         self._lock = threading.Lock()
         self._fetching: dict[int, Interruption] = {}
         self._pools: dict[PeerPlace, ConnectionPool] = {}
@@ -90,7 +93,7 @@ class Orders:
                 return
             try:
                 self._begin(pickle.loads(message), fds)
-            except (OSError, IndexError, RuntimeError) as exc:  # no descriptor or thread is left
+            except (OSError, IndexError) as exc:  # no descriptor is left
                 # The daemon hears the end of the socket for its answer, and does the work itself.
                 sys.stderr.write(f"mover: an order cannot be carried out error={exc!r}\n")
                 for fd in fds:
@@ -104,11 +107,18 @@ class Orders:
             if fetch is not None:
                 fetch.interrupt()
         elif isinstance(order, BodyOrder):
+            answers_fd = fds[0]
             with self._lock:
                 self._fetching[order.number] = Interruption()
-            self._threads.submit(self._fetch, order, fds[0])
+            self._submit(self._fetch, order, answers_fd)
         else:
-            self._threads.submit(self._store, order, fds[0], fds[1])
+            self._submit(self._store, order, fds[0], fds[1])
+
+    def _submit(self, work: Callable[..., None], *arguments: object) -> None:
+        # If the system has no further thread, `submit` has queued the order before it fails: a thread that exists
+        # carries it out later. So its descriptors must stay open.
+        with suppress(RuntimeError):
+            self._threads.submit(work, *arguments)
 
     def _fetch(self, order: BodyOrder, answers_fd: int) -> None:
         answers = socket.socket(fileno=answers_fd)

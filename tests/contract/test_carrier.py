@@ -1,11 +1,13 @@
 """Bodies that a mover fetches, and buffers that it stores, beside a real server: the same bytes and the same errors."""
 
 import os
+import pickle
 import signal
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from fusecache.fuse.movers import _Mover
 from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Unavailable
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.movers.carrier import Carrier
+from fusecache.movers.orders import DONE, ORDER_BYTES, Orders, StoreOrder
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Interruption
@@ -112,6 +115,20 @@ async def test_a_mover_fetches_the_same_bytes_on_connections_of_its_own(
             assert one.line.busy == 0
             if os.geteuid() == 0:
                 assert connections_of(one.mover.process.pid) == 1
+
+
+async def test_a_connection_that_a_carried_fetch_did_not_use_does_not_look_fresh() -> None:
+    with S3Server() as server:
+        server.control.put(KEY, DATA)
+        async with carried(server) as one:
+            object_id = (await trio.to_thread.run_sync(one.store.head, KEY)).object_id
+            (idle,) = one.store._http._route.pool._idle
+            since = idle.idle_since
+            assert await one.fetch(object_id, Extent(0, 10)) == DATA[:10]
+            assert one.store._http._route.pool._idle == [idle]
+            assert idle.idle_since == since
+            await trio.to_thread.run_sync(one.store.head, KEY)
+            assert idle.idle_since > since
 
 
 async def test_errors_of_the_bucket_are_those_of_a_fetch_by_the_daemon() -> None:
@@ -218,6 +235,45 @@ async def test_a_buffer_that_a_mover_had_when_it_died_is_stored_by_the_daemon(tm
             )
             assert time.monotonic() - began >= 0.3
             assert (tmp_path / "files/01/1").read_bytes()[2 * MIB :][: len(DATA)] == DATA
+
+
+async def test_a_fetch_whose_mover_dies_before_its_first_byte_is_done_by_the_daemon() -> None:
+    with S3Server() as server:
+        server.control.put(KEY, DATA)
+        async with carried(server) as one:
+            object_id = (await trio.to_thread.run_sync(one.store.head, KEY)).object_id
+            os.kill(one.mover.process.pid, signal.SIGSTOP)
+            threading.Timer(0.3, one.mover.kill).start()
+            assert await one.fetch(object_id, Extent(0, 1000)) == DATA[:1000]
+            assert one.line.busy == 0
+
+
+def test_an_order_for_which_the_system_has_no_thread_waits_for_one_of_the_movers_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = memoryview(bytearray(DATA))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    answers, their_answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    orders, goes_on = Orders(memory), threading.Event()
+    running = threading.Thread(target=orders.run, args=(theirs,))
+    running.start()
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch, ours, theirs, answers, open(tmp_path / "file", "wb") as file:
+        patch.setattr(threading.Thread, "start", start)
+        with suppress(RuntimeError):
+            orders._threads.submit(goes_on.wait)
+        order = StoreOrder(1, 0, len(DATA), len(DATA), 0)
+        socket.send_fds(ours, [pickle.dumps(order)], [their_answers.fileno(), file.fileno()])
+        their_answers.close()
+        ours.shutdown(socket.SHUT_WR)
+        running.join()
+        goes_on.set()
+        assert answers.recv(ORDER_BYTES) == DONE + granule_checksums(memory)
+    orders._threads.shutdown()
+    assert (tmp_path / "file").read_bytes() == DATA
 
 
 async def test_many_fetches_at_once_fill_their_own_places() -> None:
