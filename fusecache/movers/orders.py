@@ -180,13 +180,19 @@ def _ignore(_count: int) -> None:
 
 
 def _packed(error: Exception) -> bytes:
-    return pickle.dumps((type(error), error.args, {**vars(error)}))
+    # The daemon looks at the cause too: of a certificate that is not trusted.
+    return pickle.dumps(
+        [(type(each), each.args, {**vars(each)}) for each in (error, error.__cause__) if each]
+    )
 
 
 def unpacked(data: bytes) -> Exception:
     """Return an error that a mover sent."""
-    kind, arguments, fields = pickle.loads(data)
-    error: Any = kind.__new__(kind, *arguments)
-    error.args = arguments
-    vars(error).update(fields)
-    return error  # type: ignore[no-any-return]
+    found: list[Any] = []
+    for kind, arguments, fields in pickle.loads(data):
+        error = kind.__new__(kind, *arguments)
+        error.args = arguments
+        vars(error).update(fields)
+        found.append(error)
+    found[0].__cause__ = found[1] if found[1:] else None
+    return found[0]  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ from fusecache.disk.cache_files import CacheFiles, granule_checksums
 from fusecache.disk.direct_reads import LARGE_BYTES, AlignedBuffers
 from fusecache.fuse import mover
 from fusecache.fuse.movers import _Mover
-from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Unavailable
+from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Unavailable, Untrusted
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.movers.carrier import Carrier
 from fusecache.movers.orders import DONE, ORDER_BYTES, Orders, StoreOrder
@@ -145,6 +145,13 @@ async def test_errors_of_the_bucket_are_those_of_a_fetch_by_the_daemon() -> None
             with pytest.raises(AccessDenied) as refused:
                 await one.fetch(object_id, Extent(0, 10))
             assert refused.value.status == 403
+
+
+async def test_a_certificate_that_a_mover_does_not_trust_is_named_as_by_the_daemon() -> None:
+    with S3Server(tls=True) as server:
+        async with carried(server) as one:
+            with pytest.raises(Untrusted):
+                await one.fetch(ObjectId(KEY, "0" * 32), Extent(0, 10))
 
 
 async def test_a_fetch_that_is_interrupted_ends_at_once_and_leaves_its_buffer_alone() -> None:
