@@ -55,9 +55,9 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc,unused-ignore]
         self._column, self._length, self._is_infinite = config.column, seq_len, config.infinite
         tokens = dataset[0].get(config.column)
         if tokens is None or len(tokens) <= seq_len:
-            found = "no such column" if tokens is None else f"{len(tokens)} tokens"
+            found = "no" if tokens is None else f"{len(tokens)} tokens in"
             raise DatasetError(
-                f"{config.dataset_path}: sample 0 has {found} in column {config.column!r}; seq_len {seq_len} needs "
+                f"{config.dataset_path}: sample 0 has {found} column {config.column!r}; seq_len {seq_len} needs "
                 f"{seq_len + 1}: choose another column, a smaller seq_len, or convert the dataset with longer samples"
             )
         self._loader = Loader(

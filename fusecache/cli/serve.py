@@ -50,6 +50,8 @@ def serve(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             f"--no-keys: every host that reaches {arguments.listen} could read all objects: listen on 127.0.0.1, or "
             "name a --key-file"
         )
+    if arguments.no_keys and arguments.key_file:
+        raise ConfigError("--no-keys and --key-file: clients need a key or none: leave one of the two out")
     if not (arguments.key_file or arguments.peers_key_file or arguments.no_keys):
         raise ConfigError(
             "name the clients' secret key with --key-file FILE, or the nodes' with --peers-key-file FILE; "

@@ -65,9 +65,20 @@ class PeerList:
             self._say(f"peers={','.join(self._entries)}: {exc}; the nodes known before stay")
             return
         self._peers.set_nodes(nodes, own)
-        is_fine = bool(own) or not nodes
-        missing = "" if is_fine else "; this node is not among them: set peer_address to its own HOST:PORT"
-        self._say(f"peers nodes={len(nodes)} own={own or 'none'}{missing}", is_fine=is_fine)
+        hint = self._hint(own, nodes)
+        self._say(f"peers nodes={len(nodes)} own={own or 'none'}{hint and '; '}{hint}", is_fine=not hint)
+
+    def _hint(self, own: str, nodes: Sequence[str]) -> str:
+        host = own.rpartition(":")[0]
+        if not nodes or (own and self._own):
+            return ""
+        if self._own:
+            return f"this node is not among them: peer_address={self._own} is none of these"
+        if not own:
+            return "this node is not among them: set peer_address to its own HOST:PORT"
+        if sum(node.rpartition(":")[0] == host for node in nodes) > 1:
+            return f"several of them are at {host}: set peer_address to this node's own HOST:PORT"
+        return ""
 
     def _say(self, text: str, *, is_fine: bool = False) -> None:
         if text != self._said:

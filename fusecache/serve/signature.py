@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from urllib.parse import quote
 
-from fusecache.remote.protocol.signing import ALGORITHM, EMPTY_SHA256, Signer, SigningKeys
+from fusecache.remote.protocol.signing import ALGORITHM, EMPTY_SHA256, PEER_KEY, Signer, SigningKeys
 from fusecache.serve.errors import S3Error
 
 # The access key of clients; the secret key is what `--key-file` holds.
@@ -72,7 +72,8 @@ class SignatureCheck:
         text = "&".join(f"{name}={value}" for name, value in encoded)
         expected = signer.headers(path, covered, keys, at, method=method, query=text, payload=payload)
         if not hmac.compare_digest(expected["authorization"].rpartition("=")[2], match["signature"]):
-            raise S3Error(
-                403, "SignatureDoesNotMatch", f"the secret key of {match['key']} is another one here"
-            )
+            told = f"the secret key of {match['key']} is another one here"
+            if match["key"] == PEER_KEY:
+                told = "all nodes need the same peers_key_file, source and endpoint, and one of them differs here"
+            raise S3Error(403, "SignatureDoesNotMatch", told)
         return match["key"]

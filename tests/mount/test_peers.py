@@ -197,6 +197,7 @@ def test_nodes_with_other_keys_read_from_the_bucket(
     assert cluster.read_at_once("shard") == [DATA] * 2
     (reason,) = cluster.status(1)["resting"].values()
     assert "SignatureDoesNotMatch" in reason
+    assert "same peers_key_file, source and endpoint" in reason
 
 
 def test_two_nodes_that_each_believe_the_other_keeps_all_do_not_wait_for_each_other(

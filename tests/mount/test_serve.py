@@ -225,6 +225,10 @@ def test_no_keys_only_on_loopback_and_only_if_said(one: Mount, free_port: Callab
     for flags, words in (
         (["--listen", f"0.0.0.0:{free_port()}", "--no-keys"], "could read all objects"),
         (["--listen", f"127.0.0.1:{free_port()}"], "--key-file"),
+        (
+            ["--listen", f"127.0.0.1:{free_port()}", "--no-keys", "--key-file", "any"],
+            "leave one of the two out",
+        ),
     ):
         done = run(FUSECACHE, "serve", one.path, *flags, check=False)
         assert done.returncode == 1

@@ -1,10 +1,19 @@
 """The nodes that `peers` names, in each of its forms."""
 
+import logging
 from pathlib import Path
 
 import pytest
+import trio
 
-from fusecache.daemon.peer_list import SLURM_VARIABLE, check_entries, nodes_of, slurm_hosts
+from fusecache.config.options import load_options
+from fusecache.daemon.peer_list import (
+    SLURM_VARIABLE,
+    PeerList,
+    check_entries,
+    nodes_of,
+    slurm_hosts,
+)
 from fusecache.disk.cache_files import granule_checksums
 from fusecache.model.errors import ConfigError
 from fusecache.model.objects import ObjectId
@@ -71,3 +80,32 @@ def test_node_that_is_not_in_the_list_evicts_as_if_there_were_no_peers() -> None
     peers.set_nodes(("a:1", "b:1"), "a:1")
     assert {peers.is_own(ObjectId("key", "etag"), group) for group in range(20)} == {True, False}
     peers.close()
+
+
+@pytest.mark.parametrize(
+    ("peers", "address", "warning"),
+    [
+        (["127.0.0.1:1", "192.0.2.1:1"], None, None),
+        (["127.0.0.1:1", "127.0.0.1:2"], "127.0.0.1:2", None),
+        (["127.0.0.1:1", "127.0.0.1:2"], None, "several of them are at 127.0.0.1: set peer_address"),
+        (["192.0.2.1:1"], None, "this node is not among them: set peer_address"),
+        (["192.0.2.1:1"], "192.0.2.1", "this node is not among them: peer_address=192.0.2.1 is none"),
+    ],
+)
+def test_doubt_which_node_this_one_is_is_warned_of(
+    peers: list[str], address: str | None, warning: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = load_options(
+        {
+            "source": "s3://b",
+            "mountpoint": "/m",
+            "peers": peers,
+            "peers_key_file": "/k",
+            "peer_address": address,
+        },
+        {},
+    )
+    trio.run(PeerList(PeerNodes("b", "", granule_checksums), options, {}).look)
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == (warning is not None)
+    assert warning is None or warning in warnings[0]
