@@ -64,6 +64,17 @@ def endpoint_lines(endpoints: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"copies not used: {causes}; such as {newest['key']} ({newest['cause']})"
 
 
+def peer_lines(peers: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each other node."""
+    for node, nbytes in peers.get("received_bytes", {}).items():
+        words = [size_text(nbytes), count_text(peers["failures"][node], "failure")]
+        if node in peers["resting"]:
+            words.append(f"not asked for now: {peers['resting'][node]}")
+        yield f"{node}: {', '.join(words)}"
+    if peers.get("nodes") and not peers["own_address"]:
+        yield "this node is not in the list of peers: set peer_address"
+
+
 _SILENT_SECONDS = 90.0
 # From a shorter measurement, the start of a job would count as its rate of a day.
 _RATE_SECONDS = 60.0
@@ -99,6 +110,7 @@ def _mount_rows(status: Mapping[str, Any]) -> Iterator[Row]:
     yield from _mount(status)
     yield from _grouped("cache", _cache_lines(cache))
     yield from _grouped("endpoints", endpoint_lines(status.get("endpoints", ())))
+    yield from _grouped("peers", peer_lines(status.get("peers", {})))
     yield from _warm_ups(status.get("warming", ()))
     yield from _hints(status.get("hints", {}))
     yield from _grouped("since start", _count_lines(status))

@@ -30,7 +30,8 @@ OUT_HEADER = struct.Struct("<IiQ")
 # In the memory for the state: how many jobs are done, and whether the daemon wants to hear of the next one.
 STATE_BYTES = 4096
 DONE, IS_AWAITED = 0, 1
-# What it tells the daemon.
+# What it tells the daemon. After an update of the package a daemon may start a newer mover: with the meaning of jobs or
+# orders, these words change, and a daemon gives nothing to one whose words it does not know.
 READY, WAKE, TAKES_ORDERS = b"ready", b"wake", b"orders"
 # linux/prctl.h
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4

@@ -70,7 +70,9 @@ async def _serve(server: ObjectServer, door: Door, bucket: str, say: Callable[[s
     try:
         listeners = await trio.open_tcp_listeners(port, host=host, backlog=1024)
     except OSError as exc:
-        raise MountError(f"--listen {door.address}: {exc.strerror or exc}") from exc
+        raise MountError(
+            f"--listen {door.address}: {exc.strerror or exc}; choose a free port, and an address of this node"
+        ) from exc
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.run, listeners)

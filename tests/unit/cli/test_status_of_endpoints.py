@@ -1,8 +1,8 @@
-"""The lines of a status about the endpoints of a data set, and what they do to its verdict."""
+"""The lines of a status about the endpoints of a data set, and of other nodes, and what they do to its verdict."""
 
 from typing import Any
 
-from fusecache.cli.status import endpoint_lines
+from fusecache.cli.status import endpoint_lines, peer_lines
 from fusecache.model.verdict import judge
 
 WELL: dict[str, Any] = {
@@ -60,3 +60,19 @@ def test_copies_with_other_bytes_degrade_the_mount() -> None:
         == "endpoint https://b s3://copy/ has other bytes under 2 keys: its copies of them are not used"
     )
     assert judge({"endpoints": [{**COPIES, "unused_copies": {"missing": 1}}]}, {})["verdict"] == "OK"
+
+
+def test_other_nodes_are_shown_with_what_they_sent_and_why_one_is_not_asked() -> None:
+    peers = {
+        "own_address": "",
+        "nodes": 2,
+        "received_bytes": {"gpu1:9470": 3 << 20, "gpu2:9470": 0},
+        "failures": {"gpu1:9470": 0, "gpu2:9470": 1},
+        "resting": {"gpu2:9470": "connection refused"},
+    }
+    assert list(peer_lines(peers)) == [
+        "gpu1:9470: 3.0 MiB, 0 failures",
+        "gpu2:9470: 0 B, 1 failure, not asked for now: connection refused",
+        "this node is not in the list of peers: set peer_address",
+    ]
+    assert list(peer_lines({})) == []
