@@ -111,7 +111,9 @@ class NamespaceOps:
         self._events = events
         self._immutable = immutable
         self._operations = operations = OperationQueue(tree, write.disposal, queue, journal)
-        self._rotation = rotation = CheckpointRotation(tree, queue, self._dequeue, operations.requeue_last)
+        self._rotation = rotation = CheckpointRotation(
+            tree, queue, write.states.dirty_versions, self._dequeue, operations.requeue_last
+        )
         self._markers = markers = DirectoryMarkers(tree, lookup, queue, operations)
         self._rename = Rename(tree, write, queue, journal, operations, rotation, events)
         self._directory_rename = DirectoryRename(

@@ -20,12 +20,14 @@ from fusecache.engine.namespace.nodes import (
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.namespace_ops.operation_queue import OperationQueue
 from fusecache.engine.runtime.journal_writer import JournalWriter
+from fusecache.engine.write.disposal import kept_reason
 from fusecache.engine.write.parts import WriteParts
+from fusecache.engine.writeback.placement import is_closed_at
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.engine.writeback.rotation import CheckpointRotation
 from fusecache.index.journal import Change, PutFile
 from fusecache.model.objects import ObjectInfo
-from fusecache.model.records import FileState, OperationKind
+from fusecache.model.records import FileState, OperationKind, Reason
 
 
 @dataclass(eq=False, repr=False)
@@ -57,6 +59,9 @@ class Rename:
             base = self._operations.shown(target)
             if target.version is not None and target.version.state is FileState.REJECTED:
                 target.version.successor = node.version
+                reason = kept_reason(target.version)
+                if node.version is not None and reason is not Reason.NONE:
+                    node.version.record = replace(node.version.record, reason=reason)
             if target.version is not None and target.handles == 0 and not self._is_queued(target):
                 changes += self._disposal.drop(target.version)
             elif target.version is not None and not self._is_queued(target):
@@ -174,13 +179,19 @@ class Rename:
         If it must not be moved, a RENAME is queued instead. That is so in three cases:
         - It is in flight, or a rename is queued for the key.
         - A delete that waits for it cannot move behind its new sequence: the delete is in flight, or other changes were
-          queued since.
+          queued since, or newer content of its name was closed.
         - Any other delete that waits for it must stay where it is (`CheckpointRotation`).
         """
         if any(item.in_flight or is_rename(item) for item in queued):
             return None
         removals = self._queue.deletes_waiting_for(key) if queued else []
-        dependents = [each for each in removals if not each.in_flight and self._queue.ends_with(each)]
+        dependents = [
+            each
+            for each in removals
+            if not each.in_flight
+            and self._queue.ends_with(each)
+            and not is_closed_at(self._tree, each.record.key)
+        ]
         is_fixed = removals != dependents or any(
             self._rotation.blocks_a_fixed_delete(item, newest_fixed) for item in queued
         )

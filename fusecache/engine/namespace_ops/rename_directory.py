@@ -42,7 +42,7 @@ from fusecache.model.errors import (
 )
 from fusecache.model.names import check_key
 from fusecache.model.objects import ObjectInfo
-from fusecache.model.records import OperationKind
+from fusecache.model.records import FileState, OperationKind
 from fusecache.policy.name_patterns import UnusableKeys
 from fusecache.remote.store import primary_of
 
@@ -210,9 +210,11 @@ class DirectoryRename:
             return 0, False, 0.0, False, key  # parents before their children
         names_others = member.kind is Kind.SYMLINK or member.size == 0 or self._queue.is_commit_marker(key)
         sequences = [item.sequence for item in self._queue.for_key(key) if item.node is member]
+        content = member.version
+        if content is not None and content.state is FileState.FLUSHED:
+            sequences.append(content.sequence)  # it joins the queue at its release
         if sequences:
             return 2, False, sequences[-1], names_others, key  # of several versions the newest is what moves
-        content = member.version
         if content is not None and content in self._local_only:
             return 3, names_others, content.waiting_since, names_others, key
         known = member.object.modified if member.object is not None else 0.0

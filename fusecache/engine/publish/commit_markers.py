@@ -5,7 +5,8 @@ The order among accepted changes is not its business: `policy/writeback/publish_
 Invariants:
 1. A marker is held while a change below its directory is rejected.
 2. It is queued again within a second after there is none, behind all that was queued by then.
-3. While it is held, no removal below its directory is sent: the bucket's older marker may name that object.
+3. Until it, or newer content of it, is published or removed, no removal below its directory is sent: the bucket's older
+   marker may name that object.
 """
 
 from collections.abc import Callable
@@ -21,10 +22,14 @@ from fusecache.engine.write.version_states import VersionStates
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import Refused
 from fusecache.model.names import parent_prefix
-from fusecache.model.records import Reason
+from fusecache.model.records import FileState, Reason
 
 # Nothing tells of the end of a rejected change. To look costs the product of held markers and rejected changes.
 _CHECK_SECONDS = 1.0
+
+
+class Held(Refused):
+    """A commit marker is not sent for now: the bucket has not rejected it."""
 
 
 class CommitMarkers:
@@ -48,13 +53,16 @@ class CommitMarkers:
 
     def restore(self, items: list[QueuedChange]) -> None:
         """Go on holding the markers that an earlier daemon held. items: all rejected changes."""
-        for each in items:
+        for each in [*items, *self._queue.contents, *self._states.dirty_versions()]:
             if isinstance(each, FileVersion) and each.record.reason is not Reason.NONE:
                 self._hold(each)
         for removal in filter(is_removal, self._queue.unordered()):
             blocking = self._queue.markers_blocking(removal)
-            # Its turn came after that of an older marker, so the earlier daemon has not sent it.
-            removal.in_flight &= not any(each.sequence < removal.sequence for each in blocking)
+            # Its turn comes after that of an older marker, or it waited for a newer one: it was not sent.
+            was_blocked = any(
+                each.sequence < removal.sequence or each.state is not FileState.REJECTED for each in blocking
+            )
+            removal.in_flight &= not was_blocked
 
     def check(self, version: FileVersion) -> None:
         """Raise Refused for a marker that announces something that the bucket rejected."""
@@ -68,7 +76,7 @@ class CommitMarkers:
                 self._tree.relative(version.record.key),
                 self._tree.relative(missing.changed_keys()[-1]),
             )
-            raise Refused(
+            raise Held(
                 f"{name}: held, as the bucket rejected {path}, which must come first ({missing.error}); "
                 "write that file again, or remove it, to publish this one"
             )

@@ -33,7 +33,7 @@ from fusecache.engine.namespace.nodes import (
 )
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import CREATES, REMOVES
-from fusecache.engine.publish.commit_markers import CommitMarkers
+from fusecache.engine.publish.commit_markers import CommitMarkers, Held
 from fusecache.engine.publish.preparer import Preparer
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.write.parts import WriteParts
@@ -43,7 +43,7 @@ from fusecache.index.journal import Change, DropOperation, PutFile, PutOperation
 from fusecache.model.errors import FusecacheError, ObjectChanged, UploadLost
 from fusecache.model.names import KEY_BYTES_MAX, NAME_BYTES_MAX
 from fusecache.model.objects import ObjectId, ObjectInfo, symlink_target
-from fusecache.model.records import ANOTHERS, FileState, OperationKind, OperationRecord
+from fusecache.model.records import ANOTHERS, FileState, OperationKind, OperationRecord, Reason
 
 log = logging.getLogger(__name__)
 
@@ -339,7 +339,8 @@ class Rejections:
             rows = self._give_way(item, newer)
             await self._journal.submit(*rows).committed()
             return
-        item.transition_to(FileState.REJECTED, error=str(error))
+        reason = item.record.reason if isinstance(error, Held) else Reason.NONE
+        item.transition_to(FileState.REJECTED, error=str(error), reason=reason)
         changes = self._disposal.drop_replaced(item)
         if node is not None:
             changes += self._drop_renames(node, key)
@@ -356,7 +357,7 @@ class Rejections:
         """Newer content of the file is next in the queue of its name: it stands for what was rejected."""
         if self._queue.is_commit_marker(item.record.key):
             item.successor = newer  # that names files that were written in between: it keeps its place
-            return self._disposal.drop(item)
+            return [*self._disposal.drop(item), *self._give_deletes_up(item.record.key)]
         return [*self._placement.take_place(item, newer), PutFile(newer.record)]
 
     def _drop_renames(self, node: Node, key: str) -> list[Change]:
@@ -397,6 +398,14 @@ class Rejections:
         if newer is not None:
             changes = self._disposal.drop_replaced(newer)
             newer.replaces = item
+            if newer.state is FileState.FLUSHED and not self._queue.for_key(key_now):
+                newer.record = replace(newer.record, base_etag=item.record.base_etag)
+                changes.append(PutFile(newer.record))  # its release, which looks for the base, may never come
+        return [*changes, *self._give_deletes_up(key), PutFile(item.record)]
+
+    def _give_deletes_up(self, key: str) -> list[Change]:
+        """Withdraw the deletes that wait for content of `key`, which was rejected: the old names show again."""
+        changes: list[Change] = []
         for removal in self._queue.deletes_waiting_for(key):
             name = removal.record.key
             is_first = self._queue.for_key(name)[0] is removal
@@ -404,7 +413,7 @@ class Rejections:
             if is_first:  # content of that name that is not queued yet replaces the object
                 changes += self.base_etags.update(name, removal.record.base_etag)
             self._reveal(name)
-        return [*changes, PutFile(item.record)]
+        return changes
 
     async def _abandon(self, item: Operation, node: Node | None, *rows: Change) -> None:
         """Take a change of names of a node out of the queue. rows: what the journal has of it from now on."""
@@ -412,6 +421,9 @@ class Rejections:
         changes = [*rows, *self._disarm_rename(item, node)]
         if item.record.kind in REMOVES:
             self._tree.clear_tombstone(item.record.key, gone=False)
+            if item.record.kind is OperationKind.DELETE and not self._queue.for_key(item.record.key):
+                # Content of that name that is not queued yet replaces the object.
+                changes += self.base_etags.update(item.record.key, item.record.base_etag)
             self._reveal(item.record.key)
         if node is not None:
             self._tree.release_local(node)

@@ -213,8 +213,10 @@ class PublishSchedule:
 
     def deferred_seconds(self, item: Operation, now: float) -> float:
         """Return for how long at most a removal stays deferred, 0 if it is not; at least so long if it is blocked."""
-        if self._is_blocked(item):
-            return _HANDLE_POLL_SECONDS
+        if self._is_blocked(item) and any(
+            each not in self._queue for each in self._queue.markers_blocking(item)
+        ):
+            return _HANDLE_POLL_SECONDS  # not if it only waits for what is queued
         if not self.is_deferred(item, now):
             return 0.0
         is_read = item.readers is not None and item.readers.handles > 0

@@ -241,6 +241,15 @@ class VersionDisposal:
                 self._tree.set_version(successor, item)
 
 
+def kept_reason(held: FileVersion | None) -> Reason:
+    """Return the reason of what is queued in place of a rejected version: INCOMPLETE if that was a held commit marker.
+
+    Deletes wait until it is published, also after a restart.
+    """
+    is_held = held is not None and held.state is FileState.REJECTED and held.record.reason is not Reason.NONE
+    return Reason.INCOMPLETE if is_held else Reason.NONE
+
+
 def named_row(version: FileVersion, tree: Tree, queue: WritebackQueue) -> list[PutFile]:
     """Return the row of a version, to be journaled.
 

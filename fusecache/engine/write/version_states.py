@@ -24,7 +24,7 @@ from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion, Node, attributes_of
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.journal_writer import JournalWriter
-from fusecache.engine.write.disposal import LocalOnly, VersionDisposal, named_row
+from fusecache.engine.write.disposal import LocalOnly, VersionDisposal, kept_reason, named_row
 from fusecache.engine.write.staging_space import StagingSpace
 from fusecache.engine.writeback.placement import QueuePlacement
 from fusecache.engine.writeback.queue import WritebackQueue
@@ -189,7 +189,7 @@ class VersionStates:
             sequence=sequence,
             base_etag=base,
             error="",
-            reason=Reason.NONE,
+            reason=kept_reason(version),
         )
         version.sealed_at = version.waiting_since = trio.current_time()
         changes = self._placement.queue_sealed(version)
@@ -243,6 +243,7 @@ class VersionStates:
         version.close_state.mark_flushed()
         key = self._tree.key(node)
         self._space.enospc_log.on_closed(self._tree.relative(key), version.size)
+        sequence, reason = self._sequence_of_rejected(version, key), kept_reason(version.replaces)
         changes: list[Change] = [*self._disposal.drop_replaced(version)]
         if self._local_only.covers(node):
             self._local_only.add(version)
@@ -255,16 +256,28 @@ class VersionStates:
             FileState.FLUSHED,
             key=key,
             size=version.size,
-            sequence=self._journal.next_number(),
-            base_etag=self._queue.base_for(key, node.published_etag(key)),
+            sequence=sequence or self._journal.next_number(),
+            base_etag=self._queue.base_for(key, node.published_etag(key), sequence),
             attributes=attributes_of(node),
             boot_id=self._boot_id,
             moment=time.time(),
+            reason=reason if reason is not Reason.NONE else version.record.reason,
             **self._verified(version),
         )
         version.waiting_since = min(version.waiting_since, trio.current_time())
         self._dirty.add(version)
         return [*changes, PutFile(record)]
+
+    def _sequence_of_rejected(self, version: FileVersion, key: str) -> int:
+        """Return the sequence of the rejected content that a closed version replaces; 0: it has none to take over.
+
+        Commit markers that were closed in between, and are not held yet, come after the newer content, too. A marker
+        itself names what was written in between.
+        """
+        rejected = version.replaces
+        if rejected is None or rejected.state is not FileState.REJECTED or rejected.record.key != key:
+            return 0
+        return 0 if self._queue.is_commit_marker(key) else rejected.sequence
 
     def _verified(self, version: FileVersion) -> dict[str, bool | str]:
         """Return the row's `synced` and `checksum`: set if the last fsync covered the bytes as they are now."""

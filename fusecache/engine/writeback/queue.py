@@ -23,7 +23,7 @@ from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_rename
 from fusecache.model.names import parent_path, parent_prefix
 from fusecache.model.objects import ObjectId, ObjectInfo
-from fusecache.model.records import FileState, OperationKind
+from fusecache.model.records import FileState, OperationKind, Reason
 from fusecache.policy.name_patterns import matches_any
 from fusecache.policy.writeback.publish_order import OrderedChange, PublishOrder, Role, SequenceBarrier
 from fusecache.policy.writeback.rotation import Rotation
@@ -183,19 +183,35 @@ class WritebackQueue:
 
     def held_markers(self) -> list[FileVersion]:
         """Return the commit markers that are still held."""
-        self._held = {each for each in self._held if each.state is FileState.REJECTED}
-        return list(self._held)
+        return [each for each in self._held_or_newer() if each.state is FileState.REJECTED]
 
     def markers_blocking(self, removal: Operation) -> list[FileVersion]:
         """Return held commit markers above a removed object: the bucket's older versions of these may name it."""
-        held = self.held_markers() if self._held else []
-        return [
-            each
-            for each in held
-            if removal.record.key.startswith(parent_prefix(each.record.key))
-            and each.node is not None
-            and each.node.parent is not None
-        ]
+        blocking: list[FileVersion] = []
+        for each in self._held_or_newer() if self._held else ():
+            if each.node is None or each.node.parent is None:
+                continue
+            if each in self and (
+                # Such changes do not go before the delete.
+                self.is_commit_marker(removal.record.key) or self.for_key(removal.record.key + "/")
+            ):
+                continue
+            if removal.record.key.startswith(parent_prefix(each.record.key)):
+                blocking.append(each)
+        return blocking
+
+    def _held_or_newer(self) -> list[FileVersion]:
+        """Return each marker that was held until it, or newer content in its place, is published or removed."""
+        newest: set[FileVersion] = set()
+        for each in self._held:
+            marker = each
+            while marker.state is FileState.DROPPED and marker.successor is not None:
+                marker = marker.successor
+            is_held = marker.state is FileState.REJECTED and marker.record.reason is not Reason.NONE
+            if is_held or marker in self or marker.state in {FileState.OPEN, FileState.FLUSHED}:
+                newest.add(marker)
+        self._held = newest
+        return list(newest)
 
     def settle_deletes(self, key: str) -> list[Operation]:
         """Return the deletes whose newer content was just published under `key`; they lose their target.

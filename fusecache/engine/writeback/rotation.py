@@ -15,6 +15,7 @@ from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.writeback.placement import is_closed_at
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change
+from fusecache.model.names import parent_path
 from fusecache.model.records import FileState, OperationKind
 
 # How often the oldest delete may move to the end of the queue. Then it stays, so that new writes cannot delay it for
@@ -25,6 +26,7 @@ _DELAYS_MAX = 16
 class CheckpointRotation:
     """Keeps the publish order valid when content is removed, or moved, before it was published.
 
+    dirty_versions: returns the versions that are not queued yet: some were closed, and join the queue at their release.
     dequeue: takes a change out of the queue. requeue: moves an operation to the end of the queue.
     """
 
@@ -32,11 +34,13 @@ class CheckpointRotation:
         self,
         tree: Tree,
         queue: WritebackQueue,
+        dirty_versions: Callable[[], list[FileVersion]],
         dequeue: Callable[[QueuedChange], list[Change]],
         requeue: Callable[[Operation, list[Change]], None],
     ) -> None:
         self._tree = tree
         self._queue = queue
+        self._dirty_versions = dirty_versions
         self._dequeue = dequeue
         self._requeue = requeue
 
@@ -138,8 +142,17 @@ class CheckpointRotation:
         if any(is_closed_at(self._tree, name) for name in (key, *(name for _, name in above))):
             return False  # or will have it soon
         # A commit marker must be deleted before the files that it names are written again.
-        return not (
-            self._queue.is_commit_marker(key) and self._queue.rotation.is_written_since(removal.sequence, key)
+        return not (self._queue.is_commit_marker(key) and self._is_written_since(removal.sequence, key))
+
+    def _is_written_since(self, sequence: int, key: str) -> bool:
+        """Return whether a file right in the directory of `key` was closed after `sequence`."""
+        if self._queue.rotation.is_written_since(sequence, key):
+            return True
+        return any(
+            each.state is FileState.FLUSHED
+            and each.sequence > sequence
+            and parent_path(each.record.key) == parent_path(key)
+            for each in self._dirty_versions()
         )
 
     def _marker_deletes_behind(self, removal: Operation) -> Iterator[Operation]:
