@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import trio
@@ -48,6 +49,9 @@ _RESTART_SECONDS, _RESTART_SECONDS_MAX = 1.0, 10.0
 _END_SECONDS = 1.0
 # For an interpreter that needs it; nothing else of the environment, which has keys.
 _PASSED_ON = ("LD_LIBRARY_PATH",)
+
+# Where this package is: an editable installation is in no folder of the path.
+_PACKAGES = str(Path(__file__).parents[2])
 
 # PyDLL keeps the interpreter's lock during the call, which never waits.
 _write = ctypes.PyDLL(None).write
@@ -130,7 +134,7 @@ class _Mover:
                 [
                     *(sys.executable, "-I", "-S", mover.__file__),
                     *map(str, (os.getpid(), *passed)),
-                    json.dumps(sys.path),
+                    json.dumps([_PACKAGES, *sys.path]),
                 ],
                 pass_fds=passed,
                 cwd="/",
