@@ -30,19 +30,17 @@ import trio
 from fusecache.config.option_groups import MonitoringOptions
 from fusecache.config.values import split_http_address
 from fusecache.installation import extra_command
-from fusecache.model.errors import ConfigError, FusecacheError, MountError
+from fusecache.model.errors import FusecacheError, MountError
 from fusecache.mount.metrics import StatusCollector
 from fusecache.page.history import RateHistory, Sample
 from fusecache.page.view import HEADERS, page
-from fusecache.remote.endpoints import read_key_file
+from fusecache.remote.endpoints import read_secret
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 log = logging.getLogger(__name__)
 
-# Tokens that can be guessed protect nothing.
-SHORTEST_TOKEN = 16
 MOST_CONNECTIONS = 8
 # From the start of a connection to the end of its answer. Prometheus gives up after 10 s, too.
 LONGEST_SECONDS = 10.0
@@ -282,12 +280,4 @@ def _server(
 def _token(options: MonitoringOptions) -> str:
     """Return the token of the option's file; "" without one. Raises ConfigError."""
     path = options.http_token_file
-    if path is None:
-        return ""
-    token = read_key_file("http_token_file", path)[0].decode(errors="replace").strip()
-    if len(token) < SHORTEST_TOKEN or not (token.isascii() and token.isprintable()):
-        raise ConfigError(
-            f"http_token_file = {path}: its token has fewer than {SHORTEST_TOKEN} characters, or others than ASCII; "
-            f"make one with `openssl rand -hex 16 > {path}`"
-        )
-    return token
+    return "" if path is None else read_secret("http_token_file", path)

@@ -48,13 +48,13 @@ def read_key_file(option: str, path: Path) -> tuple[bytes, os.stat_result]:
 
 
 def read_secret(option: str, path: Path) -> str:
-    """Return the key in a file. Raises ConfigError."""
+    """Return the key, or token, in a file. Raises ConfigError."""
     data, _ = read_key_file(option, path)
     secret = data.decode("utf-8", "replace").strip()
     if len(secret) < SHORTEST_SECRET or not secret.isascii() or not secret.isprintable():
         raise ConfigError(
-            f"{option} = {path}: a key has {SHORTEST_SECRET} characters of ASCII or more, in one line; make one with "
-            "`openssl rand -hex 32`"
+            f"{option} = {path}: what is in it has fewer than {SHORTEST_SECRET} characters, others than ASCII, or "
+            f"several lines; make one with `openssl rand -hex 32 > {path}`"
         )
     return secret
 

@@ -112,7 +112,7 @@ def readers(path: Path, count: int = 4) -> Iterator[list[str]]:
 
 
 def working(made: Mount, count: int) -> list[int]:
-    """Return the movers of a mount, once so many of them have copied something."""
+    """Read until the mount has `count` movers, and each has copied something; return their processes."""
 
     def found() -> list[int]:
         with ThreadPoolExecutor(2 * count) as threads:  # more replies at once than movers

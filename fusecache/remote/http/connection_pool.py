@@ -154,7 +154,7 @@ class Connection:
     """One connection, opened by the first request. Its calls raise OSError (TimeoutError, SSLError, …)."""
 
     def __init__(self, peer: Peer) -> None:
-        self.peer = self._peer = peer
+        self.peer = peer
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._tls: TlsSocket | None = None
@@ -192,7 +192,7 @@ class Connection:
         if count == 0 and was_used and not self._interrupted:
             raise StaleConnection
         view, filled = memoryview(self._head), count
-        deadline = time.monotonic() + self._peer.read_timeout
+        deadline = time.monotonic() + self.peer.read_timeout
         latest = max(deadline, time.monotonic() + _LONGEST_INTERIMS_SECONDS)
         while True:
             end = self._head.find(END_OF_HEAD, 0, filled)
@@ -203,7 +203,7 @@ class Connection:
                 filled -= rest
                 view[:filled] = bytes(view[rest : rest + filled])
                 # A sign of life: the final response may come that much later.
-                deadline = min(latest, time.monotonic() + self._peer.read_timeout)
+                deadline = min(latest, time.monotonic() + self.peer.read_timeout)
                 continue
             if count == 0:
                 raise ConnectionError("the connection ended before a response")
@@ -248,7 +248,7 @@ class Connection:
     def _receive(self, buffer: memoryview, *, whole: bool) -> int:
         assert self._socket is not None
         flags = socket.MSG_WAITALL if whole else 0
-        deadline = time.monotonic() + self._peer.read_timeout
+        deadline = time.monotonic() + self.peer.read_timeout
         while True:
             try:
                 if self._tls is not None:
@@ -256,7 +256,7 @@ class Connection:
                 return self._socket.recv_into(buffer, 0, flags)
             except BlockingIOError:  # SO_RCVTIMEO: nothing came for MAX_RECEIVE_WAIT_SECONDS
                 if time.monotonic() >= deadline:
-                    raise TimeoutError(f"timed out: nothing came for {self._peer.read_timeout:g} s") from None
+                    raise TimeoutError(f"timed out: nothing came for {self.peer.read_timeout:g} s") from None
 
     def close(self) -> None:
         """Close the connection. A second call does nothing."""
@@ -280,7 +280,7 @@ class Connection:
 
     def _connect(self) -> socket.socket:
         """Connect to the first address that answers."""
-        peer = self._peer
+        peer = self.peer
         failure: OSError | None = None
         host, port = (peer.host, peer.port) if peer.proxy is None else (peer.proxy.host, peer.proxy.port)
         for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -312,7 +312,7 @@ class Connection:
 
     def _wrapped(self, sock: socket.socket, tls: ssl.SSLContext) -> socket.socket:
         with self._lock:  # no `interrupt` while the plain socket hands its descriptor over
-            secure = tls.wrap_socket(sock, server_hostname=self._peer.host, do_handshake_on_connect=False)
+            secure = tls.wrap_socket(sock, server_hostname=self.peer.host, do_handshake_on_connect=False)
             self._socket = secure
         secure.do_handshake()
         return secure
