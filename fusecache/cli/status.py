@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fusecache.cli.say import say_error
+from fusecache.config.options import changed_options
 from fusecache.model.errors import MountError
 from fusecache.model.facts import REQUEST_VERBS
 from fusecache.model.format_text import (
@@ -217,11 +218,11 @@ def _mount(status: Mapping[str, Any]) -> Iterator[Row]:
     yield "mount", f"{status.get('source')} at {status.get('mountpoint')}, {mode}"
     served = f", FUSE library {options['fuse_library']}" if options else ""
     yield "daemon", f"fusecache {status.get('version')}, pid {status.get('pid')}, up for {up}{served}"
-    if "outlives_daemon" in status:
-        yield "if it dies", _OUTLIVES if status["outlives_daemon"] else _ENDS
+    if "keep_mounted" in options:
+        yield "if it dies", _OUTLIVES if options["keep_mounted"] else _ENDS
     if status.get("log"):
         yield "log", str(status["log"])
-    changed = [f"{name}={_option_text(value)}" for name, value in status.get("options_changed", {}).items()]
+    changed = [f"{name}={_option_text(value)}" for name, value in changed_options(options).items()]
     if changed:
         yield "options", ", ".join(changed)
 

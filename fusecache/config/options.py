@@ -206,7 +206,6 @@ _NOT_SHOWN = frozenset(
     {
         "source",
         "mountpoint",
-        "read_only",
         "endpoint_url",
         "profile",
         "write_profile",
@@ -216,6 +215,9 @@ _NOT_SHOWN = frozenset(
         "sse",
     }
 )
+
+# Options that other lines of `fusecache status` show.
+_IN_OTHER_LINES = ("read_only", "fuse_library", "keep_mounted")
 
 # Options of a mount that its own endpoint has.
 _OF_ENDPOINT = ("region", "profile", "credentials_file")
@@ -326,21 +328,20 @@ def _default_text(item: dataclasses.Field[Any]) -> str:
 
 
 def shown_options(options: MountOptions) -> dict[str, Any]:
-    """Return the `options` in force as plain values, and `options_changed`: the ones that differ from the default.
+    """Return the options in force as plain values, for a status."""
+    return {name: _plain(name, _value(options, name)) for name in FIELDS if name not in _NOT_SHOWN}
+
+
+def changed_options(shown: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which of a status' options differ from their default.
 
     A value that the daemon determines at start, such as the cache size, counts as a default.
     """
-    values = {name: _value(options, name) for name in FIELDS}
-    found = {name: _plain(name, value) for name, value in values.items() if name not in _NOT_SHOWN}
-    found["read_only"] = options.read_only
-    changed = {
-        name: value
-        for name, value in found.items()
-        if name != "read_only"
-        and FIELDS[name].default is not dataclasses.MISSING
-        and values[name] != FIELDS[name].default
+    defaults = {
+        name: _plain(name, item.default) for name, item in FIELDS.items() if name not in _IN_OTHER_LINES
     }
-    return {"options": found, "options_changed": changed}
+    unset = dataclasses.MISSING
+    return {name: value for name, value in shown.items() if defaults.get(name, unset) not in (value, unset)}
 
 
 def _value(options: MountOptions, name: str) -> Any:

@@ -353,6 +353,6 @@ def initial_facts(options: MountOptions) -> dict[str, Any]:
         "mountpoint": str(options.mountpoint),
         "log": log_place(),
         "endpoint": endpoint_fact(options),
-        **shown_options(options),
+        "options": shown_options(options),
         "kernel": {"applied": [], "refused": []},
     }

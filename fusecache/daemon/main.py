@@ -259,7 +259,7 @@ class _Daemon:
             **self._facts,
             **self._link.facts(),
             "failed_tasks": self._supervisor.statistics(),
-            "outlives_daemon": self._outlives,
+            "options": {**self._facts["options"], "keep_mounted": self._outlives},
             "endpoints": remote.endpoints(),
             "peers": (self._peers or NO_PEERS).statistics(),
             "request_times": remote.times.as_dict(),

@@ -34,9 +34,8 @@ DAEMON_FACTS = {
     "not; `nodes`: how many there are; by address: `received_bytes`, `requests`, `refusals` (a node had too much to "
     "do, or the bucket lost the version), `failures`; `resting`: nodes that are not asked now, and why",
     "request_times": "time of the requests to the bucket, by kind, with the same keys as `call_times`",
-    "options": "every option in force; `fuse_library`: what serves the mount",
-    "options_changed": "options that differ from their default",
-    "outlives_daemon": "whether a keeper starts the daemon again if it dies, and the mount goes on",
+    "options": "every option in force; `fuse_library`: what serves the mount; `keep_mounted`: whether a keeper starts "
+    "the daemon again if it dies, and the mount goes on",
     "kernel": "kernel settings that were applied, and settings that the kernel refused",
 }
 # Kinds of requests, as the text of a status names them.

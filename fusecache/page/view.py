@@ -305,7 +305,9 @@ def _stopped(status: Mapping[str, Any]) -> str:
     """Return what to do once the daemon does not answer any more."""
     mountpoint = status["mountpoint"]
     place = status["options"].get("cache_dir", "")
-    keeper = "Its keeper starts it again, and programs wait. " if status["outlives_daemon"] else ""
+    keeper = (
+        "Its keeper starts it again, and programs wait. " if status["options"].get("keep_mounted") else ""
+    )
     lines = (
         f"{keeper}If it does not come back: {at_mount('`fusecache status`', mountpoint)} on the node says why.",
         f"What was not uploaded is in {place}: the next mount uploads it.",

@@ -42,7 +42,7 @@ def test_uploads_send_no_more_bytes_a_second_than_the_upload_rate(mount, bucket:
     assert seen == FILE
     # Uploads in flight take turns, and each sends a first piece before its turn is due.
     assert seen <= RATE * seconds + PIECE
-    assert one.status()["options_changed"]["upload_rate"] == RATE
+    assert one.status()["options"]["upload_rate"] == RATE
 
 
 @pytest.mark.parametrize("value", ["200Mbit/s", "200Mb/s", "fast", "10kB/s", "-1"])

@@ -374,9 +374,10 @@ def test_refused_keys_are_named_as_the_cause_and_where_to_renew_them(source: str
 
 def test_options_that_are_no_defaults_are_one_line() -> None:
     changed = {"fsync": "remote", "delete_delay": 600.0, "local_only": ["tmp/", "*.bak"]}
-    lines = status_view({**STATUS, "options_changed": changed}).splitlines()
+    own = {"fuse_library": "own", "umask": "022", "cache_size": 1 << 30}
+    lines = status_view({**STATUS, "options": {**own, **changed}}).splitlines()
     assert "options      fsync=remote, delete_delay=600.0, local_only=[tmp/ *.bak]" in lines
-    assert not any(line.startswith("options") for line in status_view({**STATUS, "options_changed": {}}))
+    assert not any(line.startswith("options") for line in status_view({**STATUS, "options": own}))
 
 
 def test_what_is_kept_aside_would_be_lost_too_and_is_not_said_to_wait_for_its_upload() -> None:

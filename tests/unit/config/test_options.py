@@ -14,6 +14,7 @@ from fusecache.config.options import (
     FLAG_VALUES_TEXT,
     MountOptions,
     add_flags,
+    changed_options,
     default_cache_dir,
     free_bytes_at,
     load_options,
@@ -333,18 +334,18 @@ def test_a_table_in_the_file_is_refused_with_where_options_stand(tmp_path: Path)
 def test_a_status_shows_the_options_in_force_and_which_are_no_defaults(tmp_path: Path) -> None:
     flags = {"source": "s3://b", "mountpoint": "/m", "cache_dir": str(tmp_path), "cache_size": "1GiB"}
     plain = shown_options(load_options(flags, {}))
-    assert plain["options_changed"] == {}
-    assert {name: plain["options"][name] for name in ("fsync", "umask", "read_only", "cache_size")} == {
+    assert changed_options(plain) == {}
+    assert {name: plain[name] for name in ("fsync", "umask", "read_only", "cache_size")} == {
         "fsync": "ordered",
         "umask": "022",
         "read_only": False,
         "cache_size": 1 << 30,
     }
-    assert plain["options"]["order_last"] == list(ORDER_LAST)
+    assert plain["order_last"] == list(ORDER_LAST)
     other = {**flags, "fsync": "remote", "local_only": "tmp/", "read_only": True, "profile": "mine"}
     shown = shown_options(load_options(other, {}))
-    assert shown["options_changed"] == {"fsync": "remote", "local_only": ["tmp/"]}
-    assert "profile" not in shown["options"]
+    assert changed_options(shown) == {"fsync": "remote", "local_only": ["tmp/"]}
+    assert "profile" not in shown
     json.dumps(shown)
 
 
