@@ -19,24 +19,6 @@ from tests.mount.conftest import (
     whole_bucket,
 )
 
-__all__ = [
-    "bucket",
-    "closed_connections",
-    "daemon",
-    "expect_log",
-    "kept_by_the_session",
-    "make_daemon",
-    "mount",
-    "mounts",
-    "place",
-    "quiet_daemons",
-    "server",
-    "service",
-    "shared",
-    "whole_bucket",
-    "whole_server",
-]
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All but the table look at the requests of the project's own server; those with a mount need FUSE."""

@@ -17,17 +17,7 @@ from tests.mount.conftest import (
     service,
     whole_bucket,
 )
-
-__all__ = [
-    "bucket",
-    "closed_connections",
-    "expect_log",
-    "mount",
-    "mounts",
-    "quiet_daemons",
-    "service",
-    "whole_bucket",
-]
+from tests.support.marks import mark_all
 
 WITHOUT = pytest.mark.skipif(
     not os.environ.get("FUSECACHE_TEST_CLUSTERS"), reason="needs Ray and Spark: make test-clusters"
@@ -36,11 +26,7 @@ WITHOUT = pytest.mark.skipif(
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder needs the two engines."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            for mark in (pytest.mark.fuse, pytest.mark.timeout(900), WITHOUT):
-                item.add_marker(mark)
+    mark_all(items, __file__, pytest.mark.fuse, pytest.mark.timeout(900), WITHOUT)
 
 
 @pytest.fixture(scope="session", params=[ray_cluster, spark_cluster], ids=["ray", "spark"])

@@ -7,15 +7,12 @@ import pytest
 
 from tests.s3server import ServerProcess
 from tests.support.daemons import Daemon
+from tests.support.marks import mark_all
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder needs FUSE."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.fuse)
-            item.add_marker(pytest.mark.s3server_only)
+    mark_all(items, __file__, pytest.mark.fuse, pytest.mark.s3server_only)
 
 
 @pytest.fixture(scope="session")

@@ -13,14 +13,12 @@ import pytest
 from tests.s3server import ServerProcess
 from tests.support import ROOT
 from tests.support.daemons import FUSECACHE
+from tests.support.marks import mark_all
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The bucket is the project's own server."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.s3server_only)
+    mark_all(items, __file__, pytest.mark.s3server_only)
 
 
 @pytest.fixture(scope="session")

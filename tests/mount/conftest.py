@@ -20,6 +20,7 @@ import pytest
 
 from tests.s3server import ServerProcess
 from tests.s3server.ports import reserve
+from tests.support.marks import mark_all
 from tests.support.mounts import BucketMounts, Mount, wait_until
 from tests.support.s3_buckets import Bucket, Service
 
@@ -30,10 +31,7 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder needs FUSE."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.fuse)
+    mark_all(items, __file__, pytest.mark.fuse)
 
 
 @pytest.fixture

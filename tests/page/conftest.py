@@ -17,18 +17,6 @@ from tests.mount.conftest import (
 )
 from tests.support.browser import Browser, browsing
 
-__all__ = [
-    "bucket",
-    "closed_connections",
-    "expect_log",
-    "free_port",
-    "mount",
-    "mounts",
-    "quiet_daemons",
-    "service",
-    "whole_bucket",
-]
-
 
 @pytest.fixture
 def browser() -> Iterator[Browser]:

@@ -16,8 +16,7 @@ from tests.mount.conftest import (
 )
 from tests.recipes.table import ROWS, render
 from tests.support import ROOT
-
-__all__ = ["bucket", "expect_log", "mount", "mounts", "quiet_daemons", "service", "whole_bucket"]
+from tests.support.marks import mark_all
 
 WITHOUT = pytest.mark.skipif(
     not os.environ.get("FUSECACHE_TEST_RECIPES"), reason="needs the trainers: make test-recipes"
@@ -26,11 +25,8 @@ WITHOUT = pytest.mark.skipif(
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder needs FUSE, the trainers, and faults of the project's own server."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            for mark in (pytest.mark.fuse, pytest.mark.s3server_only, pytest.mark.timeout(3600), WITHOUT):
-                item.add_marker(mark)
+    marks = (pytest.mark.fuse, pytest.mark.s3server_only, pytest.mark.timeout(3600), WITHOUT)
+    mark_all(items, __file__, *marks)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

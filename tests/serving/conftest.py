@@ -19,8 +19,7 @@ from tests.mount.conftest import (
     whole_bucket,
 )
 from tests.support import ROOT
-
-__all__ = ["bucket", "expect_log", "mount", "mounts", "quiet_daemons", "service", "whole_bucket"]
+from tests.support.marks import mark_all
 
 ENVIRONMENT = os.environ.get("FUSECACHE_TEST_SERVING", "")
 WITHOUT = pytest.mark.skipif(not ENVIRONMENT, reason="needs the libraries: make test-serving")
@@ -30,11 +29,8 @@ ROWS: list[tuple[object, ...]] = []
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder needs FUSE, and the libraries."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            for mark in (pytest.mark.fuse, pytest.mark.s3server_only, pytest.mark.timeout(1800), WITHOUT):
-                item.add_marker(mark)
+    marks = (pytest.mark.fuse, pytest.mark.s3server_only, pytest.mark.timeout(1800), WITHOUT)
+    mark_all(items, __file__, *marks)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

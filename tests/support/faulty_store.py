@@ -1,25 +1,15 @@
 """Scripted failures in front of any store: for tests that say which call fails, and how."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import Any
 
 from fusecache.model.errors import RemoteError
-from fusecache.model.objects import Extent, ObjectId, ObjectInfo
+from fusecache.model.objects import Extent, ObjectId
 from fusecache.remote.statistics import StoreStatistics
-from fusecache.remote.store import (
-    Condition,
-    FileSlice,
-    Interruption,
-    ListPage,
-    ObjectContent,
-    Store,
-    UploadPage,
-)
-
-T = TypeVar("T")
+from fusecache.remote.store import Interruption, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,32 +71,6 @@ class FaultyStore(Store):
         with self._lock:
             return tuple(c for c in self._calls if fnmatchcase(c.method, method) and fnmatchcase(c.key, key))
 
-    def list_page(
-        self,
-        prefix: str,
-        *,
-        delimiter: str = "",
-        token: str | None = None,
-        start_after: str = "",
-        limit: int = 1000,
-    ) -> ListPage:
-        """See `Store`."""
-        return self._pass(
-            "list_page",
-            prefix,
-            lambda: self._inner.list_page(
-                prefix, delimiter=delimiter, token=token, start_after=start_after, limit=limit
-            ),
-        )
-
-    def head(self, key: str) -> ObjectInfo:
-        """See `Store`."""
-        return self._pass("head", key, lambda: self._inner.head(key))
-
-    def content(self, key: str) -> ObjectContent:
-        """See `Store`."""
-        return self._pass("content", key, lambda: self._inner.content(key))
-
     def get_into(
         self,
         object_id: ObjectId,
@@ -126,77 +90,19 @@ class FaultyStore(Store):
             )
         raise fault.error
 
-    def put(
-        self, key: str, body: FileSlice, *, metadata: Mapping[str, str], condition: Condition | None = None
-    ) -> str:
-        """See `Store`."""
-        return self._pass(
-            "put", key, lambda: self._inner.put(key, body, metadata=metadata, condition=condition)
-        )
-
-    def create_multipart(self, key: str, *, metadata: Mapping[str, str]) -> str:
-        """See `Store`."""
-        return self._pass(
-            "create_multipart", key, lambda: self._inner.create_multipart(key, metadata=metadata)
-        )
-
-    def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> str:
-        """See `Store`."""
-        return self._pass("upload_part", key, lambda: self._inner.upload_part(key, upload_id, number, body))
-
-    def complete_multipart(
-        self, key: str, upload_id: str, part_etags: Sequence[str], *, condition: Condition | None = None
-    ) -> str:
-        """See `Store`."""
-        return self._pass(
-            "complete_multipart",
-            key,
-            lambda: self._inner.complete_multipart(key, upload_id, part_etags, condition=condition),
-        )
-
-    def abort_multipart(self, key: str, upload_id: str) -> None:
-        """See `Store`."""
-        return self._pass("abort_multipart", key, lambda: self._inner.abort_multipart(key, upload_id))
-
-    def list_uploads(self, prefix: str, *, token: str | None = None) -> UploadPage:
-        """See `Store`."""
-        return self._pass("list_uploads", prefix, lambda: self._inner.list_uploads(prefix, token=token))
-
-    def copy(
-        self,
-        source: ObjectId,
-        key: str,
-        *,
-        condition: Condition | None = None,
-        metadata: Mapping[str, str] | None = None,
-        size: int | None = None,
-    ) -> str:
-        """See `Store`."""
-        return self._pass(
-            "copy",
-            key,
-            lambda: self._inner.copy(source, key, condition=condition, metadata=metadata, size=size),
-        )
-
-    def delete(self, key: str) -> None:
-        """See `Store`."""
-        return self._pass("delete", key, lambda: self._inner.delete(key))
-
-    def probe_write(self, prefix: str) -> None:
-        """See `Store`."""
-        return self._pass("probe_write", prefix, lambda: self._inner.probe_write(prefix))
-
     def statistics(self) -> StoreStatistics:
         """See `Store`: of the requests that were let through."""
         return self._inner.statistics()
 
-    def _pass(self, method: str, key: str, call: Callable[[], T]) -> T:
+    def pass_on(self, method: str, key: str, *arguments: Any, **options: Any) -> Any:
+        """Make a call, unless a fault is due."""
         fault = self._next_fault(method, key)
-        if fault is None:
-            return call()
-        if fault.after_effect:
-            call()
-        raise fault.error
+        if fault is not None and not fault.after_effect:
+            raise fault.error
+        answer = getattr(self._inner, method)(*arguments, **options)
+        if fault is not None:
+            raise fault.error
+        return answer
 
     def _next_fault(self, method: str, key: str) -> Fault | None:
         with self._lock:
@@ -214,3 +120,16 @@ class FaultyStore(Store):
                 armed.times = None if armed.times is None else armed.times - 1
                 return armed.fault
         return None
+
+
+def _passing(method: str, place: int) -> Callable[..., Any]:
+    return lambda self, *arguments, **options: self.pass_on(method, arguments[place], *arguments, **options)
+
+
+# Where the key, or the prefix, stands among the arguments of each call.
+for _method in (
+    "list_page", "head", "content", "put", "create_multipart", "upload_part", "complete_multipart", "abort_multipart",
+    "list_uploads", "delete", "probe_write",
+):  # fmt: skip
+    setattr(FaultyStore, _method, _passing(_method, 0))
+setattr(FaultyStore, "copy", _passing("copy", 1))  # noqa: B010  # a method that the class has from `Store`

@@ -19,29 +19,13 @@ from tests.mount.conftest import (
     shared,
     whole_bucket,
 )
-
-__all__ = [
-    "bucket",
-    "closed_connections",
-    "expect_log",
-    "kept_by_the_session",
-    "mount",
-    "mounts",
-    "place",
-    "quiet_daemons",
-    "service",
-    "shared",
-    "whole_bucket",
-]
+from tests.support.marks import mark_all
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those with a mount need FUSE, and look at what the project's own server holds."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents and {"mount", "place"} & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.fuse)
-            item.add_marker(pytest.mark.s3server_only)
+    marks = (pytest.mark.fuse, pytest.mark.s3server_only)
+    mark_all(items, __file__, *marks, using=("mount", "place"))
 
 
 @pytest.fixture

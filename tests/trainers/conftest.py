@@ -21,16 +21,6 @@ from tests.support.s3_buckets import Bucket
 from tests.trainers.kills import Kills
 from tests.trainers.workers import START_SECONDS
 
-__all__ = [
-    "bucket",
-    "expect_log",
-    "mount",
-    "mounts",
-    "quiet_daemons",
-    "service",
-    "whole_bucket",
-]
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder needs FUSE, and looks at the requests of the project's own server."""
