@@ -96,10 +96,6 @@ class OpenBody:
             else:
                 connection.send_synthetic(part.seed, part.offset, part.size)
 
-    def byte(self, at: int) -> int:
-        """Return one byte."""
-        return next(self.chunks(at, 1))[0]
-
     def chunks(self, start: int, count: int) -> Iterator[bytes]:
         """Yield bytes [start, start + count) in pieces."""
         for part in slice_segments(self._segments, start, count):

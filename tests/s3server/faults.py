@@ -24,7 +24,6 @@ class FaultAction(enum.Enum):
     WRONG_RANGE = "wrong-range"
     IGNORE_RANGE = "ignore-range"
     WRONG_ETAG = "wrong-etag"
-    CORRUPT = "corrupt"
     DECOMPRESS = "decompress"
 
 

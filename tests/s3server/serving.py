@@ -322,8 +322,6 @@ def _send(
                     first_bytes = min(answer.length, fault.after_bytes)
                 case FaultAction.STALL:
                     first_bytes, stall_seconds = min(answer.length, fault.after_bytes), fault.seconds
-                case FaultAction.CORRUPT if answer.length:
-                    body = _CorruptBody(body, answer.start)
         head = Answer(answer.status, answer.headers, length=answer.length + extra_bytes)
         extra = [
             ("x-amz-request-id", _request_id(entry)),
@@ -357,26 +355,6 @@ def _distort_headers(answer: Answer, fault: Fault) -> None:
         answer.length = min(answer.length, size - answer.start)
         headers["Content-Range"] = f"bytes {answer.start}-{answer.start + answer.length - 1}/{size}"
     answer.headers = list(headers.items())
-
-
-class _CorruptBody:
-    """A body whose byte at `at` is another."""
-
-    def __init__(self, body: Body, at: int) -> None:
-        self._body = body
-        self._at = at
-
-    def send(self, connection: Connection, start: int, count: int) -> None:
-        if start == self._at and count:
-            connection.send_bytes(memoryview(bytes([self.byte(start)])))
-            start, count = start + 1, count - 1
-        self._body.send(connection, start, count)
-
-    def byte(self, at: int) -> int:
-        return self._body.byte(at) ^ (0xFF if at == self._at else 0)
-
-    def close(self) -> None:
-        self._body.close()
 
 
 def _request_id(entry: LogEntry) -> str:

@@ -54,10 +54,6 @@ class Body(Protocol):
         """Send bytes [start, start + count)."""
         ...
 
-    def byte(self, at: int) -> int:
-        """Return one byte."""
-        ...
-
     def close(self) -> None:
         """Give back what the body holds open."""
         ...
@@ -83,10 +79,6 @@ class BytesBody:
     def send(self, connection: "Connection", start: int, count: int) -> None:
         """Send bytes [start, start + count)."""
         connection.send_bytes(self._data[start : start + count])
-
-    def byte(self, at: int) -> int:
-        """Return one byte."""
-        return self._data[at]
 
     def close(self) -> None:
         """Nothing is held open."""

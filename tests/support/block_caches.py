@@ -84,6 +84,12 @@ def new_bucket() -> Bucket:
     return Bucket(memory, WatchedStore(memory))
 
 
+def bucket_of_one(size: int, seed: int = 1) -> tuple[Bucket, ObjectId, bytes]:
+    """Return a bucket with one object, which is named, and its bytes."""
+    bucket, data = new_bucket(), some_bytes(size, seed)
+    return bucket, bucket.put("a", data), data
+
+
 @asynccontextmanager
 async def running_cache(  # what differs between caches
     store: object,

@@ -12,6 +12,7 @@ from fusecache.model.errors import NoSpace, ObjectChanged, ObjectMissing
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId
 from tests.support.block_caches import (
     Bucket,
+    bucket_of_one,
     new_bucket,
     pages_of,
     read_all,
@@ -25,9 +26,7 @@ pytestmark = pytest.mark.real_time
 
 
 async def test_reading_through_returns_the_bytes_and_fetches_each_granule_once(tmp_path: Path) -> None:
-    data = some_bytes(37 * MIB + 12345)
-    bucket = new_bucket()
-    object_id = bucket.put("shard", data)
+    bucket, object_id, data = bucket_of_one(37 * MIB + 12345)
     async with running_cache(bucket.watched, tmp_path) as cache:
         assert await read_all(cache, object_id, len(data)) == data
     assert bucket.watched.granules_fetched() == -(-len(data) // (64 * KIB))
@@ -44,9 +43,7 @@ async def test_reads_at_and_past_the_end_are_empty(tmp_path: Path) -> None:
 
 
 async def test_two_readers_of_one_block_cause_one_get(tmp_path: Path) -> None:
-    data = some_bytes(50 * KIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(50 * KIB)
     async with running_cache(bucket.watched, tmp_path) as cache, trio.open_nursery() as nursery:
 
         async def reader(offset: int) -> None:
@@ -60,9 +57,7 @@ async def test_two_readers_of_one_block_cause_one_get(tmp_path: Path) -> None:
 
 
 async def test_a_random_read_of_8_kib_fetches_its_granules_only(tmp_path: Path) -> None:
-    data = some_bytes(32 * MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(32 * MIB)
     async with running_cache(bucket.watched, tmp_path) as cache:
         handle = cache.open(object_id, len(data))
         for offset in (20 * MIB + 7, 3 * MIB + 60 * KIB, 30 * MIB, 11 * MIB):
@@ -73,9 +68,7 @@ async def test_a_random_read_of_8_kib_fetches_its_granules_only(tmp_path: Path) 
 async def test_a_waiting_reader_is_woken_when_its_bytes_are_there_not_when_the_get_ends(
     tmp_path: Path,
 ) -> None:
-    data = some_bytes(8 * MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(8 * MIB)
     held = threading.Event()
 
     def hold_second_half(extent: Extent, received: int) -> None:
@@ -144,9 +137,7 @@ async def test_a_cancelled_reader_breaks_nothing_for_the_others(tmp_path: Path) 
 
 
 async def test_a_restart_finds_the_blocks(tmp_path: Path) -> None:
-    data = some_bytes(20 * MIB + 1)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(20 * MIB + 1)
     async with running_cache(bucket.watched, tmp_path) as cache:
         assert await read_all(cache, object_id, len(data)) == data
         await until(lambda: cache.statistics().used_bytes == pages_of(len(data)))
@@ -158,9 +149,7 @@ async def test_a_restart_finds_the_blocks(tmp_path: Path) -> None:
 
 
 async def test_after_a_kill_the_next_run_under_the_same_boot_keeps_what_was_flushed(tmp_path: Path) -> None:
-    data = some_bytes(9 * MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(9 * MIB)
     async with running_cache(bucket.watched, tmp_path) as cache:
         await read_all(cache, object_id, len(data))
         await until(lambda: cache.statistics().used_bytes == len(data))
@@ -173,9 +162,7 @@ async def test_after_a_kill_the_next_run_under_the_same_boot_keeps_what_was_flus
 
 
 async def test_after_a_power_loss_the_cache_starts_empty(tmp_path: Path) -> None:
-    data = some_bytes(9 * MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(9 * MIB)
     async with running_cache(bucket.watched, tmp_path) as cache:
         await read_all(cache, object_id, len(data))
         await until(lambda: cache.statistics().used_bytes == len(data))
@@ -190,9 +177,7 @@ async def test_after_a_power_loss_the_cache_starts_empty(tmp_path: Path) -> None
 async def test_a_damaged_block_is_a_miss_and_is_fetched_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = some_bytes(3 * MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(3 * MIB)
     async with running_cache(bucket.watched, tmp_path) as cache:
         await read_all(cache, object_id, len(data))
         await until(lambda: cache.statistics().used_bytes == len(data))
@@ -250,9 +235,7 @@ async def test_the_limit_is_kept_and_reads_stay_right_while_blocks_are_evicted(
 async def test_when_nothing_can_be_cached_reads_are_served_uncached(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = some_bytes(12 * MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(12 * MIB)
     async with running_cache(bucket.watched, tmp_path, limit_bytes=100) as cache:
         assert await read_all(cache, object_id, len(data)) == data
         await until(lambda: cache.statistics().uncached > 0)
@@ -261,9 +244,7 @@ async def test_when_nothing_can_be_cached_reads_are_served_uncached(
 
 
 async def test_a_failing_disk_does_not_fail_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    data = some_bytes(3 * MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(3 * MIB)
     async with running_cache(bucket.watched, tmp_path) as cache:
         (tmp_path / "files").rmdir()
         assert await read_all(cache, object_id, len(data)) == data
@@ -275,9 +256,7 @@ async def test_staging_evicts_clean_blocks_but_not_more_than_its_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop_ticks(monkeypatch)
-    data = some_bytes(16 * MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(16 * MIB)
     async with running_cache(bucket.watched, tmp_path, limit_bytes=16 * MIB) as cache:
         await read_all(cache, object_id, len(data))
         await until(lambda: cache.statistics().used_bytes == len(data))
@@ -298,9 +277,7 @@ def _staged(path: Path, data: bytes) -> bytes:
 
 
 async def test_an_adopted_staging_file_is_warm_also_after_a_restart(tmp_path: Path) -> None:
-    data = some_bytes(10 * MIB + 99)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(10 * MIB + 99)
     staged = tmp_path / "staged"
     async with running_cache(bucket.watched, tmp_path / "cache") as cache:
         handle = cache.open(object_id, len(data))  # open before, as a reader's is
@@ -318,9 +295,7 @@ async def test_an_adopted_staging_file_is_warm_also_after_a_restart(tmp_path: Pa
 
 
 async def test_a_file_that_is_cached_already_is_not_adopted_twice(tmp_path: Path) -> None:
-    data = some_bytes(2 * MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(2 * MIB)
     async with running_cache(bucket.watched, tmp_path / "cache") as cache:
         await read_all(cache, object_id, len(data))
         await until(lambda: cache.statistics().used_bytes == len(data))
@@ -358,9 +333,7 @@ async def test_of_many_files_each_is_adopted_that_can_be(tmp_path: Path) -> None
 
 
 async def test_a_forgotten_version_leaves_nothing_behind(tmp_path: Path) -> None:
-    data = some_bytes(5 * MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(5 * MIB)
     async with running_cache(bucket.watched, tmp_path) as cache:
         await read_all(cache, object_id, len(data))
         await until(lambda: cache.statistics().used_bytes == len(data))
@@ -385,9 +358,7 @@ async def test_many_readers_with_few_buffers_all_finish(tmp_path: Path) -> None:
 
 
 async def test_threads_that_share_an_open_file_are_each_read_ahead(tmp_path: Path) -> None:
-    data = some_bytes(48 * MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(48 * MIB)
     async with running_cache(bucket.watched, tmp_path, threads=False) as cache:
         handle = cache.open(object_id, len(data))
         for step in range(0, 12 * MIB, MIB):

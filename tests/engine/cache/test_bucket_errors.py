@@ -9,15 +9,13 @@ from fusecache.engine.cache.block_cache import CacheOptions
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.model.errors import AccessDenied, ObjectChanged, Throttled, Unavailable
 from fusecache.model.objects import KIB, MIB, Extent
-from tests.support.block_caches import new_bucket, running_cache, some_bytes
+from tests.support.block_caches import bucket_of_one, new_bucket, running_cache, some_bytes
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.inline_offload import InlineOffload
 
 
 async def test_a_failure_that_passes_is_not_seen_by_the_reader(tmp_path: Path) -> None:
-    data = some_bytes(MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(MIB)
     store = FaultyStore(bucket.watched, Fault(Unavailable("reset"), times=3))  # type: ignore[arg-type]
     async with running_cache(store, tmp_path, threads=False) as cache:
         assert await cache.read(cache.open(object_id, MIB), 0, MIB) == data
@@ -26,9 +24,7 @@ async def test_a_failure_that_passes_is_not_seen_by_the_reader(tmp_path: Path) -
 
 
 async def test_a_retry_asks_only_for_what_has_not_come(tmp_path: Path) -> None:
-    data = some_bytes(MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(MIB)
     broken = Fault(Unavailable("short body"), deliver_bytes=300 * KIB)
     store = FaultyStore(bucket.watched, broken)  # type: ignore[arg-type]
     async with running_cache(store, tmp_path, threads=False) as cache:
@@ -62,9 +58,7 @@ async def test_refused_credentials_are_an_error_after_a_few_tries(tmp_path: Path
 
 
 async def test_errors_of_read_ahead_never_reach_readers(tmp_path: Path) -> None:
-    data = some_bytes(40 * MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(40 * MIB)
     refused: list[Extent] = []
 
     def refuse_all_but_the_first_chunk(extent: Extent, received: int) -> None:

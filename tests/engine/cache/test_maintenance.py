@@ -21,6 +21,7 @@ from fusecache.policy.cache.granules import CHUNK_BYTES, PAGE_BYTES
 from tests.support.block_caches import (
     Bucket,
     at_rest,
+    bucket_of_one,
     fill_all,
     new_bucket,
     read_all,
@@ -80,9 +81,7 @@ def cache_files(directory: Path) -> list[Path]:
 async def test_what_was_filled_is_on_the_disk_whole_and_read_without_a_request_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
-    data = some_bytes(20 * MIB + 77)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(20 * MIB + 77)
     async with running_cache(bucket.watched, tmp_path) as cache:
         await fill_all(cache, object_id, len(data))
         assert cache.statistics().used_bytes == on_disk(len(data))
@@ -95,9 +94,7 @@ async def test_what_was_filled_is_on_the_disk_whole_and_read_without_a_request_a
 
 
 async def test_filling_fetches_only_what_is_missing(tmp_path: Path) -> None:
-    data = some_bytes(8 * MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(8 * MIB)
     async with running_cache(bucket.watched, tmp_path) as cache:
         handle = cache.open(object_id, len(data))
         await cache.read(handle, 3 * MIB, GRANULE_BYTES)
@@ -246,9 +243,7 @@ async def test_dropping_frees_the_disk_of_what_is_wanted_and_of_nothing_else(tmp
 
 
 async def test_an_open_handle_goes_on_after_its_blocks_were_dropped(tmp_path: Path) -> None:
-    data = some_bytes(3 * MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(3 * MIB)
     async with running_cache(bucket.watched, tmp_path) as cache:
         handle = cache.open(object_id, len(data))
         assert await cache.read(handle, 0, MIB) == data[:MIB]
@@ -354,9 +349,7 @@ async def test_a_missing_file_of_the_cache_is_damage(tmp_path: Path, caplog: obj
 
 
 async def test_nobody_waited_for_what_was_read_ahead_or_warmed(tmp_path: Path) -> None:
-    data = some_bytes(MIB)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(MIB)
 
     token = trio.lowlevel.current_trio_token()
 
@@ -435,9 +428,7 @@ async def held(cache: BlockCache, object_id: ObjectId, size: int) -> WholeFile |
 
 
 async def test_a_whole_file_is_verified_once_and_held_until_no_program_reads_it(tmp_path: Path) -> None:
-    data = some_bytes(9 * MIB + 77)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(9 * MIB + 77)
     async with running_cache(bucket.watched, tmp_path) as cache:
         await fill_all(cache, object_id, len(data))
         before = cache._table.traffic_bytes
@@ -493,9 +484,7 @@ async def test_a_file_that_is_not_whole_or_damaged_is_not_held(tmp_path: Path) -
 
 async def test_a_held_file_is_not_written(tmp_path: Path) -> None:
     """Damage that a check of a reader finds is fetched again, but not stored: the padding would show."""
-    data = some_bytes(2 * MIB + 77)
-    bucket = new_bucket()
-    object_id = bucket.put("a", data)
+    bucket, object_id, data = bucket_of_one(2 * MIB + 77)
     async with running_cache(bucket.watched, tmp_path) as cache:
         await fill_all(cache, object_id, len(data))
         whole = await held(cache, object_id, len(data))

@@ -34,22 +34,6 @@ def test_order_is_that_of_utf8_bytes(server: ServerProcess, client: "S3Client") 
     assert pages(client)[0] == sorted(keys, key=str.encode)
 
 
-def test_a_listing_says_size_and_etag(client: "S3Client") -> None:
-    etag = client.put_object(Bucket=BUCKET, Key="k", Body=b"12345")["ETag"]
-    (row,) = client.list_objects_v2(Bucket=BUCKET)["Contents"]
-    head = client.head_object(Bucket=BUCKET, Key="k")
-    assert (row["Size"], row["ETag"]) == (5, etag)
-    assert row["LastModified"].replace(microsecond=0) == head["LastModified"]
-
-
-def test_delimiter_folds_what_lies_below(server: ServerProcess, client: "S3Client") -> None:
-    for key in ("a/1", "a/2", "a/b/3", "a//4", "b", "c/5"):
-        server.control.put(key, b"x")
-    assert pages(client, Delimiter="/") == (["b"], ["a/", "c/"], 1)
-    assert pages(client, Delimiter="/", Prefix="a/") == (["a/1", "a/2"], ["a//", "a/b/"], 1)
-    assert pages(client, Prefix="a/b")[0] == ["a/b/3"]
-
-
 def test_start_after_is_exclusive_and_still_names_a_prefix_it_lies_in(
     server: ServerProcess, client: "S3Client"
 ) -> None:

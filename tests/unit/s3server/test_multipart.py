@@ -55,31 +55,6 @@ def test_parts_in_any_order_become_one_object(server: ServerProcess, client: "S3
     assert server.control.uploads() == []
 
 
-def test_nothing_is_visible_before_complete(server: ServerProcess, client: "S3Client") -> None:
-    upload_id = begin(client)
-    part(client, upload_id, 1, b"x")
-    assert server.control.objects() == {}
-    (upload,) = server.control.uploads()
-    assert (upload.upload_id, upload.key, upload.parts) == (upload_id, "k", {1: 1})
-
-
-def test_abort_drops_parts_and_later_calls_know_no_such_upload(
-    server: ServerProcess, client: "S3Client"
-) -> None:
-    upload_id = begin(client)
-    row = part(client, upload_id, 1, b"x")
-    client.abort_multipart_upload(Bucket=BUCKET, Key="k", UploadId=upload_id)
-    assert server.control.uploads() == []
-    gone = (404, "NoSuchUpload")
-    assert refusal(client.abort_multipart_upload, Bucket=BUCKET, Key="k", UploadId=upload_id) == gone
-    assert (
-        refusal(client.upload_part, Bucket=BUCKET, Key="k", UploadId=upload_id, PartNumber=1, Body=b"")
-        == gone
-    )
-    assert refusal(client.list_parts, Bucket=BUCKET, Key="k", UploadId=upload_id) == gone
-    assert refusal(complete, client=client, upload_id=upload_id, parts=[row]) == gone
-
-
 def test_an_upload_of_another_key_is_no_such_upload(client: "S3Client") -> None:
     upload_id = begin(client, "k")
     refused = refusal(
@@ -142,26 +117,6 @@ def test_part_copies_take_ranges_and_obey_the_same_rules(server: ServerProcess, 
         CopySourceRange=outside,
     )
     assert refused == (400, "InvalidArgument")
-
-
-@pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("sizes", [(SMALL, SMALL + 1), (SMALL, SMALL + 1, SMALL), (SMALL + 1, SMALL, 1)])
-def test_unequal_parts_are_refused_only_at_complete(
-    server: ServerProcess, client: "S3Client", sizes: tuple[int, ...]
-) -> None:
-    upload_id = begin(client)
-    parts = [part(client, upload_id, number, bytes(size)) for number, size in enumerate(sizes, start=1)]
-    assert refusal(complete, client=client, upload_id=upload_id, parts=parts) == (400, "InvalidPart")
-    assert len(server.control.uploads()) == 1
-    server.control.set_rules(equal_parts=False)
-    complete(client, upload_id, parts)
-
-
-def test_a_part_below_five_mebibytes_must_be_the_last(client: "S3Client") -> None:
-    upload_id = begin(client)
-    parts = [part(client, upload_id, number, b"small") for number in (1, 2)]
-    assert refusal(complete, client=client, upload_id=upload_id, parts=parts) == (400, "EntityTooSmall")
-    complete(client, upload_id, parts[:1])
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -142,14 +142,6 @@ def test_two_spellings_of_a_key_are_two_objects_or_by_r2s_rule_one_that_is_liste
     assert server.control.objects() == {}
 
 
-def test_a_key_has_at_most_1024_bytes(client: "S3Client") -> None:
-    client.put_object(Bucket=BUCKET, Key="é" * 512, Body=b"")
-    assert refusal(client.put_object, Bucket=BUCKET, Key="é" * 512 + "x", Body=b"") == (
-        400,
-        "KeyTooLongError",
-    )
-
-
 def test_metadata_has_at_most_8192_bytes(client: "S3Client") -> None:
     client.put_object(Bucket=BUCKET, Key="k", Body=b"", Metadata={"ab": "x" * 8190})
     refused = refusal(client.put_object, Bucket=BUCKET, Key="k", Body=b"", Metadata={"ab": "x" * 8191})
