@@ -27,7 +27,6 @@ from fusecache.model.format_text import (
     seconds_text,
     short_text,
     size_text,
-    usable_bytes,
 )
 from fusecache.model.status_text import only_here_lines, shown_jobs, upload_lines, waiting_texts
 from fusecache.model.verdict import (
@@ -100,7 +99,7 @@ def status_view(status: Mapping[str, Any]) -> str:
 
 
 def _mount_rows(status: Mapping[str, Any]) -> Iterator[Row]:
-    cache, found = status.get("cache", {}), [each for each in findings(status) if each.line]
+    found = [each for each in findings(status) if each.line]
     yield from _grouped("only here", only_here_lines(status))
     rates = status.get("rates", {})
     if rates:
@@ -109,7 +108,7 @@ def _mount_rows(status: Mapping[str, Any]) -> Iterator[Row]:
     yield from _grouped("to do", [each.line for each in found if each.is_to_do])
     yield from _grouped("problems", [each.line for each in found if not each.is_to_do])
     yield from _mount(status)
-    yield from _grouped("cache", _cache_lines(cache))
+    yield from _grouped("cache", _cache_lines(status))
     yield from _grouped("endpoints", endpoint_lines(status.get("endpoints", ())))
     yield from _grouped("peers", peer_lines(status.get("peers", {})))
     yield from _warm_ups(status.get("warming", ()))
@@ -231,12 +230,12 @@ def _option_text(value: Any) -> str:
     return "[" + " ".join(value) + "]" if isinstance(value, list) else str(value)
 
 
-def _cache_lines(cache: Mapping[str, Any]) -> Iterator[str]:
-    if cache:
-        limit = usable_bytes(cache)
+def _cache_lines(status: Mapping[str, Any]) -> Iterator[str]:
+    if cache := status.get("cache"):
+        limit = cache["limit_bytes"]
         share = f" ({cache['used_bytes'] / limit:.0%})" if limit else ""
         waiting = f", not uploaded {size_text(cache['staging_bytes'])}" if cache["staging_bytes"] else ""
-        yield (f"{size_text(cache['used_bytes'])} of {size_text(limit)}{share}{short_text(cache)}{waiting}")
+        yield (f"{size_text(cache['used_bytes'])} of {size_text(limit)}{share}{short_text(status)}{waiting}")
 
 
 # ---- since the start

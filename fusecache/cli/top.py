@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from fusecache.cli.say import print_line
 from fusecache.cli.status import rate_lines, status_of
 from fusecache.model.errors import ConfigError, FusecacheError, MountError
-from fusecache.model.format_text import count_text, printable, seconds_text, size_text, usable_bytes
+from fusecache.model.format_text import count_text, printable, seconds_text, size_text
 from fusecache.model.status_text import only_here_lines, rates_between, shown_jobs
 from fusecache.model.verdict import verdict_line
 from fusecache.mount.bucket_folders import mounts_in
@@ -63,7 +63,7 @@ def screen_text(lines: Sequence[str], columns: int, rows: int) -> str:
 
 def _cache_text(status: Mapping[str, Any]) -> str:
     cache = status["cache"]
-    words = [f"cache {size_text(cache['used_bytes'])} of {size_text(usable_bytes(cache))}"]
+    words = [f"cache {size_text(cache['used_bytes'])} of {size_text(cache['limit_bytes'])}"]
     words.append(f"only here: {next(only_here_lines(status)).partition(':')[0]}")
     if reads := status["reads_waiting"]["reads"]:
         longest = seconds_text(status["reads_waiting"]["seconds"])

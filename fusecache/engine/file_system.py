@@ -263,7 +263,7 @@ class FileSystem:
         cache, calls = read.as_dict(), {"read": read.latency}
         calls |= {call: each.latency() for call, each in self.call_times.items()}
         cache["wait_seconds"]["metadata"] = self.lookup.waited_seconds
-        cache["usable_bytes"] = self.cache.usable_bytes()
+        cache["limit_bytes"] = self.cache.usable_bytes()
         return {
             "uptime_seconds": round(trio.current_time() - self._started, 1),
             **self.status.statistics(self.pending() if pending is None else pending),

@@ -134,16 +134,12 @@ def size_text(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def usable_bytes(cache: Mapping[str, Any]) -> int:
-    """Return what the cache of a status can really use: its size, or less if the disk has no space for that."""
-    return int(cache.get("usable_bytes", cache["limit_bytes"]))
-
-
-def short_text(cache: Mapping[str, Any]) -> str:
+def short_text(status: Mapping[str, Any]) -> str:
     """Return what a full disk takes from the cache of a status; "" if it takes nothing."""
-    if usable_bytes(cache) >= cache["limit_bytes"]:
+    size = status.get("options", {}).get("cache_size", 0)
+    if "cache" not in status or status["cache"]["limit_bytes"] >= size:
         return ""
-    return f"; its disk has no space for the {size_text(cache['limit_bytes'])} of cache_size"
+    return f"; its disk has no space for the {size_text(size)} of cache_size"
 
 
 def count_text(count: int, noun: str) -> str:

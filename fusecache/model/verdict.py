@@ -14,7 +14,6 @@ from fusecache.model.format_text import (
     seconds_text,
     short_text,
     size_text,
-    usable_bytes,
 )
 from fusecache.model.objects import STAGING_SHARE_PERCENT
 
@@ -46,7 +45,7 @@ _UNREADABLE = frozenset({"local-disk", "damaged"})
 # What the findings of one path take of the mount's status.
 _OF_PATHS = (
     "journal_error", "waiting_for", "waiting_code", "refused_seconds", "unanswered_seconds",
-    "start_failure", "keys_from", "keys_error", "cache",
+    "start_failure", "keys_from", "keys_error", "cache", "options",
 )  # fmt: skip
 
 
@@ -239,9 +238,9 @@ def _space(status: Mapping[str, Any]) -> Iterator[Judgement]:
 
 def _shortage_text(shortages: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     cache, size, remedy = status.get("cache"), shortages["bytes"], space_remedy(status)
-    if cache and not short_text(cache) and size * 100 > usable_bytes(cache) * STAGING_SHARE_PERCENT:
+    if cache and not short_text(status) and size * 100 > cache["limit_bytes"] * STAGING_SHARE_PERCENT:
         share = f"files that wait for upload may use {STAGING_SHARE_PERCENT} % at most"
-        remedy = f"raise --cache-size: of its {size_text(usable_bytes(cache))}, {share}"
+        remedy = f"raise --cache-size: of its {size_text(cache['limit_bytes'])}, {share}"
     return (
         f"{count_text(shortages['files'], 'write')} failed with ENOSPC, the last {shortages['path']}"
         f"{f' ({size_text(size)})' if size else ''}, {seconds_text(shortages['seconds'])} ago: {remedy}"
@@ -250,7 +249,7 @@ def _shortage_text(shortages: Mapping[str, Any], status: Mapping[str, Any]) -> s
 
 def space_remedy(status: Mapping[str, Any]) -> str:
     """Return what gives writes space again."""
-    short = short_text(status["cache"]) if "cache" in status else ""
+    short = short_text(status)
     grow = "free space on the disk of the cache" if short else "raise --cache-size"
     if _hold_space(status):
         return f"{grow}, or restore or delete unfinished files: see `fusecache recover`{short}"

@@ -25,7 +25,6 @@ from fusecache.model.format_text import (
     seconds_text,
     short_text,
     size_text,
-    usable_bytes,
 )
 from fusecache.model.status_text import only_here_lines, shown_jobs
 from fusecache.model.verdict import findings, verdict_line
@@ -138,7 +137,7 @@ def _only_here(status: Mapping[str, Any]) -> str:
 
 def _cache(status: Mapping[str, Any]) -> str:
     cache = status["cache"]
-    used, waits, limit = cache["used_bytes"], cache["staging_bytes"], max(1, usable_bytes(cache))
+    used, waits, limit = cache["used_bytes"], cache["staging_bytes"], max(1, cache["limit_bytes"])
     reads = cache["hits"] + cache["misses"]
     hits = (
         f"{cache['hits'] / reads:.1%} of reads did not wait for the bucket, since the start" if reads else ""
@@ -147,7 +146,7 @@ def _cache(status: Mapping[str, Any]) -> str:
     legend = _legend([("disk", f"cached {size_text(used)}"), ("bucket", f"not uploaded {size_text(waits)}")])
     return _card(
         "Cache",
-        f'<p class="big">{size_text(used + waits)}</p><p>of {size_text(limit)}{_text(short_text(cache))}</p>'
+        f'<p class="big">{size_text(used + waits)}</p><p>of {size_text(limit)}{_text(short_text(status))}</p>'
         f'{bar}{legend}<p class="quiet">{hits}</p>',
     )
 

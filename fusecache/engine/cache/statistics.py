@@ -65,7 +65,7 @@ class CacheStatistics:
 
 
 _SHOWN = (
-    "hits", "misses", "bytes_by_cause", "bytes_from", "wait_seconds", "evicted_bytes", "staging_bytes", "limit_bytes",
+    "hits", "misses", "bytes_by_cause", "bytes_from", "wait_seconds", "evicted_bytes", "staging_bytes",
     "disk_errors", "checksum_failures", "uncached", "stalls",
 )  # fmt: skip
 

@@ -112,11 +112,13 @@ def test_what_found_no_room_is_told_with_what_helps() -> None:
 
 def test_what_found_no_room_on_a_full_disk_is_not_helped_by_a_larger_cache() -> None:
     shortages = {"files": 1, "path": "run/model", "bytes": 60 * MIB, "seconds": 9.0, "cause": "full"}
-    cache = {"limit_bytes": 1 << 40, "usable_bytes": 64 * MIB}
-    shown = view({"pending_files": 0, "shortages": shortages}, "error:no-space", cache=cache)[1]
+    cache, options = {"limit_bytes": 64 * MIB}, {"cache_size": 1 << 40}
+    shown = view(
+        {"pending_files": 0, "shortages": shortages}, "error:no-space", cache=cache, options=options
+    )[1]
     assert "free space on the disk of the cache, or wait for uploads" in shown
     assert "raise --cache-size" not in shown
-    (action, *_) = judge({"shortages": shortages, "cache": cache}, {})["reasons"]
+    (action, *_) = judge({"shortages": shortages, "cache": cache, "options": options}, {})["reasons"]
     assert "free space on the disk of the cache" in action
 
 
