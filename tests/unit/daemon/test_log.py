@@ -63,7 +63,7 @@ def test_an_answer_that_the_kernel_awaits_no_longer_is_not_news(
 def test_keys_cannot_forge_lines_of_the_log(capfd: pytest.CaptureFixture[str]) -> None:
     """The process is another one, because pytest captures this one's records."""
     program = (
-        "import logging; from fusecache.daemon.log import begin_log; begin_log('info');"
+        "import logging; from fusecache.daemon.log import begin_log; begin_log('INFO');"
         "key = 'a\\n2026-01-01 00:00:00 WARNING b\\x1b[2J';"
         "logging.getLogger('x').info('published key=%s', key)\n"
         "try: raise ValueError('\\x1b[2J')\n"
@@ -78,7 +78,7 @@ def test_keys_cannot_forge_lines_of_the_log(capfd: pytest.CaptureFixture[str]) -
 
 def test_json_log_has_one_object_a_line(capfd: pytest.CaptureFixture[str]) -> None:
     program = (
-        "import logging; from fusecache.daemon.log import begin_log; begin_log('info,json');"
+        "import logging; from fusecache.daemon.log import begin_log; begin_log('INFO', 'json');"
         "logging.getLogger('x').info('published key=%s', 'a\\nb\\u2028\\udcff')\n"
         "try: raise ValueError('why')\n"
         "except ValueError: logging.getLogger('y').exception('failed')"
