@@ -72,11 +72,15 @@ class PageReader:
         self._read_bytes = 0
         self.reading: Node | None = None
 
+    def has_memory(self, nbytes: int) -> bool:
+        """Return whether there is memory for more bytes now."""
+        return self._read_bytes + nbytes <= available_memory() // _SHARE_OF_MEMORY
+
     async def read(self, node: Node, start: int, nbytes: int) -> bool:
-        """Have the kernel read bytes of a file. Return whether there is a reader, and memory for more."""
-        self._read_bytes += nbytes
-        if self._read_bytes > available_memory() // _SHARE_OF_MEMORY or not self._tree.is_linked(node):
+        """Have the kernel read bytes of a file. Return whether there are still a reader and the file."""
+        if not self._tree.is_linked(node):
             return False
+        self._read_bytes += nbytes
         path = os.path.join(self._mountpoint, self._tree.path(node))
         assert self._process.stdin is not None
         assert self._process.stdout is not None

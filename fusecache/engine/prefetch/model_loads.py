@@ -92,6 +92,7 @@ class _Load:
 
     asked_bytes: of the chunks that were begun. seen_at: when a program last had a file open. is_streamed: the disk has
     no space for it. read: set by the next read. filled: set by the next chunk that is there. pages: while it runs.
+    is_paged: the kernel was told to read all that it will be told.
     """
 
     files: dict[ObjectId, _Weights] = field(default_factory=dict)
@@ -104,6 +105,7 @@ class _Load:
     read: trio.Event = field(default_factory=trio.Event)
     filled: trio.Event = field(default_factory=trio.Event)
     pages: PageReader | None = None
+    is_paged: bool = False
 
     @property
     def size(self) -> int:
@@ -305,11 +307,10 @@ class ModelLoads:
             await load.read.wait()
         load.read = trio.Event()
         now = trio.current_time()
-        if load.is_open():
+        # While the page reader opens a file, the program's own open does not show.
+        if load.is_open() or (load.pages is not None and load.pages.reading is not None):
             load.seen_at = now
-        if load.pages is not None and load.has_pages_left:
-            is_done = False
-        if load.has_failed or (is_done and now >= load.read_at + _CLOSED_SECONDS):
+        if load.has_failed or (is_done and load.is_paged and now >= load.read_at + _CLOSED_SECONDS):
             return False
         return (
             now < load.read_at + _SILENT_SECONDS and now < max(load.seen_at, load.read_at) + _CLOSED_SECONDS
@@ -340,16 +341,18 @@ class ModelLoads:
             async with self.pages.reader() as load.pages:
                 while load.pages is not None and load.has_pages_left and not load.is_streamed:
                     file = load.next_pages()
-                    if file is None or not load.is_open():
+                    nbytes = 0 if file is None else file.chunk_bytes(file.paged)
+                    if file is None or not load.is_open() or not load.pages.has_memory(nbytes):
                         await load.wait_filled()
                         continue
-                    start, nbytes = file.paged * CHUNK_BYTES, file.chunk_bytes(file.paged)
+                    start = file.paged * CHUNK_BYTES
                     file.paged += 1
                     if not await load.pages.read(file.node, start, nbytes):
                         return
                     load.read_at = trio.current_time()  # a program that finds its pages reads on unseen
         finally:
             load.pages = None
+            load.is_paged = True
 
     def _stream(self, load: _Load) -> None:
         """What does not fit into the cache goes only to programs that ask for it."""

@@ -169,11 +169,16 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def _group_memory(group: Path, otherwise: int) -> int:
-    """Return what a control group may still take; pages that it gives back at once count as free."""
+    """Return what a control group may still take.
+
+    Pages of files count as free, as in MemAvailable: the group gives them back. A group that has read files for a while
+    is full of them, and calls most of them active.
+    """
     try:
         limit, used = int((group / "memory.max").read_text()), int((group / "memory.current").read_text())
         lines = (group / "memory.stat").read_text().splitlines()
-        return limit - used + sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+        pages = (line.split() for line in lines if line.startswith(("active_file ", "inactive_file ")))
+        return limit - used + sum(int(nbytes) for _, nbytes in pages)
     except (OSError, ValueError):  # "max": no limit
         return otherwise
 

@@ -47,13 +47,13 @@ def test_only_who_is_ended_by_a_signal_was_killed() -> None:
     [
         ("", {}, 100 * MIB),
         ("0::/job\n", {"job/memory.max": "max", "job/memory.current": "5"}, 100 * MIB),
-        # A group gives back pages of files that are not in use. The least of all groups counts.
+        # A group gives back pages of files, also those that it calls active. The least of all groups counts.
         (
             "0::/job/step\n",
             {
                 "job/memory.max": str(90 * MIB),
                 "job/memory.current": str(80 * MIB),
-                "job/memory.stat": f"anon 5\ninactive_file {20 * MIB}\nactive_file 7\n",
+                "job/memory.stat": f"anon 5\ninactive_file {12 * MIB}\nactive_file {8 * MIB}\n",
                 "job/step/memory.max": "max",
             },
             30 * MIB,

@@ -1,0 +1,89 @@
+"""The load of a model goes on until a program has all of it, whatever is slow."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from fusecache.engine.namespace.nodes import FileHandle, Node
+from fusecache.engine.prefetch.kernel_pages import KernelPages
+from fusecache.model.objects import KIB, MIB
+from tests.support.node import Bucket, User, running_node
+
+TENSOR_BYTES = 4 * MIB
+MODEL = "model.safetensors"
+
+
+def weights(tensors: int) -> bytes:
+    """Return a safetensors file."""
+    places = {
+        f"{number:02}": {
+            "dtype": "U8",
+            "shape": [TENSOR_BYTES],
+            "data_offsets": [number * TENSOR_BYTES, (number + 1) * TENSOR_BYTES],
+        }
+        for number in range(tensors)
+    }
+    header = json.dumps(places).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + bytes(tensors * TENSOR_BYTES)
+
+
+class SlowReader:
+    """A page reader of a busy machine: long to start, to open a file, without memory for some time.
+
+    told: how many bytes the kernel read.
+    """
+
+    def __init__(self, *, start_seconds: float = 0, open_seconds: float = 0, full_seconds: float = 0) -> None:
+        self.start_seconds = start_seconds
+        self.open_seconds = open_seconds
+        self.full_seconds = full_seconds
+        self.full_until = 0.0
+        self.reading: Node | None = None
+        self.told = 0
+
+    @asynccontextmanager
+    async def reader(self) -> AsyncIterator["SlowReader"]:
+        await trio.sleep(self.start_seconds)
+        self.full_until = trio.current_time() + self.full_seconds
+        yield self
+
+    def has_memory(self, nbytes: int) -> bool:
+        return trio.current_time() >= self.full_until
+
+    async def read(self, node: Node, start: int, nbytes: int) -> bool:
+        self.reading = node
+        await trio.sleep(self.open_seconds)
+        self.told += nbytes
+        self.reading = None
+        return True
+
+
+async def begin(user: User) -> FileHandle:
+    """Read two tensors far apart, as a program does that loads a model, and hold the file open."""
+    node = await user.fs.resolve(MODEL)
+    handle = user.fs.file_io.open(node, writable=False, pid=1)
+    await user.fs.file_io.read(handle, 0, 128 * KIB)
+    for start in (80 * MIB, 40 * MIB):
+        for offset in range(start, start + TENSOR_BYTES, MIB):
+            await user.fs.file_io.read(handle, offset, MIB)
+    return handle
+
+
+@pytest.mark.parametrize("what", ["start_seconds", "open_seconds", "full_seconds"])
+async def test_the_kernel_is_told_of_all_of_a_model_on_a_busy_machine_too(
+    what: str, bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, slow = weights(24), SlowReader(**{what: 10})
+    bucket.memory.put_bytes(MODEL, data)
+    monkeypatch.setattr(KernelPages, "reader", lambda _: slow.reader())
+    async with running_node(bucket, cache, whole_files=("*.safetensors",)) as user:
+        handle = await begin(user)
+        with trio.fail_after(600):
+            while slow.told < len(data):  # noqa: ASYNC110  # polled on a virtual clock
+                await trio.sleep(1)
+        await user.fs.file_io.release(handle)
