@@ -233,8 +233,8 @@ def test_a_model_larger_than_the_cache_is_streamed_and_that_is_said_once(
     for name in ("a.safetensors", "b.safetensors"):
         bucket.put(name, data)
         assert equal(one.path / name, tensors, shuffled(tensors))
-        # What a program reads, no further than to the end of a tensor; and again what was evicted before it was read.
-        assert sent(bucket, name) <= 1.7 * len(data)
+        # No further than to the end of a tensor: what lies beyond may be evicted before it is read.
+        assert sent(bucket, name) <= 1.2 * len(data)
     assert one.log().count("a model does not fit into the cache") == 1
 
 

@@ -34,29 +34,45 @@ STREAM_IDLE_SECONDS = 5.0
 STREAMS_PER_HANDLE = 8
 # Two windows of the kernel (fs/kernel.py), which reads ahead in a mapping, too.
 _KERNEL_AHEAD_BYTES = 2 * MIB
+# A program that reads so many tensors in a row, beyond the one that it jumped to, reads in the order of the file.
+_TENSORS_IN_ORDER = 2
 
 
 @dataclass(eq=False, slots=True)
 class ReadStream(FetchListener):
     """One stream of reads of an object: its pattern, and the position up to which it was prefetched.
 
-    tensor_end: where the tensor ends that it jumped to, if nothing beyond is fetched before it is read; else 0.
+    jumped_to: the last byte of the read that came to its tensor; 0 if it began at the start of the file. tensors: how
+    many more it came to since, without a read elsewhere.
     """
 
     entry: CachedObject
     pattern: ReadPattern = field(default_factory=ReadPattern)
     ahead_until: int = 0
     read_at: float = 0.0
-    tensor_end: int = 0
+    jumped_to: int = 0
+    tensors: int = 0
+
+    def come_to(self, stop: int, *, has_jumped: bool) -> None:
+        """A read ends at `stop`: note its tensor if it is a new one. has_jumped: the last read was elsewhere."""
+        if has_jumped:  # the kernel's own read-ahead was in the next tensor before, or behind the header
+            self.jumped_to, self.tensors = self.jumped_to or stop - 1, 0
+        if self.jumped_to and self.tensors < _TENSORS_IN_ORDER and not self._bound(stop):
+            self.jumped_to = stop - 1
+            self.tensors += 1
 
     def bounded(self, wanted: int, stop: int) -> int:
-        """Return up to where to fetch for a read that ends at `stop`: no further than the tensor that it jumped to.
+        """Return up to where to fetch for a read that ends at `stop`: no further than its tensor.
 
         What comes after that is fetched once the program has read on, and not only the kernel's own read-ahead.
         """
-        if not self.tensor_end or stop > self.tensor_end + _KERNEL_AHEAD_BYTES:
-            return wanted
-        return max(stop, min(wanted, -(-self.tensor_end // GRANULE_BYTES) * GRANULE_BYTES))
+        bound = self._bound(stop)
+        return max(stop, min(wanted, -(-bound // GRANULE_BYTES) * GRANULE_BYTES)) if bound else wanted
+
+    def _bound(self, stop: int) -> int:
+        """Return where the tensor ends that it came to; 0 if that does not matter, or a read ends far beyond."""
+        end = _tensor_end(self.entry, self.jumped_to)
+        return end if stop <= end + _KERNEL_AHEAD_BYTES else 0
 
     def on_refused(self) -> None:
         """Shrink the window: the read-ahead found no buffer."""
@@ -98,11 +114,17 @@ class Readahead:
         if index is not None:
             stream = streams.pop(index)
             stream.pattern = observe(stream.pattern, start, stop)
+            if is_far:  # to another tensor, if it turns out to be a model
+                stream.jumped_to, stream.tensors = stop - 1, 0
+            elif entry.tensor_ends:
+                stream.come_to(stop, has_jumped=index > 0)
         else:
             # A jump. The other streams may not continue: cancel their queued read-ahead; it can be requested again.
             for other in streams:
                 self._stop(other)
-            stream = ReadStream(entry, tensor_end=_tensor_end(entry, start))
+            # Around a page fault, the kernel reads half of a window before it: that is of the tensor before.
+            stream = ReadStream(entry, jumped_to=stop - 1 if start else 0)
+            _end_before(entry, start, stop)
             if streams:
                 stream.pattern = side_stream(stop, streams[0].pattern.near_bytes)
             else:
@@ -200,7 +222,15 @@ class Readahead:
         self._active.discard(stream)
 
 
-def _tensor_end(entry: CachedObject, start: int) -> int:
-    """Return where the tensor ends that a reader jumps to; 0 if that does not matter."""
+def _tensor_end(entry: CachedObject, place: int) -> int:
+    """Return where the tensor ends that has a byte; 0 if that does not matter, as at the start of a file."""
     ends = entry.tensor_ends
-    return ends[bisect_right(ends, start)] if ends and start and start < ends[-1] else 0
+    return ends[bisect_right(ends, place)] if ends and place and place < ends[-1] else 0
+
+
+def _end_before(entry: CachedObject, start: int, stop: int) -> None:
+    """A jump reads the end of a tensor: what the kernel has of it need not be fetched with the tensor."""
+    ends = entry.tensor_ends
+    index = bisect_right(ends, start)
+    if index < len(ends) and ends[index] < stop:
+        ends[index] = start

@@ -1,12 +1,14 @@
-"""The load of a model goes on until a program has all of it, whatever is slow."""
+"""The load of a model goes on until a program has all of it, whatever is slow. Its bytes come once."""
 
 import json
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from fusecache.engine.namespace.nodes import FileHandle, Node
 from fusecache.engine.prefetch.kernel_pages import KernelPages
@@ -15,6 +17,9 @@ from tests.support.node import Bucket, User, running_node
 
 TENSOR_BYTES = 4 * MIB
 MODEL = "model.safetensors"
+PAGE = 4 * KIB
+# Of the kernel's read-ahead, in pages.
+WINDOW = MIB // PAGE
 
 
 def weights(tensors: int) -> bytes:
@@ -87,3 +92,55 @@ async def test_the_kernel_is_told_of_all_of_a_model_on_a_busy_machine_too(
             while slow.told < len(data):  # noqa: ASYNC110  # polled on a virtual clock
                 await trio.sleep(1)
         await user.fs.file_io.release(handle)
+
+
+class Kernel:
+    """Reads for a program that has a file mapped: around a page fault, ahead of reads in order, each page once."""
+
+    def __init__(self, user: User, handle: FileHandle) -> None:
+        self._user = user
+        self._handle = handle
+        self._has = bytearray(-(-handle.node.size // PAGE))
+        self._ahead = range(0)
+
+    async def fault(self, page: int) -> None:
+        """Have a page."""
+        is_next = page == self._ahead.start + 3 * WINDOW // 4 and self._has[page]
+        if self._has[page] and not is_next:
+            return
+        start = self._ahead.stop if is_next or page == self._ahead.stop else max(0, page - WINDOW // 2)
+        self._ahead = range(start, min(start + WINDOW, len(self._has)))
+        missing = [each for each in self._ahead if not self._has[each]]
+        while missing:
+            stop = next(
+                (index for index, each in enumerate(missing) if each != missing[0] + index), len(missing)
+            )
+            await self._user.fs.file_io.read(self._handle, missing[0] * PAGE, stop * PAGE)
+            await trio.testing.wait_all_tasks_blocked()
+            for each in missing[:stop]:
+                self._has[each] = 1
+            del missing[:stop]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_a_model_larger_than_the_cache_comes_once(bucket: Bucket, cache: Path, seed: int) -> None:
+    data, count = weights(48), 48
+    start = len(data) - count * TENSOR_BYTES
+    async with running_node(
+        bucket, cache, whole_files=("*.safetensors",), cache_bytes=64 * MIB, buffer_bytes=64 * MIB
+    ) as user:
+        for name in ("first.safetensors", "second.safetensors"):  # the cache is full from then on
+            bucket.memory.put_bytes(name, data)
+            before = sum(user.fs.cache.statistics().bytes_by_cause.values())
+            node = await user.fs.resolve(name)
+            handle = user.fs.file_io.open(node, writable=False, pid=1)
+            kernel = Kernel(user, handle)
+            await kernel.fault(0)
+            for tensor in random.Random(seed).sample(range(count), count):
+                place = start + tensor * TENSOR_BYTES
+                for page in range(place // PAGE, (place + TENSOR_BYTES - 1) // PAGE + 1):
+                    await kernel.fault(page)
+            await user.fs.file_io.release(handle)
+            came = sum(user.fs.cache.statistics().bytes_by_cause.values()) - before
+            # And the first read-ahead, which begins before it is known where tensors end.
+            assert came <= 1.02 * len(data) + 16 * MIB
