@@ -434,7 +434,7 @@ bench-file-hints: setup $(VENV)/.bench ## single files and tars, with hints and 
 	@$(VENV)/bin/python -m benchmarks.file_hints $(BENCH_ARGS)
 
 .PHONY: bench-serving
-bench-serving: setup $(VENV)/.bench ## loading a model's weights, cold and again; 5 minutes as root; BENCH_ARGS for parts
+bench-serving: setup $(VENV)/.bench ## loading a model's weights, cold and again; 7 minutes as root; BENCH_ARGS for parts
 	@$(VENV)/bin/python -m benchmarks.serving $(BENCH_ARGS)
 
 AGAINST ?= HEAD

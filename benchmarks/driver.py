@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -57,8 +57,13 @@ def run(benchmark: Benchmark, description: str | None) -> int:
     directory = Path(tempfile.mkdtemp(prefix="fusecache-bench-", dir=options.directory))
     interrupted = False
     try:
-        with Origins(memory_bytes=benchmark.memory_bytes) as origins:
+        with Origins(memory_bytes=benchmark.memory_bytes * options.times) as origins:
             sizes = QUICK if options.quick else Sizes()
+            sizes = replace(
+                sizes,
+                sequential_bytes=sizes.sequential_bytes * options.times,
+                stream_bytes=sizes.stream_bytes * options.times,
+            )
             bench = Bench(origins, directory, sizes, alone=options.alone)
             try:
                 _measure(bench, plan, rounds)
@@ -118,6 +123,13 @@ def _parser(benchmark: Benchmark, description: str | None) -> argparse.ArgumentP
     parser.add_argument("--rounds", type=int, default=None, help="default 3, with --quick 1")
     parser.add_argument(
         "--quick", action="store_true", help="small sizes, to try the harness: bars mean little"
+    )
+    parser.add_argument(
+        "--times",
+        type=int,
+        default=1,
+        metavar="N",
+        help="files that are read in sequence, and models: N times the size",
     )
     parser.add_argument(
         "--alone", action="store_true", help="without competitors; most bars are not measured"

@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bars import US, Bar, Judge, bars_of, ratio
+from benchmarks.bars import US, Bar, Judge, bars_of, best, ratio
 from benchmarks.bench import GIB, LIMIT_SECONDS, Bench, fetch, read
 from benchmarks.chart import Panels
 from benchmarks.driver import Benchmark, Case, run
 from benchmarks.origins import Origin
-from benchmarks.peers import FUSECACHE, Mount, Peer, has_option
+from benchmarks.peers import FUSECACHE, RCLONE_TUNED, S3FS, Mount, Peer, has_option
 from benchmarks.processes import BenchmarkError, run_child, run_command
 from benchmarks.results import Results
 from benchmarks.tensors import header
@@ -34,6 +34,7 @@ SEQUENCE, FILE_ORDER, QUARTERS, UNGUESSED, NATIVE = (
 )
 READ_ONLY = replace(FUSECACHE, flags=("--read-only",))
 WITHOUT = replace(FUSECACHE, flags=("--whole-files", ""))
+PEERS = (RCLONE_TUNED, S3FS)
 
 
 def model(bench: Bench, origin: Origin) -> None:
@@ -59,18 +60,19 @@ def shards(bench: Bench, origin: Origin) -> None:
     def load(path: Path) -> dict[str, Any]:
         return _tensors("load", paths=[str(path / name) for name in names], seed=bench.round)
 
-    def raw() -> dict[str, float]:
-        # One object of the same size: 32 connections in all.
+    def without_mount(task: str) -> dict[str, float]:
+        # One object of the same size.
         with bench.origins.answering(origin, SAMPLED) as site:
-            answer = fetch("raw_sequential", site, key="data.bin", size=bench.sizes.sequential_bytes)
-        return {"rate": answer["bytes"] / answer["seconds"]}
+            return _rated(fetch(task, site, key="data.bin", size=bench.sizes.sequential_bytes))
 
     _make_data(bench, origin)
-    for way in _turn(bench, [US, "raw"]):
-        if way == US:
-            _cold(bench, origin, case, way, FUSECACHE, SHARDED, load)
+    mounts = {peer.name: peer for peer in (FUSECACHE, *([] if bench.alone else PEERS))}
+    tasks = {"raw": "raw_sequential"} if bench.alone else {"raw": "raw_sequential", "crt": "crt_sequential"}
+    for way in _turn(bench, [*mounts, *tasks]):
+        if way in mounts:
+            _cold(bench, origin, case, way, mounts[way], SHARDED, load)
         else:
-            bench.record(case, way, raw)
+            bench.record(case, way, partial(without_mount, tasks[way]))
 
 
 def sampled(bench: Bench, origin: Origin) -> None:
@@ -199,8 +201,14 @@ def _fetched(results: Results, case: str, way: str) -> Bar:
 
 
 def _shard_bars(results: Results, case: str, origin: str) -> list[Bar]:
-    share = ratio(results.median(case, US, "rate"), results.median(case, "raw", "rate"))
-    return [Bar(case, "speed / 32 connections", share, 0.6, at_least=True), _fetched(results, case, US)]
+    speed = results.median(case, US, "rate")
+    share = ratio(speed, results.median(case, "raw", "rate"))
+    peer = best(results, case, [each.name for each in PEERS], "rate")
+    return [
+        Bar(case, "speed / 32 connections", share, 0.6, at_least=True),
+        Bar(case, "speed / the best mounted peer", ratio(speed, peer), 3.0, at_least=True),
+        _fetched(results, case, US),
+    ]
 
 
 def _sampled_bars(results: Results, case: str, origin: str) -> list[Bar]:
@@ -221,7 +229,7 @@ JUDGES: Mapping[str, Judge] = {
 }
 CASES = (
     Case("model", model, "B", 30, 35),
-    Case("shards", shards, "B", 15, 25),
+    Case("shards", shards, "B", 45, 55),
     Case("sampled", sampled, "B", 20, 20),
     Case("model-again", again, "B", 15, 15),
 )
