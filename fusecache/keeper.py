@@ -72,7 +72,6 @@ class Keeper:
         self._stopping = [each for each in _STOPPING if signal.getsignal(each) != signal.SIG_IGN]
         # The next process: its program, its number and our end of a socket to it.
         self._standby: tuple[str, int, socket.socket] | None = None
-        self._dismissed: list[int] = []
         self._is_stopping = False
         # How many starts in a row have failed.
         self._failures = 0
@@ -261,16 +260,24 @@ class Keeper:
         (_, child, ours), self._standby = self._standby, None
         ours.close()
         os.kill(child, signal.SIGKILL)
-        self._dismissed.append(child)
 
     def _reap(self) -> None:
-        """Collect dismissed processes that have ended. One may never: it may wait for a disk, or for this mount."""
-        self._dismissed = [child for child in self._dismissed if not os.waitpid(child, os.WNOHANG)[0]]
+        """Collect what has ended: dismissed processes, and helpers of a dead daemon, which come to process 1.
+
+        One that was dismissed may never end: it may wait for a disk, or for this mount.
+        """
+        others = {self._child, self._standby[1] if self._standby else 0}
+        with suppress(ChildProcessError):
+            while (
+                ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ) and ended.si_pid not in others:
+                os.waitpid(ended.si_pid, 0)
 
     def _hear(self, ours: socket.socket) -> bool:
         """Carry out one message of the command; return False when it has ended."""
         if not self._wait(self._patience(), {ours.fileno(): select.POLLIN}):
             if self._served_since < float("inf"):
+                self._reap()
                 with suppress(OSError, ValueError):
                     self._standby = self._start(self._program, is_standby=True)
             else:

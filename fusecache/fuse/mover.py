@@ -1,23 +1,14 @@
 """Copies large replies to the kernel for a daemon, in a process of its own (`movers.py` starts it). It decides nothing.
 
-    python -I -S mover.py PARENT DEVICE POOL STATE JOBS ORDERS PATH
-
-The numbers are the daemon's process, and descriptors: of the mount, of the memory that replies lie in, of the memory
-that tells how many jobs are done, of a socket with the jobs, in their order, and of one with other orders
-(`movers/orders.py`). PATH is where the daemon's modules are. The process ends with the daemon.
-
 Invariants:
 1. A job counts as done after its system call has returned: from then on nothing here looks at its bytes.
-2. It holds no keys. Besides these descriptors and the standard ones it has those of its orders: files that it writes,
-   connections to the bucket.
+2. It holds no keys. Besides the descriptors of `main` and the standard ones it has those of its orders: files that it
+   writes, connections to the bucket.
 """
 
-import ctypes
 import errno
-import json
 import mmap
 import os
-import signal
 import socket
 import struct
 import sys
@@ -30,11 +21,8 @@ OUT_HEADER = struct.Struct("<IiQ")
 # In the memory for the state: how many jobs are done, and whether the daemon wants to hear of the next one.
 STATE_BYTES = 4096
 DONE, IS_AWAITED = 0, 1
-# What it tells the daemon. After an update of the package a daemon may start a newer mover: with the meaning of jobs or
-# orders, these words change, and a daemon gives nothing to one whose words it does not know.
+# What it tells the daemon.
 READY, WAKE, TAKES_ORDERS = b"ready", b"wake", b"orders"
-# linux/prctl.h
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 # Linux 5.14; asm-generic/mman-common.h
 _POPULATE_READ = 22
 _REGION_BYTES = 8 << 20
@@ -98,39 +86,31 @@ def _answer(device: int, unique: int, payload: memoryview) -> None:
             os.write(device, OUT_HEADER.pack(OUT_HEADER.size, -errno.EIO, unique))
 
 
-def take_orders(path: str, pool: Pool, jobs: socket.socket, orders: socket.socket) -> None:
+def take_orders(pool: Pool, jobs: socket.socket, orders: socket.socket) -> None:
     """Carry out other orders until the daemon closes their socket. If that is not possible, only replies are copied."""
-    sys.path[:] = json.loads(path)
-    from fusecache.movers.orders import Orders
+    from fusecache.movers.orders import Orders  # takes longer than all else here
 
     taker = Orders(pool.all())
     jobs.send(TAKES_ORDERS)
-    taker.run(orders)
+    try:
+        taker.run(orders)
+    except ConnectionError:
+        pass  # the daemon has ended
+    except Exception:  # noqa: BLE001  # without memory, say
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)  # orders would wait for this thread
 
 
-def main() -> None:
-    """Begin as the child of a daemon."""
-    parent, device, pool, state, jobs, orders = map(int, sys.argv[1:7])
-    # Signals for the daemon's group: it says itself when this process is to end.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    # A process that is stopped would not see the socket's end.
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        return
+def main(jobs: int, device: int, pool: int, state: int, orders: int) -> None:
+    """Work until the daemon closes its sockets.
+
+    The descriptors: of a socket with the jobs, in their order, of the mount, of the memory that replies lie in, of the
+    memory that tells how many jobs are done, and of a socket with other orders (`movers/orders.py`).
+    """
     # As in the daemon: a thread that computes would else hold up the copies for 5 ms.
     sys.setswitchinterval(_SWITCH_SECONDS)
     words = memoryview(mmap.mmap(state, STATE_BYTES)).cast("Q")
     shared, told = Pool(pool), socket.socket(fileno=jobs)
-    with suppress(ConnectionError):
-        threading.Thread(
-            target=take_orders, args=(sys.argv[7], shared, told, socket.socket(fileno=orders)), daemon=True
-        ).start()
-        run(device, shared, words, told)
-
-
-if __name__ == "__main__":
-    main()
-    os._exit(0)  # without the end of the interpreter: nothing is left to do
+    taken = socket.socket(fileno=orders)
+    threading.Thread(target=take_orders, args=(shared, told, taken), daemon=True).start()
+    run(device, shared, words, told)

@@ -15,22 +15,20 @@ Invariants:
 """
 
 import ctypes
-import json
 import logging
 import mmap
 import os
 import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import trio
 
+from fusecache import child
 from fusecache.fuse import mover
 from fusecache.fuse.kept_requests import make_memory
 
@@ -47,12 +45,6 @@ _JOBS_MAX = 32
 _RESTART_SECONDS, _RESTART_SECONDS_MAX = 1.0, 10.0
 # How long the end of a mount waits for a mover to finish, and once more after it was killed.
 _END_SECONDS = 1.0
-# For an interpreter that needs it; nothing else of the environment, which has keys.
-_PASSED_ON = ("LD_LIBRARY_PATH",)
-
-# Where this package is: an editable installation is in no folder of the path.
-_PACKAGES = str(Path(__file__).parents[2])
-
 # PyDLL keeps the interpreter's lock during the call, which never waits.
 _write = ctypes.PyDLL(None).write
 _write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
@@ -122,34 +114,20 @@ class _Mover:
         self.is_retired = False
         # Orders that are not replies, once it takes them.
         self.line: BusyLine | None = None
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.orders, their_orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         state_fd = make_memory("fuse-mover")
-        self._fd = self.socket.fileno()
         try:
             os.ftruncate(state_fd, mover.STATE_BYTES)
             self._state = memoryview(mmap.mmap(state_fd, mover.STATE_BYTES)).cast("Q")
-            passed = (device_fd, pool_fd, state_fd, theirs.fileno(), their_orders.fileno())
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-I", "-S", mover.__file__),
-                    *map(str, (os.getpid(), *passed)),
-                    json.dumps([_PACKAGES, *sys.path]),
-                ],
-                pass_fds=passed,
-                cwd="/",
-                env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
+            passed = (device_fd, pool_fd, state_fd, their_orders.fileno())
+            self.process, self.socket = child.start(mover.__name__, passed)
         except BaseException:
-            self.socket.close()
             self.orders.close()
             raise
         finally:
-            theirs.close()
             their_orders.close()
             os.close(state_fd)
+        self._fd = self.socket.fileno()
         os.set_blocking(self._fd, False)  # takes no keyword
         self._done = 0
 
@@ -295,6 +273,12 @@ class Movers:
                     each.process.pid,
                 )
                 self._bury(each)
+                if each.process.returncode == child.STATUS_OTHER_VERSION:
+                    log.warning(
+                        "the package was updated; the daemon fetches, stores and sends all bytes itself until "
+                        "`fusecache upgrade`, or the next mount"
+                    )
+                    return
             await trio.sleep(pause)
 
     async def _hear(self, each: _Mover) -> bool:

@@ -12,7 +12,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Literal
 
+from fusecache.model.errors import Unavailable
 from fusecache.movers.orders import (
     COUNT,
     DONE,
@@ -46,9 +48,18 @@ class OrderLine:
             self.socket.close()
 
     def interrupt(self, number: int) -> None:
-        """End a fetch early. Never blocks: a mover that takes no message stands still, and is killed."""
+        """End a fetch early. Never blocks the loop."""
+        message = pickle.dumps(InterruptOrder(number))
+        try:
+            self.socket.send(message, socket.MSG_DONTWAIT)
+        except BlockingIOError:  # many orders wait; a mover that takes none stands still, and is killed
+            threading.Thread(target=self._send, args=(message,), daemon=True).start()
+        except OSError:  # it has ended
+            pass
+
+    def _send(self, message: bytes) -> None:
         with suppress(OSError):
-            self.socket.send(pickle.dumps(InterruptOrder(number)), socket.MSG_DONTWAIT)
+            self.socket.send(message)
 
 
 class Carrier:
@@ -78,10 +89,10 @@ class Carrier:
             line.is_over = True
             line.close_if_idle()
 
-    def fetch(self, get: GetRequest, peer: Peer, head: bytes) -> int | None:
-        """Have a mover send a signed GET and receive the body into its target; return the bytes received.
+    def fetch(self, get: GetRequest, peer: Peer, head: bytes) -> Literal[True] | None:
+        """Have a mover send a signed GET and receive the body into its target.
 
-        None: the caller must. Raises what `ask` raises.
+        None: the caller must. Raises RemoteError, Redirected.
         """
         place = _place(peer)
         offset = self._offset_of(get.target)
@@ -159,7 +170,7 @@ class Carrier:
 
     def _await_body(
         self, line: OrderLine, number: int, get: GetRequest, answers: socket.socket
-    ) -> int | None:
+    ) -> Literal[True] | None:
         received = 0
         has_ended = False
         try:
@@ -169,11 +180,11 @@ class Carrier:
                     get.progress(received)
                 has_ended = True
                 if message[:1] == DONE:
-                    return received
+                    return True
                 if message:
                     raise unpacked(message[1:])
                 if received:
-                    raise ConnectionResetError("the process that received it ended")
+                    raise Unavailable(f"{get.what}: the process that received it ended")
                 return None  # it died, or had no descriptor left
         finally:
             if not has_ended:

@@ -7,6 +7,7 @@ Invariant: after the last answer of an order, nothing here touches its part of t
 last answer, and its end of the socket closes once all its threads have ended.
 """
 
+import errno
 import os
 import pickle
 import socket
@@ -20,15 +21,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusecache.disk.cache_files import checksummed_and_written
+from fusecache.model.errors import RemoteError
 from fusecache.model.objects import Extent, ObjectId
 from fusecache.remote.http.connection_pool import ConnectionPool, Peer
 from fusecache.remote.http.ranged_get import GetRequest, ask
+from fusecache.remote.http.signed_requests import Redirected
 from fusecache.remote.http.tls import TlsContext, library
 from fusecache.remote.store import Interruption
 
 # As many as the daemon has threads for GETs and for the disk.
 _THREADS = 96
 ORDER_BYTES = 64 * 1024
+# Descriptors, of this process or of the system; memory of the kernel.
+_LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 # The first byte of an answer.
 PROGRESS, DONE, FAILED = b"p", b"d", b"f"
 COUNT = struct.Struct("<cQ")
@@ -80,7 +85,7 @@ class Orders:
         """Raises RuntimeError if there is not even one thread."""
         self._buffers = buffers
         self._threads = ThreadPoolExecutor(_THREADS, "order")
-        self._threads.submit(_ignore, 0)
+        self._threads.submit(int)
         self._lock = threading.Lock()
         self._fetching: dict[int, Interruption] = {}
         self._pools: dict[PeerPlace, ConnectionPool] = {}
@@ -93,9 +98,9 @@ class Orders:
                 return
             try:
                 self._begin(pickle.loads(message), fds)
-            except (OSError, IndexError) as exc:  # no descriptor is left
+            except IndexError:  # no descriptor is left
                 # The daemon hears the end of the socket for its answer, and does the work itself.
-                sys.stderr.write(f"mover: an order cannot be carried out error={exc!r}\n")
+                sys.stderr.write("mover: an order was not carried out: its descriptors did not come\n")
                 for fd in fds:
                     with suppress(OSError):
                         os.close(fd)
@@ -132,15 +137,12 @@ class Orders:
                 get = GetRequest(
                     order.what, order.object_id, order.extent, target, progress, self._fetching[order.number]
                 )
-                pool = self._pool(order.place)
-                pool.lend(
-                    order.what,
-                    lambda connection: ask(
-                        get, order.place.peer.read_timeout, _ignore, None, connection, order.head
-                    ),
+                timeout = order.place.peer.read_timeout
+                self._pool(order.place).lend(
+                    order.what, lambda connection: ask(get, timeout, connection, order.head)
                 )
-            except Exception as exc:  # noqa: BLE001  # the daemon raises it
-                answers.send(FAILED + _packed(exc))
+            except Exception as exc:  # noqa: BLE001
+                _fail(exc, answers)
             else:
                 answers.send(DONE)
             finally:
@@ -153,8 +155,8 @@ class Orders:
             try:
                 memory = self._buffers[order.offset : order.offset + order.padded]
                 checksums = checksummed_and_written(fd, memory, order.size, order.file_offset)
-            except Exception as exc:  # noqa: BLE001  # as above
-                answers.send(FAILED + _packed(exc))
+            except Exception as exc:  # noqa: BLE001
+                _fail(exc, answers)
             else:
                 answers.send(DONE + checksums)
             finally:
@@ -175,15 +177,18 @@ class Orders:
             return self._pools[place]
 
 
-def _ignore(_count: int) -> None:
-    """The daemon counts."""
+def _fail(error: Exception, answers: socket.socket) -> None:
+    """Have the daemon raise an error of the bucket or the disk.
 
-
-def _packed(error: Exception) -> bytes:
+    After another one, as this process lacks memory or descriptors, the socket ends: the daemon does the work itself.
+    """
     # The daemon looks at the cause too: of a certificate that is not trusted.
-    return pickle.dumps(
-        [(type(each), each.args, {**vars(each)}) for each in (error, error.__cause__) if each]
-    )
+    errors = [each for each in (error, error.__cause__) if each]
+    is_own = any(isinstance(each, OSError) and each.errno in _LACKS for each in errors)
+    if is_own or not isinstance(error, (RemoteError, Redirected, OSError)):
+        sys.stderr.write(f"mover: an order was not carried out error={error!r}\n")
+    else:
+        answers.send(FAILED + pickle.dumps([(type(each), each.args, {**vars(each)}) for each in errors]))
 
 
 def unpacked(data: bytes) -> Exception:

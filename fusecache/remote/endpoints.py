@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from fusecache.model.errors import ConfigError
@@ -148,7 +148,7 @@ class Transport:
     copy_part_bytes: int = 592 * MIB
     upload_pace: UploadPace = field(default_factory=UploadPace)
     # Has another process fetch a body: `Carry` in `remote.http.ranged_get`.
-    carry: Callable[[Any, Any, bytes], int | None] | None = None
+    carry: Callable[[Any, Any, bytes], Literal[True] | None] | None = None
 
 
 def choose_endpoint(

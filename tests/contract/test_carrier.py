@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import resource
 import signal
 import socket
 import threading
@@ -21,7 +22,7 @@ from fusecache.fuse.movers import _Mover
 from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Unavailable, Untrusted
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.movers.carrier import Carrier
-from fusecache.movers.orders import DONE, ORDER_BYTES, Orders, StoreOrder
+from fusecache.movers.orders import DONE, ORDER_BYTES, InterruptOrder, Orders, StoreOrder
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Interruption
@@ -117,18 +118,48 @@ async def test_a_mover_fetches_the_same_bytes_on_connections_of_its_own(
                 assert connections_of(one.mover.process.pid) == 1
 
 
-async def test_a_connection_that_a_carried_fetch_did_not_use_does_not_look_fresh() -> None:
+async def test_a_carried_fetch_leaves_the_connections_of_the_daemon_to_other_requests() -> None:
     with S3Server() as server:
         server.control.put(KEY, DATA)
         async with carried(server) as one:
             object_id = (await trio.to_thread.run_sync(one.store.head, KEY)).object_id
             (idle,) = one.store._http._route.pool._idle
-            since = idle.idle_since
-            assert await one.fetch(object_id, Extent(0, 10)) == DATA[:10]
-            assert one.store._http._route.pool._idle == [idle]
-            assert idle.idle_since == since
-            await trio.to_thread.run_sync(one.store.head, KEY)
-            assert idle.idle_since > since
+            server.control.set(bandwidth=MIB)
+            ended = Interruption()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(interrupted, one, object_id, ended)
+                with trio.fail_after(20):
+                    while not one.fetched:  # noqa: ASYNC110  # a thread sends no event
+                        await trio.sleep(0.01)
+                await trio.to_thread.run_sync(one.store.head, KEY)
+                assert one.store._http._route.pool._idle == [idle]
+                ended.interrupt()
+
+
+async def interrupted(one: Carried, object_id: ObjectId, ended: Interruption) -> None:
+    with pytest.raises(Unavailable):
+        await one.fetch(object_id, Extent(0, len(DATA)), 0, ended)
+
+
+async def test_an_interrupt_that_finds_the_way_to_the_mover_full_comes_later() -> None:
+    with S3Server() as server:
+        server.control.put(KEY, DATA)
+        async with carried(server) as one:
+            object_id = (await trio.to_thread.run_sync(one.store.head, KEY)).object_id
+            # 80 s
+            server.control.set(bandwidth=64 * 1024)
+            ended = Interruption()
+            with trio.fail_after(40):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(interrupted, one, object_id, ended)
+                    while not one.fetched:  # noqa: ASYNC110  # as above
+                        await trio.sleep(0.01)
+                    one.mover.process.send_signal(signal.SIGSTOP)
+                    with suppress(BlockingIOError):
+                        while True:
+                            one.line.socket.send(pickle.dumps(InterruptOrder(0)), socket.MSG_DONTWAIT)
+                    ended.interrupt()
+                    one.mover.process.send_signal(signal.SIGCONT)
 
 
 async def test_errors_of_the_bucket_are_those_of_a_fetch_by_the_daemon() -> None:
@@ -281,6 +312,37 @@ def test_an_order_for_which_the_system_has_no_thread_waits_for_one_of_the_movers
         assert answers.recv(ORDER_BYTES) == DONE + granule_checksums(memory)
     orders._threads.shutdown()
     assert (tmp_path / "file").read_bytes() == DATA
+
+
+@pytest.mark.parametrize("lacks", ["descriptors", "memory"])
+async def test_what_a_mover_without_descriptors_or_memory_does_not_do_is_done_by_the_daemon(
+    tmp_path: Path, lacks: str
+) -> None:
+    with S3Server() as server:
+        server.control.put(KEY, DATA)
+        async with carried(server) as one:
+            object_id = (await trio.to_thread.run_sync(one.store.head, KEY)).object_id
+            proc = Path(f"/proc/{one.mover.process.pid}")
+            if lacks == "descriptors":
+                limit, most = resource.RLIMIT_NOFILE, len(list((proc / "fd").iterdir())) + 1
+            else:
+                limit, most = resource.RLIMIT_AS, int((proc / "statm").read_text().split()[0]) * 4096
+            resource.prlimit(one.mover.process.pid, limit, (most, most))
+            files = CacheFiles(tmp_path / "files", one.carrier.store)
+            sizes = range(100_000, 900_000, 100_000)
+
+            async def fetch_and_store(number: int, size: int) -> None:
+                at = number * MIB
+                assert await one.fetch(object_id, Extent(size, 2 * size), at) == DATA[size : 2 * size]
+                memory = one.buffers.large[1][at : at + MIB]
+                await trio.to_thread.run_sync(files.store, number + 1, 0, memory, size)
+
+            async with trio.open_nursery() as nursery:
+                for number, size in enumerate(sizes):
+                    nursery.start_soon(fetch_and_store, number, size)
+            for number, size in enumerate(sizes, 1):
+                path = tmp_path / "files" / f"{number:02x}" / f"{number:x}"
+                assert path.read_bytes()[:size] == DATA[size : 2 * size]
 
 
 async def test_many_fetches_at_once_fill_their_own_places() -> None:

@@ -14,6 +14,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from fusecache.engine.prefetch import page_reader
 from tests.mount.test_model_loads import FAR_APART, MIB, control_of, equal, model, shuffled
 from tests.support.mounts import NEEDS_OWN_SESSION, Mount, is_running, mounted_at, run, wait_until
 from tests.support.s3_buckets import Bucket
@@ -32,13 +33,6 @@ with safe_open(sys.argv[1], framework="numpy") as file:
     print("loaded", flush=True)
     sys.stdin.read()
 """
-
-
-def readers(mount: Mount) -> list[int]:
-    """Return the page readers that the daemon has started and that run."""
-    lists = Path(f"/proc/{mount.pid}/task").glob("*/children")
-    children = [int(child) for each in lists for child in each.read_text().split()]
-    return [child for child in children if is_running(child)]
 
 
 def in_kernel(path: Path) -> int:
@@ -88,10 +82,12 @@ def test_a_program_finds_in_the_kernel_what_it_has_not_read_yet(
         for name in shuffled(tensors):
             assert numpy.array_equal(file.get_tensor(name), tensors[name])
         assert one.read_by_daemon() == before
-    wait_until(lambda: not readers(one), "the end of the page reader")
+    wait_until(lambda: not one.helpers(page_reader), "the end of the page reader")
 
 
-def test_a_page_reader_that_is_killed_takes_nothing_with_it(mount: MakeMount, bucket: Bucket) -> None:
+def test_a_page_reader_has_no_keys_and_takes_nothing_with_it_when_killed(
+    mount: MakeMount, bucket: Bucket
+) -> None:
     tensors = model()
     bucket.put("model.safetensors", save(tensors))
     one, control = mount(), control_of(bucket)
@@ -99,11 +95,12 @@ def test_a_page_reader_that_is_killed_takes_nothing_with_it(mount: MakeMount, bu
     control.set(total_bandwidth=40e6)
     try:
         with loading(path, *FAR_APART):
-            (reader,) = wait_until(lambda: readers(one), "a page reader")
+            (reader,) = wait_until(lambda: one.helpers(page_reader), "a page reader")
+            assert "AWS" not in Path(f"/proc/{reader}/environ").read_text()
             os.kill(reader, signal.SIGKILL)
             wait_until(lambda: not is_running(reader), "its end")
             assert equal(path, tensors, shuffled(tensors))
-            assert readers(one) == []
+            assert one.helpers(page_reader) == []
     finally:
         control.set(total_bandwidth=None)
     one.unmount()
@@ -120,7 +117,7 @@ def test_a_daemon_that_is_killed_during_this_leaves_no_process_behind(
     control.set(total_bandwidth=60e6)
     try:
         with loading(path, *shuffled(tensors)) as program:
-            (reader,) = wait_until(lambda: readers(one), "a page reader")
+            (reader,) = wait_until(lambda: one.helpers(page_reader), "a page reader")
             wait_until(lambda: in_kernel(path) > 30 * MIB, "pages")
             os.kill(one.pid, signal.SIGKILL)
             if flag == "--keep-mounted":
@@ -151,7 +148,7 @@ def test_a_mount_can_be_taken_away_once_the_program_has_closed_the_model(
     control.set(total_bandwidth=60e6)
     try:
         with loading(one.path / "model.safetensors", *FAR_APART):
-            wait_until(lambda: readers(one), "a page reader")
+            wait_until(lambda: one.helpers(page_reader), "a page reader")
         began = time.monotonic()
         one.unmount()
         assert time.monotonic() - began < 5

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.fuse import mover as mover_module
+from fusecache.fuse import mover
 from fusecache.fuse.movers import STALL_SECONDS
 from tests.mount.conftest import ExpectedLog
 from tests.support.mounts import (
@@ -45,17 +45,6 @@ DAEMON_KILLS = int(os.environ.get("FUSECACHE_TEST_MOVER_DAEMON_KILLS", "3"))
 SLACK_SECONDS = 4.0
 ENDED = "a process for large replies ended"
 STANDS = "a process for large replies stands still"
-
-
-def movers_of(daemon: int) -> list[int]:
-    """Return the helper processes of a daemon."""
-    found = []
-    for task in Path(f"/proc/{daemon}/task").glob("*/children"):
-        for word in task.read_text().split():
-            with suppress(OSError):  # it has ended
-                if mover_module.__file__.encode() in Path(f"/proc/{word}/cmdline").read_bytes():
-                    found.append(int(word))
-    return found
 
 
 def copied_bytes(pids: list[int]) -> int:
@@ -117,7 +106,7 @@ def working(made: Mount, count: int) -> list[int]:
     def found() -> list[int]:
         with ThreadPoolExecutor(2 * count) as threads:  # more replies at once than movers
             assert all(threads.map(read_all, [made.path / "file"] * 2 * count))
-        pids = movers_of(made.pid)
+        pids = made.helpers(mover)
         return pids if len(pids) == count and all(copied_bytes([pid]) > MIB for pid in pids) else []
 
     return list(wait_until(found, f"{count} movers that copy"))
@@ -144,7 +133,7 @@ def test_a_mount_without_movers_has_none(mount: MakeMount, bucket: Bucket) -> No
     bucket.put("file", DATA)
     made = mount("--movers", "0")
     assert read_all(made.path / "file")
-    assert movers_of(made.pid) == []
+    assert made.helpers(mover) == []
 
 
 def test_a_mover_has_no_keys_and_no_other_descriptors(moved: MakeMount) -> None:
@@ -168,7 +157,7 @@ def test_movers_that_are_killed_at_any_moment_spoil_no_read(
     chance = random.Random(1)
     with readers(made.path / "file") as wrong:
         for _ in range(KILLS):
-            pids = wait_until(lambda: movers_of(made.pid), "a mover", 60)
+            pids = wait_until(lambda: made.helpers(mover), "a mover", 60)
             time.sleep(chance.random() * 0.05)
             with suppress(ProcessLookupError):  # of the round before
                 os.kill(chance.choice(pids), signal.SIGKILL)
@@ -213,7 +202,7 @@ def test_movers_that_are_killed_while_they_fetch_and_store_spoil_no_read(
 
     def kill() -> None:
         while not is_over.wait(chance.random() * 0.1):
-            for pid in movers_of(made.pid)[:1]:
+            for pid in made.helpers(mover)[:1]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -349,14 +338,41 @@ def test_daemons_that_die_under_load_spoil_no_read_and_leave_nothing(moved: Make
                 60,
             )
             seen |= set(
-                wait_until(lambda: pids if len(pids := movers_of(made.pid)) == 2 else [], "its movers")
+                wait_until(lambda: pids if len(pids := made.helpers(mover)) == 2 else [], "its movers")
             )
             time.sleep(0.3)
     assert wrong == []
-    left = [pid for pid in seen - set(movers_of(made.pid)) if is_running(pid)]
+    left = [pid for pid in seen - set(made.helpers(mover)) if is_running(pid)]
     assert left == []
     working(made, 2)
     assert len(list(Path(f"/proc/{keeper}/fd").iterdir())) <= held
+
+
+# Orphans come to this process, as they do to the first one of a container.
+ADOPTS = """
+import ctypes, os, sys
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_helpers_of_a_dead_daemon_leave_no_zombie_where_the_keeper_is_process_1(moved: MakeMount) -> None:
+    made = moved()
+    made.unmount()
+    command = made.command("--movers", "2", "--keep-mounted", "--foreground")
+    environment = made.bucket.service.environment()
+    with subprocess.Popen([sys.executable, "-c", ADOPTS, *command], env=environment) as keeper:
+        wait_until(lambda: made.path.is_mount(), "the mount")
+        made.pid = made.status()["pid"]
+        seen = working(made, 2)
+        next_daemon = made.standby()
+        os.kill(made.pid, signal.SIGKILL)
+        made.pid = wait_until(lambda: made.status()["pid"] == next_daemon and next_daemon, "the next daemon")
+        assert made.keeper() == keeper.pid
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in seen), "that they are collected")
+        made.unmount()
+        assert keeper.wait(20) == 0
 
 
 def test_an_upgrade_under_load_is_not_seen_by_readers(moved: MakeMount) -> None:

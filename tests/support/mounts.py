@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -195,6 +196,16 @@ class Mount:
     def is_alive(self) -> bool:
         """Return whether the daemon's process is there; one that only waits to be collected is not."""
         return self.pid != 0 and is_running(self.pid)
+
+    def helpers(self, module: ModuleType) -> list[int]:
+        """Return the processes that the daemon has started for a module, and that run."""
+        found = []
+        for task in list(Path(f"/proc/{self.pid}/task").glob("*/children")):
+            for word in task.read_text().split():
+                with suppress(OSError):  # it has ended
+                    if module.__name__.encode() in Path(f"/proc/{word}/cmdline").read_bytes().split(b"\0"):
+                        found.append(int(word))
+        return found
 
     def keeper(self) -> int:
         """Return the process that holds a mount with `--keep-mounted`."""

@@ -74,7 +74,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "fusecache.engine.cache": (*_engine("runtime"), "fusecache.policy.cache"),
     "fusecache.engine.namespace": (*_engine("cache", "runtime"), "fusecache.policy.writeback"),
     "fusecache.engine.writeback": (*_engine("namespace", "runtime"), "fusecache.policy.writeback"),
-    "fusecache.engine.prefetch": (*_engine("cache", "namespace", "runtime"), "fusecache.policy.cache"),
+    "fusecache.engine.prefetch": (
+        *_engine("cache", "namespace", "runtime"),
+        "fusecache.policy.cache",
+        "fusecache.child",
+    ),
     "fusecache.engine.admin": (*_engine("cache", "namespace", "runtime"), "fusecache.policy.cache"),
     "fusecache.engine.write": (
         *_engine("cache", "namespace", "writeback", "runtime"),
@@ -108,7 +112,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "fusecache.disk",
         "fusecache.model",
     ),
-    "fusecache.fuse": ("fusecache.keeper", "fusecache.installation", "fusecache.movers.orders"),
+    "fusecache.fuse": (
+        "fusecache.child",
+        "fusecache.keeper",
+        "fusecache.installation",
+        "fusecache.movers.orders",
+    ),
     "fusecache.fs": (
         "fusecache.fuse",
         "fusecache.engine",

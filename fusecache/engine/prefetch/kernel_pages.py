@@ -7,21 +7,20 @@ file here: `reading` is the file's node.
 import json
 import logging
 import os
-import sys
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from subprocess import DEVNULL, PIPE
 
 import trio
 
+from fusecache import child
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
+from fusecache.engine.prefetch import page_reader
 from fusecache.engine.runtime.procfs import available_memory
 
 log = logging.getLogger(__name__)
 
-_PROGRAM = Path(__file__).with_name("page_reader.py")
 # Programs need memory themselves: they copy what they load.
 _SHARE_OF_MEMORY = 2
 _END_SECONDS = 1.0
@@ -45,28 +44,26 @@ class KernelPages:
             yield None
             return
         try:
-            # No site packages: it starts in some 15 ms, with 8 MB.
-            process = await trio.lowlevel.open_process(
-                [sys.executable, "-I", "-S", str(_PROGRAM)], stdin=PIPE, stdout=PIPE, stderr=DEVNULL
-            )
+            process, jobs = child.start(page_reader.__name__)
         except OSError as exc:
             log.debug("no page reader error=%s", exc)
             yield None
             return
         try:
-            yield PageReader(process, self._tree, self._mountpoint)
+            with jobs:
+                yield PageReader(jobs, self._tree, self._mountpoint)
         finally:
             process.kill()
             # It may wait for this daemon's answer, and the mount may have ended: then it ends a moment later.
             with trio.move_on_after(_END_SECONDS, shield=True):
-                await process.wait()
+                await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
 
 
 class PageReader:
-    """A page reader that runs. reading: the node that it has open now."""
+    """A page reader that runs. jobs: a socket to it. reading: the node that it has open now."""
 
-    def __init__(self, process: trio.Process, tree: Tree, mountpoint: str) -> None:
-        self._process = process
+    def __init__(self, jobs: socket.socket, tree: Tree, mountpoint: str) -> None:
+        self._jobs = jobs
         self._tree = tree
         self._mountpoint = mountpoint
         self._read_bytes = 0
@@ -82,14 +79,12 @@ class PageReader:
             return False
         self._read_bytes += nbytes
         path = os.path.join(self._mountpoint, self._tree.path(node))
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self.reading = node
         try:
-            job = json.dumps([path, node.number, start, nbytes]).encode() + b"\n"
-            await self._process.stdin.send_all(job)
-            return bool(await self._process.stdout.receive_some(1))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._jobs.send(json.dumps([path, node.number, start, nbytes]).encode())
+            await trio.lowlevel.wait_readable(self._jobs)
+            return bool(self._jobs.recv(1))
+        except OSError:  # it has ended
             return False
         finally:
             self.reading = None

@@ -1,15 +1,17 @@
-"""Reads parts of files into the kernel's page cache: a child process of the daemon, which runs this file by its path.
+"""Reads parts of files into the kernel's page cache, in a process of its own (`kernel_pages.py` starts it).
 
 A read of a mount waits for the mount's daemon, so the daemon must not read it: its thread could never end. This
 process knows nothing, writes nothing, can be killed at any moment, and ends when the daemon does.
 
-Each line of its input is a JSON list: path, inode, offset, bytes. It answers each with an empty line.
+Each message is a JSON list: path, inode, offset, bytes. It answers each with a byte.
 """
 
 import json
 import os
-import sys
+import socket
+from contextlib import suppress
 
+_JOB_BYTES = 64 * 1024
 # The kernel reads no more than its read-ahead window for one advice: 1 MiB on a mount (fs/kernel.py).
 _ADVICE_BYTES = 2**20
 
@@ -29,17 +31,12 @@ def read(path: str, inode: int, start: int, nbytes: int, sink: int) -> None:
         os.close(descriptor)
 
 
-def main() -> None:
-    """Read what the daemon asks for, until it closes the pipe."""
+def main(jobs: int) -> None:
+    """Read what the daemon asks for, until it closes its end of the socket."""
     sink = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    for line in sys.stdin:
-        path, inode, start, nbytes = json.loads(line)
-        try:
+    daemon = socket.socket(fileno=jobs)
+    while message := daemon.recv(_JOB_BYTES):
+        with suppress(OSError):  # a program that reads these bytes gets the error
+            path, inode, start, nbytes = json.loads(message)
             read(path, inode, start, nbytes, sink)
-        except OSError as exc:  # a program that reads these bytes gets the error
-            sys.stderr.write(f"{exc}\n")
-        os.write(sys.stdout.fileno(), b"\n")
-
-
-if __name__ == "__main__":
-    main()
+        daemon.send(b"\n")

@@ -181,7 +181,6 @@ class Connection:
         """
         sock = self._socket or self._connect()
         was_used, self._used, self.is_clean = self._used, True, False
-        self.idle_since = 0.0
         try:
             self._send(sock, request, body)
             count = self.receive_into(memoryview(self._head))
@@ -355,8 +354,7 @@ class ConnectionPool:
     def give_back(self, connection: Connection) -> None:
         """Return a connection to the pool if its response was read to the end; else close it."""
         if connection.is_clean:
-            # One that was not used has been idle since before.
-            connection.idle_since = connection.idle_since or time.monotonic()
+            connection.idle_since = time.monotonic()
             with self._lock:
                 if len(self._idle) < self._most_idle:
                     self._idle.append(connection)

@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Self
+from typing import Literal, Self
 
 from fusecache.model.errors import Unavailable
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId
@@ -60,8 +60,9 @@ class GetRequest:
         return cls(what, object_id, extent, target, progress, interruption or Interruption())
 
 
-# Returns the bytes received, None if the caller must. Raises as `ask` does.
-Carry = Callable[[GetRequest, Peer, bytes], int | None]
+# Has another process send a signed GET and receive the body; returns None if the caller must. Raises RemoteError,
+# Redirected.
+Carry = Callable[[GetRequest, Peer, bytes], Literal[True] | None]
 
 
 def fill(http: SignedHttp, get: GetRequest, count_bytes: Callable[[int], None]) -> None:
@@ -71,25 +72,23 @@ def fill(http: SignedHttp, get: GetRequest, count_bytes: Callable[[int], None]) 
         "range": f"bytes={get.extent.start}-{get.extent.stop - 1}",
     }
     request = HttpRequest(get.what, "GET", get.object_id.key, asked)
-    http.exchange(request, partial(ask, get, http.read_timeout, count_bytes, http.carry))
+    received = 0
+
+    def progress(count: int) -> None:
+        nonlocal received
+        received = count
+        get.progress(count)
+
+    counted = replace(get, progress=progress)
+    carry = partial(http.carry, counted) if http.carry is not None else None
+    try:
+        http.exchange(request, partial(ask, counted, http.read_timeout), carry)
+    finally:
+        count_bytes(received)
 
 
-def ask(
-    get: GetRequest,
-    read_timeout: float,
-    count_bytes: Callable[[int], None],
-    carry: Carry | None,
-    connection: Connection,
-    request: bytes,
-) -> None:
-    """Send a GET and receive its body. carry: may have another process do it, on a connection of its own.
-
-    Raises OSError, HTTPException, RemoteError, Redirected.
-    """
-    carried = carry(get, connection.peer, request) if carry is not None else None
-    if carried is not None:
-        count_bytes(carried)
-        return
+def ask(get: GetRequest, read_timeout: float, connection: Connection, request: bytes) -> Literal[True]:
+    """Send a GET and receive its body. Raises OSError, HTTPException, RemoteError, Redirected."""
     with get.interruption.by(connection.interrupt):
         head, rest = connection.exchange(request)
         status, headers = parse_head(head)
@@ -109,40 +108,32 @@ def ask(
             content_length=int(length) if is_sized else None,
         )
         check_get_response(get.what, get.object_id, get.extent, facts)
-        _receive(get, read_timeout, count_bytes, connection, rest)
+        _receive(get, read_timeout, connection, rest)
         connection.is_clean = (
             len(rest) <= get.extent.size and headers.get("connection", "").lower() != "close"
         )
+    return True
 
 
-def _receive(
-    get: GetRequest,
-    read_timeout: float,
-    count_bytes: Callable[[int], None],
-    connection: Connection,
-    rest: bytes,
-) -> None:
+def _receive(get: GetRequest, read_timeout: float, connection: Connection, rest: bytes) -> None:
     """Receive the body. rest: the bytes that came with the head, possibly more than the body."""
     target, size = get.target, get.extent.size
     deadline = time.monotonic() + read_timeout + size / SLOWEST_BYTES_PER_SECOND
     filled = min(len(rest), size)
     target[:filled] = rest[:filled]
-    try:
-        if filled:
-            get.progress(filled)
-        piece, asked = FIRST_PIECE_BYTES, time.monotonic()
-        while filled < size:
-            count = connection.receive_all_into(target[filled : filled + piece])
-            if count == 0:
-                raise Unavailable(f"{get.what}: the body ended after {filled} of {size} bytes")
-            filled += count
-            get.progress(filled)
-            now = time.monotonic()
-            piece, asked = next_piece_bytes(count, now - asked), now
-            if filled < size and now > deadline:
-                raise Unavailable(f"{get.what}: timeout after {filled} of {size} bytes")
-    finally:
-        count_bytes(filled)
+    if filled:
+        get.progress(filled)
+    piece, asked = FIRST_PIECE_BYTES, time.monotonic()
+    while filled < size:
+        count = connection.receive_all_into(target[filled : filled + piece])
+        if count == 0:
+            raise Unavailable(f"{get.what}: the body ended after {filled} of {size} bytes")
+        filled += count
+        get.progress(filled)
+        now = time.monotonic()
+        piece, asked = next_piece_bytes(count, now - asked), now
+        if filled < size and now > deadline:
+            raise Unavailable(f"{get.what}: timeout after {filled} of {size} bytes")
 
 
 def next_piece_bytes(count: int, seconds: float) -> int:

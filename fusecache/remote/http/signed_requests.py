@@ -128,18 +128,24 @@ class SignedHttp:
         self._move = move
         self._route = _Route(site, transport)
 
-    def exchange(self, request: HttpRequest, ask: Callable[[Connection, bytes], T]) -> T:
+    def exchange(
+        self,
+        request: HttpRequest,
+        ask: Callable[[Connection, bytes], T],
+        carry: Callable[[Peer, bytes], T | None] | None = None,
+    ) -> T:
         """Call `ask` with a connection and the request's head; return its result.
 
+        carry: may do it without a connection of this process. It returns None if it does not, and raises as this does.
         Raises Unavailable if the connection fails, Refused for a request that HTTP cannot carry.
         """
         route = self._route
         try:
-            return self._lend(route, request, ask)
+            return self._lend(route, request, ask, carry)
         except Redirected as exc:
             moved = self._moved(route, exc)
         try:
-            return self._lend(moved, request, ask)
+            return self._lend(moved, request, ask, carry)
         except Redirected as exc:
             raise exc.error from None
 
@@ -184,8 +190,17 @@ class SignedHttp:
 
     # ---- private
 
-    def _lend(self, route: "_Route", request: HttpRequest, ask: Callable[[Connection, bytes], T]) -> T:
+    def _lend(
+        self,
+        route: "_Route",
+        request: HttpRequest,
+        ask: Callable[[Connection, bytes], T],
+        carry: Callable[[Peer, bytes], T | None] | None,
+    ) -> T:
         head = route.head(request, {**self._options(request), **request.headers})
+        carried = carry(route.peer, head) if carry is not None else None
+        if carried is not None:
+            return carried
         return route.pool.lend(request.what, lambda connection: ask(connection, head))
 
     def _moved(self, used: "_Route", redirect: Redirected) -> "_Route":
@@ -231,7 +246,7 @@ class _Route:
         self._unsigned = "accept-encoding: identity\r\nuser-agent: fusecache\r\n"
         if self._before_path and proxy is not None and proxy.authorization:
             self._unsigned += f"proxy-authorization: {proxy.authorization}\r\n"
-        peer = Peer(
+        self.peer = Peer(
             name,
             port,
             site.tls if is_tls else None,
@@ -239,7 +254,7 @@ class _Route:
             transport.read_timeout_seconds,
             proxy,
         )
-        self.pool = ConnectionPool(peer, transport.max_connections)
+        self.pool = ConnectionPool(self.peer, transport.max_connections)
 
     def path(self, key: str | None) -> str:
         base = self.site.base_path

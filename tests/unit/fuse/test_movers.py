@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import trio
 
+import fusecache
 from fusecache.fuse import mover, movers
 from fusecache.fuse.handlers import RequestHandlers
 from fusecache.fuse.kept_requests import make_memory
@@ -237,6 +238,21 @@ async def test_a_buffer_that_a_mover_does_not_take_stays_lent_until_the_loop_has
         assert await kernel.ask(Opcode.READ, read_of(1)) == (0, DATA[SIZE : 2 * SIZE])
         await given_back(lender)
         assert lender.lent == 2
+    lender.close()
+
+
+async def test_a_daemon_of_another_version_than_the_installed_package_works_without_movers(
+    lender: Lender, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fusecache, "__version__", "0.0.before")
+    async with served(lender) as (kernel, session):
+        with trio.fail_after(20):
+            while "the package was updated" not in caplog.text:
+                assert await kernel.ask(Opcode.READ, read_of(0)) == (0, DATA[:SIZE])
+                await trio.sleep(0.01)
+        assert session._movers is not None
+        assert session._movers._all == []
+        assert lender.lent == 0
     lender.close()
 
 
