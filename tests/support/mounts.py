@@ -199,12 +199,16 @@ class Mount:
 
     def helpers(self, module: ModuleType) -> list[int]:
         """Return the processes that the daemon has started for a module, and that run."""
-        found = []
-        for task in list(Path(f"/proc/{self.pid}/task").glob("*/children")):
-            for word in task.read_text().split():
-                with suppress(OSError):  # it has ended
-                    if module.__name__.encode() in Path(f"/proc/{word}/cmdline").read_bytes().split(b"\0"):
-                        found.append(int(word))
+        found: list[int] = []
+        children: list[str] = []
+        with suppress(OSError):  # the daemon has ended
+            for task in os.listdir(f"/proc/{self.pid}/task"):
+                with suppress(OSError):  # the thread has ended
+                    children += Path(f"/proc/{self.pid}/task/{task}/children").read_text().split()
+        for child in children:
+            with suppress(OSError):  # it has ended
+                if module.__name__.encode() in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
+                    found.append(int(child))
         return found
 
     def keeper(self) -> int:
