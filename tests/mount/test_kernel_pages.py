@@ -46,9 +46,9 @@ def wait_for_pages(path: Path, nbytes: int, mount: Mount) -> None:
     try:
         wait_until(lambda: in_kernel(path) >= nbytes, f"{nbytes} bytes in the kernel")
     except AssertionError as exc:
-        memory = Path("/proc/meminfo").read_text()
+        memory, running = Path("/proc/meminfo").read_text(), mount.helpers(page_reader)
         exc.add_note(
-            f"{in_kernel(path)} are there; page readers: {readers(mount)}\n{mount.status()['cache']}\n{memory}"
+            f"{in_kernel(path)} are there; page readers: {running}\n{mount.status()['cache']}\n{memory}"
         )
         raise
 
