@@ -124,11 +124,12 @@ async def test_a_carried_fetch_leaves_the_connections_of_the_daemon_to_other_req
         async with carried(server) as one:
             object_id = (await trio.to_thread.run_sync(one.store.head, KEY)).object_id
             (idle,) = one.store._http._route.pool._idle
-            server.control.set(bandwidth=MIB)
+            # 80 s
+            server.control.set(bandwidth=64 * 1024)
             ended = Interruption()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(interrupted, one, object_id, ended)
-                with trio.fail_after(20):
+                with trio.fail_after(40):
                     while not one.fetched:  # noqa: ASYNC110  # a thread sends no event
                         await trio.sleep(0.01)
                 await trio.to_thread.run_sync(one.store.head, KEY)
