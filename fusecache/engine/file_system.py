@@ -113,11 +113,12 @@ class FileSystem:
                     async with trio.open_nursery() as clients:
                         await clients.start(self._tasks.clients.run, name="clients")
                         self._start_clients()
+                        retirement = self.publisher.retirement
                         for version in self.replayed.stored.values():
-                            self.publisher.retire(version)
-                        await self.publisher.wait_retired()
+                            retirement.take_over(version)
+                        await retirement.wait_idle()
                         yield
-                        await self.publisher.wait_retired()
+                        await retirement.wait_idle()
                         clients.cancel_scope.cancel()
                 services.cancel_scope.cancel()
         finally:
