@@ -53,9 +53,14 @@ class Node:
         self._run(words)
         self._wait(lambda: os.path.ismount(self.path))
         if peers:
-            listen = f"{self.address}:{PORT}"
-            self._run(["serve", str(self.path), "--listen", listen, "--peers-key-file", str(key_file)])
-            self._wait(lambda: "is at http" in self._log.read_text())
+            self.serve(key_file)
+
+    def serve(self, key_file: Path) -> None:
+        """Serve the mount to the other nodes. Returns once it does."""
+        said = self._log.stat().st_size
+        listen = f"{self.address}:{PORT}"
+        self._run(["serve", str(self.path), "--listen", listen, "--peers-key-file", str(key_file)])
+        self._wait(lambda: "is at http" in self._log.read_text()[said:])
 
     def run(self, *words: str) -> "subprocess.Popen[bytes]":
         """Start a program on the node."""

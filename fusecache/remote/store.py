@@ -269,6 +269,10 @@ class Peers(Protocol):
         """Return whether this node keeps a group for the others."""
         ...
 
+    def on_bucket_body(self, nbytes: int, seconds: float) -> None:
+        """The bucket has sent a body in so much time: nodes are compared with that."""
+        ...
+
     def get_into(
         self,
         node: str,

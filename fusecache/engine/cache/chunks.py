@@ -228,7 +228,8 @@ class Fetch:
     longest_gap_seconds, between two pieces; interruption, aborts it; is_aborted, it was silent and is being aborted.
     early_retries: retries without a pause. denials: how often the bucket answered that this version is gone.
     error: why it ended without all bytes. kept: an event, present if a caller needs the bytes on disk; set once they
-    are there or the fetch gave up. node: the one that a PEER asks.
+    are there or the fetch gave up. node: the one that a PEER asks. is_for_peer: another node waits for it, so none is
+    asked.
     """
 
     chunk: Chunk
@@ -257,6 +258,7 @@ class Fetch:
     error: Exception | None = None
     kept: trio.Event | None = None
     node: str | None = None
+    is_for_peer: bool = False
 
     @property
     def mask(self) -> int:

@@ -120,8 +120,10 @@ class FetchTasks:
             self._counters.requests += 1
             fetch.register_wake_up()
             view = buffer.view(offset, offset + length)
+            began = trio.current_time()
             await self._offload.network(self._get, fetch, Extent(base, base + length), view)
             fetch.received = length
+            self._scheduler.on_body(length, trio.current_time() - began)
         except RemoteError as exc:
             error = exc
         finally:
@@ -369,7 +371,7 @@ class Fetcher:
         """Queue fetches for granules that are neither in memory nor pending. Never waits; call `pump` after it.
 
         most_bytes: of one GET. Several parallel GETs fetch a chunk sooner than one does.
-        for_peer: another node waits for them: ask the bucket. Raises Unavailable if a third node is being asked.
+        for_peer: another node waits for them: ask the bucket, and no third node any more.
         """
         now = trio.current_time()
         if for_peer and self._peers is not None:
@@ -666,6 +668,11 @@ class Fetcher:
             run, name = self._peers.run, "cache-peer"
         about = fetch.chunk.owner.object_id.key
         self.tasks.start_soon(name, run, fetch, about=about, on_failed=partial(self.on_failed, fetch))
+
+    def on_body(self, nbytes: int, seconds: float) -> None:
+        """The bucket has sent a body in so much time."""
+        if self._peers is not None:
+            self._peers.peers.on_bucket_body(nbytes, seconds)
 
     def requeue(self, fetch: Fetch) -> None:
         """Queue a fetch for its next attempt, and start fetches while connections and buffers allow."""

@@ -4,7 +4,8 @@ Invariants:
 1. What is fetched for another node is never asked of a third one: each would wait for the other.
 2. A fetch from a node takes no place of those for the bucket, and at most half of the buffers: nodes that wait for each
    other can still fetch for each other.
-3. What a node does not deliver, the bucket is asked for at once, by the same fetch.
+3. What a node does not deliver, the same fetch asks for elsewhere at once: of the next owner, then of the bucket. So
+   nodes that lose the same node do not all ask the bucket.
 """
 
 from functools import partial
@@ -13,13 +14,15 @@ from typing import Protocol
 from fusecache.engine.cache.chunks import Buffer, Chunk, Fetch, FetchSource, FetchState
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
-from fusecache.model.errors import RemoteError, Unavailable
+from fusecache.model.errors import RemoteError
 from fusecache.model.objects import GRANULE_BYTES, Extent
 from fusecache.policy.cache.granules import CHUNK_BYTES
 from fusecache.remote.store import Peers
 
 # A node answers as fast as the link allows; more would wait in its queue instead of in this one's.
 PEER_GETS = 16
+# Nodes that one fetch asks before the bucket.
+_NODES_ASKED = 2
 
 
 class FetchScheduler(Protocol):
@@ -66,34 +69,38 @@ class PeerFetches:
         return self.peers.owner(chunk.owner.object_id, chunk.index)
 
     def require_bucket(self, chunk: Chunk, mask: int) -> None:
-        """Have fetches of these granules ask the bucket: another node waits. Raises Unavailable if one cannot."""
+        """Have fetches of these granules ask the bucket: another node waits. What they received so far is kept."""
         for fetch in [each for each in chunk.fetches if each.mask & mask and each.source is FetchSource.PEER]:
-            if fetch.state is not FetchState.QUEUED:
-                raise Unavailable(f"{chunk.owner.object_id.key}: this node waits for another one for it")
-            assert fetch.queue is not None
-            fetch.queue.remove(fetch)
-            self._turn_to_bucket(fetch)
+            fetch.is_for_peer = True
+            if fetch.state is FetchState.QUEUED:
+                assert fetch.queue is not None
+                fetch.queue.remove(fetch)
+                self._ask(fetch, None)
+            elif fetch.interruption is not None:
+                fetch.interruption.interrupt()
 
     async def run(self, fetch: Fetch) -> None:
-        """Ask a node; then store on disk what came, and ask the bucket for the rest."""
+        """Ask a node; then store on disk what came, and ask elsewhere for the rest."""
         chunk, buffer, first = fetch.chunk, fetch.buffer, fetch.first
         assert buffer is not None
         stop = fetch.stop
         try:
             fetch.begin_attempt()
+            if fetch.is_for_peer and fetch.interruption is not None:
+                fetch.interruption.interrupt()
             fetch.register_wake_up()
             offset, length = first * GRANULE_BYTES, fetch.size
             base = chunk.index * CHUNK_BYTES + offset
             view = buffer.view(offset, offset + length)
             try:
                 await self._offload.network(self._get, fetch, Extent(base, base + length), view)
-            except RemoteError:
+            except RemoteError as exc:
                 fetch.absorb()
                 stop = fetch.first = first + fetch.received // GRANULE_BYTES
                 fetch.received = 0
                 fetch.buffer = None
                 chunk.wake_readers()
-                self._turn_to_bucket(fetch)
+                self._ask(fetch, self._next_node(fetch, exc))
             else:
                 fetch.received = length
                 buffer.valid |= fetch.mask
@@ -112,8 +119,15 @@ class PeerFetches:
         if fetch.kept is not None and fetch.state is FetchState.DONE:
             fetch.kept.set()
 
-    def _turn_to_bucket(self, fetch: Fetch) -> None:
-        fetch.source, fetch.node = FetchSource.NETWORK, None
+    def _next_node(self, fetch: Fetch, error: RemoteError) -> str | None:
+        """Return which node to ask after one that did not deliver. None: the bucket."""
+        # A node that answered with an error may know that the bucket has another version.
+        if fetch.is_for_peer or error.status or fetch.attempts >= _NODES_ASKED:
+            return None
+        return self.node_for(fetch.chunk)
+
+    def _ask(self, fetch: Fetch, node: str | None) -> None:
+        fetch.source, fetch.node = FetchSource.NETWORK if node is None else FetchSource.PEER, node
         self._scheduler.requeue(fetch)
 
     def _get(self, fetch: Fetch, extent: Extent, buffer: memoryview) -> None:

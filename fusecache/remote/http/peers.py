@@ -28,9 +28,13 @@ from fusecache.remote.store import Interruption, Peers
 # A live peer sends a sign of life twice a second while it fetches what it lacks.
 SILENCE_SECONDS = 3.0
 CONNECT_SECONDS = 1.0
-# A body slower than this after a second is given up: a bucket is as fast.
+# A body slower than this is given up, or than half the rate of the bucket's bodies if that is lower. A peer has all of
+# a body in memory before it sends the head.
 SLOWEST_BYTES_PER_SECOND = 4 * MIB
-_FIRST_SECONDS = 1.0
+# Smaller bodies of the bucket say little about its rate. Each of the others counts for an eighth.
+_RATED_BYTES, _RATE_SHARE = MIB, 8
+# How long a body may take before it is judged; less if the peer has failed since it was asked.
+_JUDGED_SECONDS, _SOON_JUDGED_SECONDS = 0.5, 0.2
 # How long a peer rests after a failure; twice as long after each further one. A refusal says that it has much to do.
 _REST_SECONDS, _LONGEST_REST_SECONDS, _REFUSED_REST_SECONDS = 15.0, 600.0, 0.5
 _PIECE_BYTES = MIB
@@ -41,7 +45,7 @@ _REFUSALS = (503, 404, 412)
 
 @dataclass(slots=True)
 class _PeerNode:
-    """One node. failures: in a row; rests_until: by the monotonic clock; error: the last one."""
+    """One node. failures: in a row; failed_at, rests_until: by the monotonic clock; error: the last one."""
 
     http: SignedHttp
     received_bytes: int = 0
@@ -49,6 +53,7 @@ class _PeerNode:
     refusals: int = 0
     failed: int = 0
     failures: int = 0
+    failed_at: float = 0.0
     rests_until: float = 0.0
     error: str = ""
 
@@ -62,6 +67,7 @@ class PeerNodes(Peers):
         self._secret = secret
         self._checksums = checksums
         self._lock = threading.Lock()
+        self._bucket_rate = 2.0 * SLOWEST_BYTES_PER_SECOND
         self._peers: dict[str, _PeerNode] = {}
         # The nodes, this one among them, and which of them this one is: one value, as threads read it.
         self._view: tuple[tuple[str, ...], str] = (), ""
@@ -91,12 +97,24 @@ class PeerNodes(Peers):
         if not awake:
             return None
         owner = choose_owner(awake, object_id.key, object_id.etag, group)
-        return None if owner == own else owner
+        if owner == own:
+            return None
+        with self._lock:
+            peer = self._peers.get(owner)
+            if peer is not None and peer.failures:
+                # One request shows whether a peer that has rested is well; meanwhile it rests on.
+                peer.rests_until = now + _REST_SECONDS
+        return owner
 
     def is_own(self, object_id: ObjectId, group: int) -> bool:
         """Return whether this node keeps a group for the others; all of them if it is not in the list."""
         nodes, own = self._view
         return not own or choose_owner(nodes, object_id.key, object_id.etag, group) == own
+
+    def on_bucket_body(self, nbytes: int, seconds: float) -> None:
+        """The bucket has sent a body in so much time: peers are compared with that."""
+        if nbytes >= _RATED_BYTES:
+            self._bucket_rate += (nbytes / max(seconds, 1e-3) - self._bucket_rate) / _RATE_SHARE
 
     def get_into(
         self,
@@ -114,6 +132,7 @@ class PeerNodes(Peers):
         if peer is None:
             raise Unavailable(f"{what}: it has left")
         peer.requests += 1
+        asked_at = time.monotonic()
         get = GetRequest.into(buffer, what, object_id, extent, progress, interruption)
         asked = {
             "if-match": quoted_etag(object_id.etag),
@@ -122,14 +141,16 @@ class PeerNodes(Peers):
         }
         try:
             peer.http.exchange(
-                HttpRequest(what, "GET", object_id.key, asked), partial(self._ask, get, peer, size)
+                HttpRequest(what, "GET", object_id.key, asked), partial(self._ask, get, peer, size, asked_at)
             )
         except RemoteError as exc:
-            self._rest(peer, exc)
+            if not interruption.is_asked:
+                self._rest(peer, exc, asked_at)
             raise
         with self._lock:
             peer.received_bytes += extent.size
-            peer.failures = 0
+            if asked_at > peer.failed_at:
+                peer.failures, peer.rests_until = 0, 0.0
 
     def test(self, node: str) -> float:
         """Return in how many seconds a node answers. Raises RemoteError, also if it refuses the key or the clock."""
@@ -168,21 +189,30 @@ class PeerNodes(Peers):
         )
         return SignedHttp(site, transport)
 
-    def _rest(self, peer: _PeerNode, error: RemoteError) -> None:
+    def _rest(self, peer: _PeerNode, error: RemoteError, asked_at: float) -> None:
         now = time.monotonic()
         with self._lock:
             peer.error = str(error)
-            if error.status in _REFUSALS:
+            # A refusal after a long wait costs readers as much as a failure.
+            is_late = error.status == 503 and now > asked_at + SILENCE_SECONDS
+            if error.status in _REFUSALS and not is_late:
                 peer.refusals += 1
                 peer.rests_until = max(peer.rests_until, now + _REFUSED_REST_SECONDS)
                 return
             peer.failed += 1
-            if peer.rests_until <= now:  # else this was asked before the failure that counts
+            if asked_at > peer.failed_at:  # else it was asked before the failure that counts
                 peer.failures += 1
+                peer.failed_at = now
                 peer.rests_until = now + min(_REST_SECONDS * 2 ** (peer.failures - 1), _LONGEST_REST_SECONDS)
 
     def _ask(
-        self, get: GetRequest, peer: _PeerNode, size: int, connection: Connection, request: bytes
+        self,
+        get: GetRequest,
+        peer: _PeerNode,
+        size: int,
+        asked_at: float,
+        connection: Connection,
+        request: bytes,
     ) -> None:
         with get.interruption.by(connection.interrupt):
             head, rest = connection.exchange(request)
@@ -199,11 +229,16 @@ class PeerNodes(Peers):
                 or len(checksums) != _CHECKSUM_BYTES * granules
             ):
                 raise Unavailable(f"{get.what}: it answers with other bytes than were asked for")
-            self._receive(get, peer, checksums, connection, rest)
+            self._receive(get, partial(self._is_slow, peer, asked_at), checksums, connection, rest)
             connection.is_clean = len(rest) <= get.extent.size
 
     def _receive(
-        self, get: GetRequest, peer: _PeerNode, checksums: bytes, connection: Connection, rest: bytes
+        self,
+        get: GetRequest,
+        is_slow: Callable[[int, float], bool],
+        checksums: bytes,
+        connection: Connection,
+        rest: bytes,
     ) -> None:
         """Receive the body; check each granule before `progress` counts it."""
         target, size = get.target, get.extent.size
@@ -211,8 +246,11 @@ class PeerNodes(Peers):
         target[:filled] = rest[:filled]
         checked, began = 0, time.monotonic()
         while checked < size:
+            is_drained = False
             if filled < size:
-                count = connection.receive_all_into(target[filled : min(size, filled + _PIECE_BYTES)])
+                piece = target[filled : min(size, filled + _PIECE_BYTES)]
+                count = connection.receive_all_into(piece)
+                is_drained = count < len(piece)  # else more may be there: this node is slow to take it
                 if not count:
                     raise Unavailable(f"{get.what}: the body ended after {filled} of {size} bytes")
                 filled += count
@@ -225,10 +263,12 @@ class PeerNodes(Peers):
                 checked = whole
                 get.progress(checked)
             seconds = time.monotonic() - began
-            # A peer that has just failed in another request is given less time.
-            first = _FIRST_SECONDS if peer.rests_until < began else _FIRST_SECONDS / 4
-            if seconds > first and filled < min(size, seconds * SLOWEST_BYTES_PER_SECOND):
+            if is_drained and filled < size and is_slow(filled, seconds):
                 raise Unavailable(f"{get.what}: slow: {filled} of {size} bytes in {seconds:.1f} s")
+
+    def _is_slow(self, peer: _PeerNode, asked_at: float, filled: int, seconds: float) -> bool:
+        after = _SOON_JUDGED_SECONDS if peer.failed_at > asked_at else _JUDGED_SECONDS
+        return seconds > after and filled < seconds * min(SLOWEST_BYTES_PER_SECOND, self._bucket_rate / 2)
 
 
 def _decoded(text: str) -> bytes:
