@@ -117,7 +117,7 @@ TESTS ?= tests
 .PHONY: test
 test: setup ## all tests that need no other store and no systemd; TESTS, PYTEST_ARGS for parts
 	$(VENV)/bin/python -m pytest $(TESTS) --ignore=tests/ceph --ignore=tests/systemd --ignore=tests/trainers \
-	    --ignore=tests/recipes --ignore=tests/clusters --ignore=tests/serving --ignore=tests/page $(IN_PARALLEL) $(PYTEST_ARGS)
+	    --ignore=tests/recipes --ignore=tests/clusters --ignore=tests/cluster_cache --ignore=tests/serving --ignore=tests/page $(IN_PARALLEL) $(PYTEST_ARGS)
 
 $(VENV)/.trainers: pyproject.toml $(VENV)/.installed
 	@echo "python packages: trainers"
@@ -176,6 +176,10 @@ build/clusters/.installed: pyproject.toml
 	@$(PYTHON) -m venv build/clusters
 	@build/clusters/bin/pip install $(PIP_FLAGS) --editable '.[ray,spark]' tokenizers
 	@touch $@
+
+.PHONY: test-cluster-cache
+test-cluster-cache: setup ## nodes that fill from each other, in network namespaces: killed, cut off, slow, with other keys; as root
+	@$(AS_ROOT) env FUSECACHE_TEST_NAMESPACES=1 $(VENV)/bin/python -m pytest tests/cluster_cache $(PYTEST_ARGS)
 
 .PHONY: test-clusters
 test-clusters: setup build/clusters/.installed ## conversions on a real Ray and a real Spark, with workers and drivers killed

@@ -32,12 +32,12 @@ def _ip(*words: str) -> None:
 
 
 class Node:
-    """One node. environment: with the bucket's keys."""
+    """One node. environment: of all that is started later, with the bucket's keys."""
 
     def __init__(self, name: str, address: str, folder: Path, environment: dict[str, str]) -> None:
         self.name, self.address = name, address
         self.path, self.cache = folder / f"{name}-mount", folder / f"{name}-cache"
-        self._environment = environment
+        self.environment = dict(environment)
         self._log = folder / f"{name}.log"
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -65,14 +65,14 @@ class Node:
     def run(self, *words: str) -> "subprocess.Popen[bytes]":
         """Start a program on the node."""
         command = ["nsenter", f"--net=/run/netns/{self.name}", *words]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=self._environment)
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=self.environment)
 
     def _run(self, words: Sequence[str]) -> None:
         command = ["nsenter", f"--net=/run/netns/{self.name}", str(FUSECACHE), *words]
         with open(self._log, "ab") as log:
             self._processes.append(
                 subprocess.Popen(
-                    command, stdout=log, stderr=log, env=self._environment, start_new_session=True
+                    command, stdout=log, stderr=log, env=self.environment, start_new_session=True
                 )
             )
 
@@ -103,6 +103,10 @@ class Node:
              "burst", "32kbit", "latency", "400ms"],
             check=True,
         )  # fmt: skip
+
+    def cut_off(self, address: str) -> None:
+        """Lose all that the node sends to an address. What that sends still comes."""
+        _ip("-n", self.name, "route", "add", "blackhole", f"{address}/32")
 
     def kill(self) -> None:
         """End the node at once, as a power cut does."""

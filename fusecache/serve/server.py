@@ -8,8 +8,9 @@ Invariants:
 import base64
 import logging
 import os
-import select
+import socket
 import ssl
+import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -49,9 +50,9 @@ _HEAD_BYTES = 32768
 _LIFE_SECONDS = 0.5
 _RECEIVE_BYTES = 16384
 _SEND_BYTES = MIB
-# The loop would be called for each part that the socket takes; a thread sends this much, while the client keeps up.
-_SLICE_BYTES = 8 * MIB
-_THREAD_WAIT_MILLISECONDS = 20
+# A thread sends while the client keeps up. The loop would be called for each part that the socket takes.
+_THREAD_SECONDS = 1.0
+_THREAD_WAIT = struct.pack("ll", 0, 20_000)  # a timeval: for so long a send may wait for the client
 _SENDERS = trio.CapacityLimiter(16)
 _TLS_SEND_BYTES = 256 * 1024
 
@@ -250,20 +251,19 @@ def _xml(body: bytes) -> Response:
 
 def _send_pages(target: int, piece: HeldPiece, start: int, stop: int) -> int:
     """Run in a thread: send bytes of a piece while the socket takes them, and the daemon holds it; return how many."""
-    poll = select.poll()
-    poll.register(target, select.POLLOUT)
-    at = start
-    while at < stop and piece.is_held:
-        try:
+    at, until = start, time.monotonic() + _THREAD_SECONDS
+    # In a blocking send the kernel waits for the client: by calls that do not wait, a body takes four times as many.
+    os.set_blocking(target, True)
+    try:
+        while at < stop and piece.is_held and time.monotonic() < until:
             sent = os.sendfile(target, piece.fd, at, min(stop - at, _SEND_BYTES))
-        except BlockingIOError:
-            # A slow client waits on the loop: it must not hold a thread.
-            if not poll.poll(_THREAD_WAIT_MILLISECONDS):
+            if not sent:
                 break
-            continue
-        if not sent:
-            break
-        at += sent
+            at += sent
+    except BlockingIOError:
+        pass  # _THREAD_WAIT is over: a slow client waits on the loop, it must not hold a thread
+    finally:
+        os.set_blocking(target, False)
     return at - start
 
 
@@ -289,6 +289,7 @@ class _Conversation:
         self._socket = stream.socket
         self._secure = tls is not None
         self._stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = stream
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _THREAD_WAIT)
         if tls is not None:
             self._stream = trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
         self._answer = answer
@@ -404,7 +405,7 @@ class _Conversation:
             self._socket.fileno(),
             piece,
             start,
-            min(stop, start + _SLICE_BYTES),
+            stop,
             limiter=_SENDERS,
         )
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from fusecache.engine.cache.chunks import Buffer, Chunk, Fetch, FetchSource, FetchState
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
-from fusecache.model.errors import RemoteError
+from fusecache.model.errors import ObjectChanged, ObjectMissing, RemoteError
 from fusecache.model.objects import GRANULE_BYTES, Extent
 from fusecache.policy.cache.granules import CHUNK_BYTES
 from fusecache.remote.store import Peers
@@ -121,8 +121,10 @@ class PeerFetches:
 
     def _next_node(self, fetch: Fetch, error: RemoteError) -> str | None:
         """Return which node to ask after one that did not deliver. None: the bucket."""
-        # A node that answered with an error may know that the bucket has another version.
-        if fetch.is_for_peer or error.status or fetch.attempts >= _NODES_ASKED:
+        is_gone = isinstance(
+            error, (ObjectChanged, ObjectMissing)
+        )  # in the bucket: another node has it no more
+        if fetch.is_for_peer or is_gone or fetch.attempts >= _NODES_ASKED:
             return None
         return self.node_for(fetch.chunk)
 
