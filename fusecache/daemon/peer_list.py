@@ -116,13 +116,18 @@ def nodes_of(entries: Iterable[str], environment: Mapping[str, str]) -> Iterator
             yield from (_checked(line, rest) for line in lines if line)
         elif kind == "dns":
             name, _, port = rest.rpartition(":")
-            yield from (_address(*each) for each in _addresses(name, port))
+            yield from (_address(*each) for each in one_kind(_addresses(name, port)))
         elif kind == "slurm":
             if SLURM_VARIABLE not in environment:
                 raise ValueError(f"{SLURM_VARIABLE} is not set: start the mount within the job")
             yield from (f"{host}:{rest}" for host in slurm_hosts(environment[SLURM_VARIABLE]))
         else:
             yield entry
+
+
+def one_kind(addresses: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+    """Return the addresses of IPv4 if there are any: a node that has both kinds counts once."""
+    return [each for each in addresses if ":" not in each[0]] or addresses
 
 
 def slurm_hosts(text: str) -> list[str]:

@@ -128,12 +128,16 @@ GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 
 
 class Metric(NamedTuple):
-    """A fact as a metric. own_name: if it is not the key's. label: each entry of the mapping there is one sample."""
+    """A fact as a metric. own_name: if it is not the key's. label: each entry of the mapping there is one sample.
+
+    about: its meaning, if it is not that of the fact.
+    """
 
     key: str
     kind: str = GAUGE
     own_name: str = ""
     label: str = ""
+    about: str = ""
 
     @property
     def name(self) -> str:
@@ -171,8 +175,16 @@ METRICS = (
     Metric("request_errors", COUNTER),
     Metric("received_bytes", COUNTER, "request_received_bytes"),
     Metric("written_bytes", COUNTER, "request_sent_bytes"),
-    Metric("peers.received_bytes", COUNTER, "peer_received_bytes", "peer"),
-    Metric("peers.failures", COUNTER, "peer_failures", "peer"),
+    Metric(
+        "peers.received_bytes", COUNTER, "peer_received_bytes", "peer", "bytes that each other node has sent"
+    ),
+    Metric(
+        "peers.failures",
+        COUNTER,
+        "peer_failures",
+        "peer",
+        "requests that each other node did not answer well",
+    ),
     Metric("hints.horizon_bytes", GAUGE, "hint_horizon_bytes", "job"),
     Metric("hints.lead_seconds", GAUGE, "hint_lead_seconds", "job"),
     Metric("call_times", HISTOGRAM, "call_seconds", "call"),

@@ -34,7 +34,7 @@ def families(status: Mapping[str, Any]) -> "Iterator[Family]":
     yield info
     for metric in METRICS:
         name, names = PREFIX + metric.name, (*LABELS, metric.label) if metric.label else LABELS
-        about = FACTS[metric.key] if metric.key in FACTS else FACTS[metric.key.partition(".")[0]]
+        about = metric.about or FACTS.get(metric.key) or FACTS[metric.key.partition(".")[0]]
         if metric.kind == HISTOGRAM:
             histogram = HistogramMetricFamily(name, about, labels=names)
             for more, facts in _samples(status, metric):

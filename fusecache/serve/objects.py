@@ -169,7 +169,10 @@ class DaemonObjects:
             if connection is not None:
                 connection.socket.close()
             if isinstance(exc, (OSError, ValueError, KeyError, trio.BrokenResourceError, trio.TooSlowError)):
-                raise unavailable(f"{self._mount.root}: the daemon does not answer; try again") from exc
+                root = self._mount.root
+                raise unavailable(
+                    f"{root}: its daemon does not answer: see `fusecache status {root}`, or mount it again"
+                ) from exc
             raise
         return connection, row, fds[0] if fds else -1
 

@@ -405,6 +405,15 @@ def test_daemon_that_dies_in_the_middle_of_a_body_ends_it_and_the_next_one_serve
         client.close()
 
 
+def test_mount_that_has_gone_is_named(one: Mount, client: "S3Client", bucket: Bucket) -> None:
+    one.unmount()
+    with pytest.raises(
+        ClientError, match=rf"{one.path}: its daemon does not answer.*mount it again"
+    ) as caught:
+        client.get_object(Bucket=bucket.service.bucket, Key=f"{bucket.prefix}other")
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
+
+
 # ---- TLS
 
 

@@ -12,6 +12,7 @@ from fusecache.daemon.peer_list import (
     PeerList,
     check_entries,
     nodes_of,
+    one_kind,
     slurm_hosts,
 )
 from fusecache.disk.cache_files import granule_checksums
@@ -51,6 +52,11 @@ def test_each_form(tmp_path: Path) -> None:
     assert found == [
         "gpu1:9470", "10.0.0.1:9470", "[fd00::1]:9470", "a1:9471", "a2:9471", "127.0.0.1:9472",
     ]  # fmt: skip
+
+
+def test_node_with_addresses_of_both_kinds_is_one_node() -> None:
+    assert one_kind([("10.0.0.1", "9470"), ("fd00::1", "9470")]) == [("10.0.0.1", "9470")]
+    assert one_kind([("fd00::1", "9470")]) == [("fd00::1", "9470")]
 
 
 def test_entries_that_name_no_nodes_are_refused() -> None:

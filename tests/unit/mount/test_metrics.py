@@ -66,6 +66,15 @@ def test_keys_of_the_table_are_documented() -> None:
     }
 
 
+def test_no_two_metrics_have_the_same_help() -> None:
+    peers = {"received_bytes": {"a:1": 1}, "failures": {"a:1": 2}}
+    status = {**DAEMON_FACTS, "peers": peers, "hints": {"jobs": []}}
+    found = metrics_text(status, is_open_metrics=False).decode()
+    helps = re.findall(r"# HELP fusecache_peer\w+ (.*)", found)
+    assert len(helps) == 2
+    assert len(set(helps)) == 2
+
+
 def test_older_daemon_gives_fewer_metrics() -> None:
     status = {"version": "0", "mountpoint": "/data", "source": "s3://b", "verdict": "ACTION"}
     found = metrics_text({**status, "hints": {"jobs": []}}, is_open_metrics=False).decode()
