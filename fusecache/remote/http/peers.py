@@ -102,7 +102,7 @@ class PeerNodes(Peers):
         with self._lock:
             peer = self._peers.get(owner)
             if peer is not None and peer.failures:
-                # One request shows whether a peer that has rested is well; meanwhile it rests on.
+                # One request shows whether a peer that has rested is well. Until then it goes on resting.
                 peer.rests_until = now + _REST_SECONDS
         return owner
 
