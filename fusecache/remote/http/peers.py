@@ -253,6 +253,8 @@ class PeerNodes(Peers):
                 is_drained = count < len(piece)  # else more may be there: this node is slow to take it
                 if not count:
                     raise Unavailable(f"{get.what}: the body ended after {filled} of {size} bytes")
+                if not filled:
+                    began = time.monotonic()  # a busy peer may need a while between the head and its body
                 filled += count
             whole = size if filled == size else filled // GRANULE_BYTES * GRANULE_BYTES
             if whole > checked:
