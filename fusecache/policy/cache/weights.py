@@ -5,6 +5,7 @@ A header alone decides nothing: many tools read only that. A load begins with a 
 
 import json
 import math
+import operator
 import re
 
 from fusecache.model.objects import MIB
@@ -43,7 +44,7 @@ def load_begins_at(name: str, size: int, start: bytes, patterns: tuple[str, ...]
     if not patterns or size < _LEAST_BYTES:
         return math.inf
     length = int.from_bytes(start[:8], "little")
-    if start[8:9] == b"{" and length <= min(size, _LARGEST_HEADER):
+    if start[8:9] == b"{" and 8 + length <= size and length <= _LARGEST_HEADER:
         return 8 + length + FIRST_WINDOW_BYTES  # the kernel's read-ahead goes beyond the header
     return _OTHER_HEADER if start[:4] == b"GGUF" or matches_any(name, patterns) else math.inf
 
@@ -59,7 +60,7 @@ def tensor_ends(header: bytes) -> list[int]:
         ends = [
             each["data_offsets"][1] for name, each in json.loads(header[8:]).items() if name != "__metadata__"
         ]
-        return sorted(len(header) + end for end in ends)
+        return sorted(len(header) + operator.index(end) for end in ends)
     except (AttributeError, IndexError, KeyError, RecursionError, TypeError) as exc:
         raise ValueError(f"it is no table of tensors: {exc}") from exc
 

@@ -144,3 +144,28 @@ async def test_a_model_larger_than_the_cache_comes_once(bucket: Bucket, cache: P
             came = sum(user.fs.cache.statistics().bytes_by_cause.values()) - before
             # And the first read-ahead, which begins before it is known where tensors end.
             assert came <= 1.02 * len(data) + 16 * MIB
+
+
+async def test_a_model_whose_shard_ends_within_its_header_is_read(bucket: Bucket, cache: Path) -> None:
+    """It is too large for the cache, so its headers are read for the ends of tensors."""
+    whole, damaged = (f"model-{number:05}-of-00002.safetensors" for number in (1, 2))
+    index = json.dumps({"weight_map": {"a": whole, "b": damaged}}).encode()
+    data, size = weights(24), 20 * MIB
+    bucket.memory.put_bytes(whole, data)
+    bucket.memory.put_bytes(damaged, (size - 4).to_bytes(8, "little") + b"{" + bytes(size - 9))
+    bucket.memory.put_bytes("model.safetensors.index.json", index)
+    async with running_node(
+        bucket, cache, whole_files=("*.safetensors",), cache_bytes=64 * MIB, buffer_bytes=64 * MIB
+    ) as user:
+        opened = [
+            user.fs.file_io.open(await user.fs.resolve(each), writable=False, pid=1)
+            for each in (damaged, whole)
+        ]
+        for handle in opened:
+            await user.fs.file_io.read(handle, 0, 128 * KIB)
+        for start in (80 * MIB, 40 * MIB, 60 * MIB):
+            for offset in range(start, start + TENSOR_BYTES, MIB):
+                await user.fs.file_io.read(opened[1], offset, MIB)
+        await trio.testing.wait_all_tasks_blocked()
+        for handle in opened:
+            await user.fs.file_io.release(handle)

@@ -58,6 +58,7 @@ def test_weights_are_known_by_name_or_header(name: str, start: bytes) -> None:
         ("shard.00000.mds", struct.pack("<Q", 5000) + b"\x00" * 8),
         ("sample.pt", b"PK\x03\x04"),
         ("damaged", safetensors(2 * GIB)),  # a header longer than the file
+        ("damaged", safetensors(GIB - 7)),  # or longer with its length, which comes before it
     ],
 )
 def test_data_sets_are_no_weights(name: str, start: bytes) -> None:
@@ -152,6 +153,13 @@ def test_the_ends_of_tensors_are_read_from_the_header() -> None:
     assert tensor_ends(header) == [len(header) + 10, len(header) + 30]
 
 
+def test_a_header_that_ends_beyond_the_file_is_not_read() -> None:
+    begins_at = load_begins_at("a.safetensors", 20 * MIB, safetensors(20 * MIB - 7), WHOLE_FILES)
+    assert header_bytes(begins_at) == 0
+    whole = load_begins_at("a.safetensors", 20 * MIB, safetensors(20 * MIB - 8), WHOLE_FILES)
+    assert header_bytes(whole) == 20 * MIB
+
+
 @pytest.mark.parametrize(
     ("name", "start"), [("model.gguf", b"GGUF\x03\x00\x00\x00"), ("notes.txt", b"not a model at all")]
 )
@@ -160,7 +168,16 @@ def test_other_formats_have_no_such_header(name: str, start: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"[1, 2]", b'{"a": 5}', b'{"a": {"data_offsets": []}}', b"{", b"[" * 100_000]
+    "text",
+    [
+        b"[1, 2]",
+        b'{"a": 5}',
+        b'{"a": {"data_offsets": []}}',
+        b'{"a": {"data_offsets": [0, 1.0]}}',
+        b'{"a": {"data_offsets": [0, 1e999]}}',
+        b"{",
+        b"[" * 100_000,
+    ],
 )
 def test_a_damaged_header_is_a_value_error(text: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
