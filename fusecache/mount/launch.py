@@ -514,7 +514,9 @@ def _open_last_process(mount: Mount) -> tuple[int, int | None]:
         row, pid = _ask_with_pid(mount, {"command": "status"})
         if pid <= 0:
             return pid, None
-        if not row["status"].get("options", {}).get("keep_mounted"):
+        status = row["status"]
+        # A daemon of a version before says so by itself: its options are what was asked for.
+        if not status.get("outlives_daemon", status.get("options", {}).get("keep_mounted")):
             return pid, _open_process(pid)
         with suppress(FileNotFoundError, ProcessLookupError):  # the daemon has just died: ask the next one
             # proc_pid_stat(5): the name, in brackets, may hold blanks; behind it are the state and the parent.
