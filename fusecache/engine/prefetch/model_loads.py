@@ -339,12 +339,21 @@ class ModelLoads:
             while allowed_bytes(load.read_bytes) < load.size:
                 await load.wait_filled()
             async with self.pages.reader() as load.pages:
+                given_up_at = math.inf
                 while load.pages is not None and load.has_pages_left and not load.is_streamed:
                     file = load.next_pages()
                     nbytes = 0 if file is None else file.chunk_bytes(file.paged)
-                    if file is None or not load.is_open() or not load.pages.has_memory(nbytes):
+                    if file is None or not load.is_open():
                         await load.wait_filled()
                         continue
+                    if not load.pages.has_memory(nbytes):
+                        now = trio.current_time()
+                        given_up_at = min(given_up_at, now + _SILENT_SECONDS)
+                        if now >= given_up_at:  # a program may read on for ever, what does not stay in memory
+                            return
+                        await load.wait_filled()
+                        continue
+                    given_up_at = math.inf
                     start = file.paged * CHUNK_BYTES
                     file.paged += 1
                     if not await load.pages.read(file.node, start, nbytes):

@@ -1,6 +1,7 @@
 """The load of a model goes on until a program has all of it, whatever is slow. Its bytes come once."""
 
 import json
+import math
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -68,9 +69,9 @@ class SlowReader:
         return True
 
 
-async def begin(user: User) -> FileHandle:
+async def begin(user: User, name: str = MODEL) -> FileHandle:
     """Read two tensors far apart, as a program does that loads a model, and hold the file open."""
-    node = await user.fs.resolve(MODEL)
+    node = await user.fs.resolve(name)
     handle = user.fs.file_io.open(node, writable=False, pid=1)
     await user.fs.file_io.read(handle, 0, 128 * KIB)
     for start in (80 * MIB, 40 * MIB):
@@ -92,6 +93,29 @@ async def test_the_kernel_is_told_of_all_of_a_model_on_a_busy_machine_too(
             while slow.told < len(data):  # noqa: ASYNC110  # polled on a virtual clock
                 await trio.sleep(1)
         await user.fs.file_io.release(handle)
+
+
+async def test_a_load_without_memory_ends_though_its_program_reads_on(
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its end, a second model has only the space that the first one leaves."""
+    data = weights(24)
+    for name in (MODEL, "second.safetensors"):
+        bucket.memory.put_bytes(name, data)
+    monkeypatch.setattr(KernelPages, "reader", lambda _: SlowReader(full_seconds=math.inf).reader())
+    async with running_node(
+        bucket, cache, whole_files=("*.safetensors",), cache_bytes=160 * MIB, buffer_bytes=64 * MIB
+    ) as user:
+        handle = await begin(user)
+        for _ in range(20):
+            await trio.sleep(10)
+            await user.fs.file_io.read(handle, 40 * MIB, PAGE)
+        before = sum(user.fs.cache.statistics().bytes_by_cause.values())
+        second = await begin(user, "second.safetensors")
+        await trio.sleep(30)
+        assert sum(user.fs.cache.statistics().bytes_by_cause.values()) - before >= len(data)
+        for each in (handle, second):
+            await user.fs.file_io.release(each)
 
 
 class Kernel:
