@@ -142,7 +142,7 @@ class Orders:
                     order.what, lambda connection: ask(get, timeout, connection, order.head)
                 )
             except Exception as exc:  # noqa: BLE001
-                _fail(exc, answers)
+                _fail(exc, answers, (RemoteError, Redirected))
             else:
                 answers.send(DONE)
             finally:
@@ -156,7 +156,7 @@ class Orders:
                 memory = self._buffers[order.offset : order.offset + order.padded]
                 checksums = checksummed_and_written(fd, memory, order.size, order.file_offset)
             except Exception as exc:  # noqa: BLE001
-                _fail(exc, answers)
+                _fail(exc, answers, (OSError,))
             else:
                 answers.send(DONE + checksums)
             finally:
@@ -177,15 +177,16 @@ class Orders:
             return self._pools[place]
 
 
-def _fail(error: Exception, answers: socket.socket) -> None:
-    """Have the daemon raise an error of the bucket or the disk.
+def _fail(error: Exception, answers: socket.socket, told: tuple[type[Exception], ...]) -> None:
+    """Have the daemon raise an error of the bucket or the disk. told: the kinds of these.
 
-    After another one, as this process lacks memory or descriptors, the socket ends: the daemon does the work itself.
+    After another one, as this process lacks memory or descriptors, or finds no trusted certificates, the socket ends:
+    the daemon does the work itself.
     """
     # The daemon looks at the cause too: of a certificate that is not trusted.
     errors = [each for each in (error, error.__cause__) if each]
     is_own = any(isinstance(each, OSError) and each.errno in _LACKS for each in errors)
-    if is_own or not isinstance(error, (RemoteError, Redirected, OSError)):
+    if is_own or not isinstance(error, told):
         sys.stderr.write(f"mover: an order was not carried out error={error!r}\n")
     else:
         answers.send(FAILED + pickle.dumps([(type(each), each.args, {**vars(each)}) for each in errors]))

@@ -3,6 +3,7 @@
 import os
 import pickle
 import resource
+import shutil
 import signal
 import socket
 import threading
@@ -184,6 +185,25 @@ async def test_a_certificate_that_a_mover_does_not_trust_is_named_as_by_the_daem
         async with carried(server) as one:
             with pytest.raises(Untrusted):
                 await one.fetch(ObjectId(KEY, "0" * 32), Extent(0, 10))
+
+
+async def test_what_a_mover_without_the_trusted_certificates_does_not_do_is_done_by_the_daemon(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are replaced on the disk just now; the daemon has read them at its start."""
+    trusted = tmp_path / "ca.pem"
+    with S3Server(tls=True) as server:
+        shutil.copy(server.ca_path, trusted)
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(trusted))
+        server.control.put(KEY, DATA)
+        async with carried(server) as one:
+            object_id = (await trio.to_thread.run_sync(one.store.head, KEY)).object_id
+            trusted.unlink()
+            assert await one.fetch(object_id, Extent(0, len(DATA))) == DATA
+            shutil.copy(server.ca_path, trusted)
+            assert await one.fetch(object_id, Extent(0, len(DATA))) == DATA
+            if os.geteuid() == 0:
+                assert connections_of(one.mover.process.pid) == 1
 
 
 async def test_a_fetch_that_is_interrupted_ends_at_once_and_leaves_its_buffer_alone() -> None:
