@@ -158,7 +158,8 @@ def available_memory(root: Path = Path("/")) -> int:
     available = 0
     with suppress(OSError, ValueError, IndexError):
         lines = (root / "proc/meminfo").read_text().splitlines()
-        available = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+        (free,) = (line for line in lines if line.startswith("MemAvailable:"))
+        available = 1024 * int(free.split()[1])
         (own,) = (
             line for line in (root / "proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
         )

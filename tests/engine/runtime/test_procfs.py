@@ -73,3 +73,10 @@ def test_the_memory_that_is_left_is_that_of_the_fullest_control_group(
 
 def test_without_files_of_the_kernel_no_memory_is_known_to_be_left(tmp_path: Path) -> None:
     assert available_memory(tmp_path) == 0
+
+
+def test_a_system_that_does_not_tell_its_free_memory_has_none_left(tmp_path: Path) -> None:
+    """As some containers' own /proc."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1000 kB\n")
+    assert available_memory(tmp_path) == 0
