@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from fusecache.model.errors import RemoteError, Unavailable
@@ -37,6 +37,7 @@ _RATED_BYTES, _RATE_SHARE = MIB, 8
 _JUDGED_SECONDS, _SOON_JUDGED_SECONDS = 0.5, 0.2
 # How long a peer rests after a failure; twice as long after each further one. A refusal says that it has much to do.
 _REST_SECONDS, _LONGEST_REST_SECONDS, _REFUSED_REST_SECONDS = 15.0, 600.0, 0.5
+_MOST_DOUBLINGS = 16  # beyond the longest rest; the power of a node that is dead for days would fit no float
 _PIECE_BYTES = MIB
 _CHECKSUM_BYTES = 8
 # It has much to do; or the bucket does not have the version any more.
@@ -92,8 +93,8 @@ class PeerNodes(Peers):
         """Return the node to ask for a group, among the nodes that are not resting. None: the bucket."""
         nodes, own = self._view
         now = time.monotonic()
-        resting = {name for name, peer in self._peers.items() if peer.rests_until > now}
-        awake = tuple(node for node in nodes if node not in resting) if resting else nodes
+        resting = frozenset(name for name, peer in self._peers.items() if peer.rests_until > now)
+        awake = _without(nodes, resting) if resting else nodes
         if not awake:
             return None
         owner = choose_owner(awake, object_id.key, object_id.etag, group)
@@ -203,7 +204,8 @@ class PeerNodes(Peers):
             if asked_at > peer.failed_at:  # else it was asked before the failure that counts
                 peer.failures += 1
                 peer.failed_at = now
-                peer.rests_until = now + min(_REST_SECONDS * 2 ** (peer.failures - 1), _LONGEST_REST_SECONDS)
+                doublings = min(peer.failures - 1, _MOST_DOUBLINGS)
+                peer.rests_until = now + min(_REST_SECONDS * 2**doublings, _LONGEST_REST_SECONDS)
 
     def _ask(
         self,
@@ -271,6 +273,12 @@ class PeerNodes(Peers):
     def _is_slow(self, peer: _PeerNode, asked_at: float, filled: int, seconds: float) -> bool:
         after = _SOON_JUDGED_SECONDS if peer.failed_at > asked_at else _JUDGED_SECONDS
         return seconds > after and filled < seconds * min(SLOWEST_BYTES_PER_SECOND, self._bucket_rate / 2)
+
+
+# `choose_owner` remembers the list with each group: it must be one list, not one for each.
+@lru_cache(64)
+def _without(nodes: tuple[str, ...], resting: frozenset[str]) -> tuple[str, ...]:
+    return tuple(node for node in nodes if node not in resting)
 
 
 def _decoded(text: str) -> bytes:
