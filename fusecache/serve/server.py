@@ -53,7 +53,11 @@ _SEND_BYTES = MIB
 # A thread sends while the client keeps up. The loop would be called for each part that the socket takes.
 _THREAD_SECONDS = 1.0
 _THREAD_WAIT = struct.pack("ll", 0, 20_000)  # a timeval: for so long a send may wait for the client
-_SENDERS = trio.CapacityLimiter(16)
+# A slow client that takes a little at a time never makes a send wait that long. So the first send is small, later ones
+# are larger, and a body whose send took longer than this leaves its thread to others.
+_FIRST_SEND_BYTES, _QUICK_SEND_SECONDS = 128 * 1024, 0.02
+# By whether they send to other nodes: slow programs must not keep those waiting, which would count this node as failed.
+_SENDERS = {for_peer: trio.CapacityLimiter(16) for for_peer in (True, False)}
 _TLS_SEND_BYTES = 256 * 1024
 
 
@@ -173,7 +177,7 @@ class ObjectServer:
             head = _head(found, start, stop, is_part=True)
             head.headers.append((CHECKSUMS_HEADER, checksums))
             await conversation.send_head(head)
-            await conversation.send_piece(piece, start, stop)
+            await conversation.send_piece(piece, start, stop, for_peer=True)
             await conversation.end()
         finally:
             if piece is not None:
@@ -251,15 +255,19 @@ def _xml(body: bytes) -> Response:
 
 def _send_pages(target: int, piece: HeldPiece, start: int, stop: int) -> int:
     """Run in a thread: send bytes of a piece while the socket takes them, and the daemon holds it; return how many."""
-    at, until = start, time.monotonic() + _THREAD_SECONDS
+    at, most = start, _FIRST_SEND_BYTES
+    began = time.monotonic()
+    until = began + _THREAD_SECONDS
     # In a blocking send the kernel waits for the client: by calls that do not wait, a body takes four times as many.
     os.set_blocking(target, True)
     try:
-        while at < stop and piece.is_held and time.monotonic() < until:
-            sent = os.sendfile(target, piece.fd, at, min(stop - at, _SEND_BYTES))
-            if not sent:
-                break
+        while at < stop and piece.is_held:
+            sent = os.sendfile(target, piece.fd, at, min(stop - at, most))
             at += sent
+            now = time.monotonic()
+            if not sent or now > min(began + _QUICK_SEND_SECONDS, until):
+                break
+            began, most = now, min(2 * most, _SEND_BYTES)
     except BlockingIOError:
         pass  # _THREAD_WAIT is over: a slow client waits on the loop, it must not hold a thread
     finally:
@@ -374,7 +382,7 @@ class _Conversation:
             self._http.send(h11.Response(status_code=response.status, headers=headers, reason=reason))
         )
 
-    async def send_piece(self, piece: HeldPiece, start: int, stop: int) -> None:
+    async def send_piece(self, piece: HeldPiece, start: int, stop: int, *, for_peer: bool = False) -> None:
         """Send bytes [start, stop) of a piece. Raises trio.TooSlowError."""
         body = _FileBody(stop - start)
         self._http.send_with_data_passthrough(h11.Data(data=body))  # type: ignore[arg-type]  # h11 asks for no more
@@ -382,7 +390,7 @@ class _Conversation:
             while start < stop:
                 if not piece.is_held:
                     raise unavailable("the daemon has ended, and its successor may evict what is being sent")
-                sent = await self._send_some(piece, start, stop)
+                sent = await self._send_some(piece, start, stop, _SENDERS[for_peer])
                 if not sent and os.fstat(piece.fd).st_size < stop:
                     raise S3Error(500, "InternalError", f"the cache file ends before {stop}")
                 start += sent
@@ -391,7 +399,7 @@ class _Conversation:
         """End the answer."""
         await self._send(self._http.send(h11.EndOfMessage()))
 
-    async def _send_some(self, piece: HeldPiece, start: int, stop: int) -> int:
+    async def _send_some(self, piece: HeldPiece, start: int, stop: int, senders: trio.CapacityLimiter) -> int:
         """Send some bytes of a piece; return how many, 0 at the file's end, or if it is not held any more."""
         if self._secure:
             data = os.pread(piece.fd, min(stop - start, _TLS_SEND_BYTES), start)
@@ -406,7 +414,7 @@ class _Conversation:
             piece,
             start,
             stop,
-            limiter=_SENDERS,
+            limiter=senders,
         )
 
     async def _send(self, data: bytes | None) -> None:
