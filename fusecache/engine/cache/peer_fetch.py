@@ -130,6 +130,8 @@ class PeerFetches:
 
     def _ask(self, fetch: Fetch, node: str | None) -> None:
         fetch.source, fetch.node = FetchSource.NETWORK if node is None else FetchSource.PEER, node
+        if node is None:
+            fetch.attempts = 0  # the bucket's retries and pauses count its own
         self._scheduler.requeue(fetch)
 
     def _get(self, fetch: Fetch, extent: Extent, buffer: memoryview) -> None:
