@@ -113,12 +113,11 @@ class FileSystem:
                     async with trio.open_nursery() as clients:
                         await clients.start(self._tasks.clients.run, name="clients")
                         self._start_clients()
-                        retirement = self.publisher.retirement
                         for version in self.replayed.stored.values():
-                            retirement.take_over(version)
-                        await retirement.wait_idle()
+                            self.publisher.retire(version)
+                        await self.publisher.wait_retired()
                         yield
-                        await retirement.wait_idle()
+                        await self.publisher.wait_retired()
                         clients.cancel_scope.cancel()
                 services.cancel_scope.cancel()
         finally:

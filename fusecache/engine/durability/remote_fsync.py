@@ -84,7 +84,7 @@ class RemoteFsync:
         Raises the file's first stored error. In remote mode also ObjectChanged after a conflict, Interrupted for a
         process that is being killed, and Unavailable after STANDSTILL_SECONDS without progress or as the mount ends.
         """
-        self._publisher.rejections.commit_markers.release()
+        self._publisher.release_markers()
         await self._close_protocol.fsync(handle)
         node = handle.node
         if not self.is_remote:

@@ -316,7 +316,7 @@ class Quarantine:
         if rejected is not None:
             return await self._delete_rejected(rejected)
         if operation is not None:
-            await self._journal.commit(*self._publisher.rejections.drop(operation))
+            await self._publisher.drop_rejected(operation)
             return 0
         if conflict is not None:
             return await self._delete_copy(conflict)

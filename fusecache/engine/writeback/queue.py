@@ -104,9 +104,9 @@ class WritebackQueue:
             insort(same_key, item, key=_sequence)
             if len(same_key) == 2 and self.is_commit_marker(key):
                 self._rewritten.setdefault(parent_path(key), {})[key] = None
-        if isinstance(item, Operation) and (moved_to := _moved_to(item)):
-            self._deletes_by_target.setdefault(moved_to, []).append(item)
-        elif change.role is Role.REMOVAL:
+        if isinstance(item, Operation) and change.moved_to:
+            self._deletes_by_target.setdefault(change.moved_to, []).append(item)
+        if change.role is Role.REMOVAL and not change.moved_to:
             self.rotation.add_removal(item.sequence)
         elif change.role in {Role.NEW, Role.ORDERED} and not change.keys[-1].endswith("/"):
             self.rotation.add_write(item.sequence, change.keys[-1])
@@ -291,7 +291,9 @@ class WritebackQueue:
             if is_one_of_many and record.size and not replaces:
                 # A new file under its new name. Symlinks and empty files, which may stand for others, come after these.
                 return OrderedChange(item.sequence, keys, Role.NEW)
-            return OrderedChange(item.sequence, keys, role, is_marker, side_by_side=is_one_of_many)
+            return OrderedChange(
+                item.sequence, keys, role, is_marker, _moved_to(item), side_by_side=is_one_of_many
+            )
         replaces = item.record.base_etag is not None or keys[0] in self._by_key
         role = Role.ORDERED if replaces or is_marker else Role.NEW
         return OrderedChange(item.sequence, keys, role, is_marker)

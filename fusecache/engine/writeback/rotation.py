@@ -103,9 +103,7 @@ class CheckpointRotation:
                 marker_deletes |= dict.fromkeys(self._marker_deletes_behind(removal))
                 self._requeue(removal, changes)
         for each in sorted(marker_deletes, key=lambda item: item.sequence):
-            # Else the directory would show again while it has objects in it. And a restart, which replays the rows in
-            # their order, would remove it before the files in it.
-            self._requeue(each, changes)
+            self._requeue(each, changes)  # else the directory would show again while it has objects in it
         return changes
 
     def _drop_superseded_markers(self, key: str, sequence: int) -> list[Change]:

@@ -13,14 +13,14 @@ sequence number. The rules:
 1. Changes of one name are published in order; `d` and `d/` are one name.
 2. An ORDERED change waits for everything older in the subtrees of its directories. Everything younger there waits for
    it. Changes that are `side_by_side` do not wait for each other.
-3. A REMOVAL waits for every older write of the whole mount, deferred ones too. Other names do not wait for it. There is
-   one exception: what is younger in the subtree of its directory waits for the REMOVAL of a commit marker.
+3. A REMOVAL waits for every older write of the whole mount. Other names do not wait for it. There is one exception:
+   what is younger in the subtree of its directory waits for the REMOVAL of a commit marker.
 4. A MARKER_DELETE (of a directory marker) waits like an ORDERED change. It also waits for older REMOVALs and
    MARKER_DELETEs below its own directory, deferred ones too, as that would still show with them unpublished. It does
    not wait for these if a younger change is queued for its name. Other names do not wait for a MARKER_DELETE.
-5. A deferred change is not published, and holds back only other changes of its name. There is one exception besides
-   rules 3 and 4: a deferred REMOVAL of a commit marker holds back younger files that are written, or moved, right into
-   its directory.
+5. A deferred change is not published, and holds back only other changes of its name. There are two exceptions besides
+   rule 4. A REMOVAL waits for older deferred writes in its directory, and in the one of its `moved_to`. And a deferred
+   REMOVAL of a commit marker holds back younger files that are written, or moved, right into its directory.
 """
 
 from dataclasses import dataclass
@@ -51,14 +51,16 @@ _DELETES = frozenset({Role.REMOVAL, Role.MARKER_DELETE})
 class OrderedChange:
     """One queued change. keys: the keys that it changes.
 
-    is_commit_marker: whether its name is one of `order_last`. side_by_side: it is one of many that the rename of a
-    directory makes.
+    is_commit_marker: whether its name is one of `order_last`. moved_to: of a REMOVAL, the key to which newer content
+    of its name was renamed before that was published; "" if there is none. side_by_side: it is one of many that the
+    rename of a directory makes.
     """
 
     sequence: int
     keys: tuple[str, ...]
     role: Role
     is_commit_marker: bool = False
+    moved_to: str = ""
     side_by_side: bool = False
 
 
@@ -137,12 +139,14 @@ class _Folder:
     holders: writes at and below; for all that lies right here and is not NEW.
     ordered: ORDERED changes and REMOVALs of commit markers right here; for everything at and below.
     holders_together, ordered_together: the same of changes that are `side_by_side`; for all others.
+    deferred: deferred writes right here; for REMOVALs (rule 5).
     deferred_markers: deferred REMOVALs of commit markers right here; for files right here (rule 5).
     deletes: REMOVALs and MARKER_DELETEs at and below, deferred ones too; for this directory's MARKER_DELETE (rule 4).
     """
 
     __slots__ = (
         "ancestors",
+        "deferred",
         "deferred_markers",
         "deletes",
         "entries",
@@ -163,6 +167,7 @@ class _Folder:
         self.holders_together: SequenceBarrier | None = None
         self.ordered: SequenceBarrier | None = None
         self.ordered_together: SequenceBarrier | None = None
+        self.deferred: SequenceBarrier | None = None
         self.deferred_markers: SequenceBarrier | None = None
         self.deletes: SequenceBarrier | None = None
 
@@ -223,11 +228,8 @@ class PublishOrder:
         if change.role in _DELETES:
             for above in self._ancestors(entry):
                 above.deletes = _with(above.deletes, change.sequence)
-        else:
-            self._writes.add(change.sequence)
         if deferred:
-            if change.role is Role.REMOVAL and change.is_commit_marker:
-                folders[0].deferred_markers = _with(folders[0].deferred_markers, change.sequence)
+            self._defer(entry)
         else:
             self._join(entry)
         heappush(self._candidates, change.sequence)
@@ -243,6 +245,8 @@ class PublishOrder:
                 heappush(self._candidates, queued[0])
             else:
                 del self._names[name]
+        if entry.is_deferred:
+            self._undefer(entry)
         for folder in entry.folders:
             self._leave_folder(folder)
 
@@ -251,7 +255,7 @@ class PublishOrder:
         entry = self._entries[sequence]
         if entry.is_deferred:
             entry.is_deferred = False
-            self._release(entry.folders[0].deferred_markers, sequence)
+            self._undefer(entry)
             self._join(entry)
             heappush(self._candidates, sequence)
 
@@ -289,16 +293,6 @@ class PublishOrder:
             entry.is_handed_out = False
             heappush(self._candidates, sequence)
 
-    def is_deferred(self, sequence: int) -> bool:
-        """Return whether a queued change is deferred."""
-        return self._entries[sequence].is_deferred
-
-    def markers_before(self, sequence: int) -> list[int]:
-        """Return the deferred REMOVALs of commit markers for which a write waits, or will wait (rule 5)."""
-        entry = self._entries[sequence]
-        here = None if entry.names_directory else entry.folders[-1].deferred_markers
-        return [] if here is None else here.below(sequence)
-
     def left_below(self, sequence: int) -> list[int]:
         """Return the REMOVALs and MARKER_DELETEs below for which a MARKER_DELETE waits (rule 4); [] for other roles."""
         entry = self._entries.get(sequence)
@@ -331,8 +325,18 @@ class PublishOrder:
         if here is not None and here.holds(sequence) and role in _WRITES and not entry.names_directory:
             return here
         if role is Role.REMOVAL:
-            return self._writes if self._writes.holds(sequence) else None
+            return self._barrier_before_removal(entry)
         return self._barrier_before_marker_delete(entry) if role is Role.MARKER_DELETE else None
+
+    def _barrier_before_removal(self, entry: _Entry) -> SequenceBarrier | None:
+        sequence, moved_to = entry.change.sequence, entry.change.moved_to
+        folders = [entry.folders[0]]  # a deferred file, under a temporary name, may be about to replace it
+        if moved_to:
+            folders += filter(None, [self._folders.get(self._folder_path(moved_to))])
+        for folder in folders:
+            if folder.deferred is not None and folder.deferred.holds(sequence):
+                return folder.deferred
+        return self._writes if self._writes.holds(sequence) else None
 
     def _barrier_before_marker_delete(self, entry: _Entry) -> SequenceBarrier | None:
         name = entry.names[0]
@@ -349,6 +353,7 @@ class PublishOrder:
             if change.is_commit_marker:
                 entry.folders[0].ordered = _with(entry.folders[0].ordered, sequence)
             return
+        self._writes.add(sequence)
         for above in self._ancestors(entry):
             if change.side_by_side:
                 above.holders_together = _with(above.holders_together, sequence)
@@ -372,7 +377,6 @@ class PublishOrder:
         for folder in entry.folders:
             self._release(folder.ordered, sequence)
             self._release(folder.ordered_together, sequence)
-            self._release(folder.deferred_markers, sequence)
 
     # ---- inside
 
@@ -386,6 +390,17 @@ class PublishOrder:
         if len(entry.folders) == 1:
             return entry.folders[0].ancestors
         return tuple(dict.fromkeys(above for folder in entry.folders for above in folder.ancestors))
+
+    def _defer(self, entry: _Entry) -> None:
+        change, folder = entry.change, entry.folders[0]
+        if change.role in _WRITES:
+            folder.deferred = _with(folder.deferred, change.sequence)
+        elif change.role is Role.REMOVAL and change.is_commit_marker:
+            folder.deferred_markers = _with(folder.deferred_markers, change.sequence)
+
+    def _undefer(self, entry: _Entry) -> None:
+        self._release(entry.folders[0].deferred, entry.change.sequence)
+        self._release(entry.folders[0].deferred_markers, entry.change.sequence)
 
     def _folder_path(self, key: str) -> str:
         return key.removeprefix(self._prefix).rstrip("/").rpartition("/")[0]

@@ -690,6 +690,6 @@ async def test_a_file_that_the_next_daemon_uploads_is_warm(bucket: Bucket, cache
     bucket.come_back()
     async with running_node(bucket, cache) as user:
         assert await user.drained() == "durable"
-        await user.fs.publisher.retirement.wait_idle()
+        await user.fs.publisher.wait_retired()
         assert await user.read("checkpoint") == b"weights" * 100_000
     assert bucket.gets == []

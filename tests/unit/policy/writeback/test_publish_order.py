@@ -40,7 +40,10 @@ class Reference:
         if {key.rstrip("/") for key in first.keys} & {key.rstrip("/") for key in second.keys}:
             return True
         if second.role is Role.REMOVAL and first.role in {Role.NEW, Role.ORDERED}:
-            return True
+            if not older.deferred:
+                return True
+            if _folders(second) & _folders(first)[:1]:
+                return True
         if second.role is Role.MARKER_DELETE and first.role in {Role.REMOVAL, Role.MARKER_DELETE}:
             own = second.keys[0].rstrip("/")
             if not self._is_wanted_after(second) and self._lies_in(first, _Folders([own])):
