@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import trio
 
-from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, QueuedChange, is_rename
+from fusecache.engine.namespace.nodes import FileHandle, FileVersion, Kind, Node, QueuedChange, is_rename
 from fusecache.engine.namespace.paths import Symlinks
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.publisher import Publisher
@@ -509,15 +509,19 @@ class QueueStatus:
         sizes.sort(key=lambda pair: -1 if pair[1] is None else pair[1], reverse=True)
         return [{"path": self._name_of(item), "bytes": size} for item, size in sizes[:NAMED]]
 
-    def written_at(self, path: str) -> list[Node]:
-        """Return the files at or below a path that are open for writing."""
+    def writers_at(self, path: str) -> list[FileHandle]:
+        """Return the handles for writing of the files at or below a path."""
         key = self._tree.key_of_path(path)
         linked = (
-            node
-            for node in self._file_io.writing
-            if self._tree.is_linked(node) and not self._local_only.covers(node)
+            each
+            for each in self._file_io.writing
+            if self._tree.is_linked(each.node) and not self._local_only.covers(each.node)
         )
-        return [node for node in linked if _key_is_at(self._tree.key(node), key)]
+        return [each for each in linked if _key_is_at(self._tree.key(each.node), key)]
+
+    def written_at(self, path: str) -> list[Node]:
+        """Return the files at or below a path that are open for writing."""
+        return list(dict.fromkeys(each.node for each in self.writers_at(path)))
 
     def _dirty(self, path: str) -> list[FileVersion]:
         """Return the content at or below a path that was written and not closed since."""
@@ -526,7 +530,8 @@ class QueueStatus:
 
     def _local_at(self, key: str) -> list[FileVersion]:
         """Return the content at or below a key that is never published, also while it is being written."""
-        written = (node.version for node in self._file_io.writing if self._local_only.covers(node))
+        nodes = {each.node for each in self._file_io.writing}
+        written = (node.version for node in nodes if self._local_only.covers(node))
         found = {*self._local_only, *(each for each in written if each is not None)}
         return [each for each in found if _key_is_at(each.record.key, key)]
 

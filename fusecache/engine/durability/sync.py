@@ -115,11 +115,14 @@ class Sync:
         return Durability("durable", await self._not_covered(path))
 
     async def _wait_released(self, path: str) -> None:
-        """Wait for the releases of closes that returned: only these queue the content. Not for a forked child's."""
-        versions = [node.version for node in self._status.written_at(path)]
+        """Wait for the releases of closes that returned: only these queue the content, also of pages written since."""
         with trio.move_on_after(_RELEASE_SECONDS):
-            while any(each is not None and each.state is FileState.FLUSHED for each in versions):
-                await self._publisher.wait_progress()
+            async with trio.open_nursery() as nursery:
+                for handle in self._status.writers_at(path):
+                    version = handle.node.version
+                    # The daemon before may have seen the close.
+                    if handle.is_flushed or (version is not None and version.state is FileState.FLUSHED):
+                        nursery.start_soon(handle.released.wait, name="release")
 
     async def _not_covered(self, path: str) -> str:
         """Return a text on what `sync` does not cover: files still open, and deferred removals; "" if none."""

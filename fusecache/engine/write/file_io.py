@@ -43,8 +43,8 @@ class FileIO:
     _disposal: VersionDisposal
     _local_only: LocalOnly
     _events: Events
-    # Files that are open for writing.
-    writing: set[Node] = field(init=False, default_factory=set)
+    # Those of files that are open for writing, until what they wrote is queued.
+    writing: set[FileHandle] = field(init=False, default_factory=set)
 
     # ---- handles
 
@@ -61,7 +61,7 @@ class FileIO:
         if handle.writable:
             node.writers += 1
             node.appenders += handle.appends
-            self.writing.add(node)
+            self.writing.add(handle)
             # A file that is being written keeps its name, even if other clients empty the directory around it.
             self._tree.hold_local(node)
         return handle
@@ -84,6 +84,7 @@ class FileIO:
         try:
             await self._release(handle)
         finally:
+            self.writing.discard(handle)
             handle.released.set()
 
     async def _release(self, handle: FileHandle) -> None:
@@ -93,8 +94,6 @@ class FileIO:
         if handle.writable:
             node.writers -= 1
             node.appenders -= handle.appends
-            if node.writers == 0:
-                self.writing.discard(node)
             self._tree.release_local(node)
         version = node.version
         if version is None or version.in_flight:

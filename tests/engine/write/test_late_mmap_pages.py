@@ -213,3 +213,27 @@ async def test_a_node_that_ends_after_another_write_keeps_the_file_aside(
         assert await user.read("file") == b"old"
     assert bucket.shows() == {"file": b"old"}
     assert orphans(tmp_path / "2") == [b"half and half"]
+
+
+@pytest.mark.parametrize("before", ["new", "published"])
+async def test_sync_waits_for_pages_that_came_after_the_close_and_for_the_release_behind_them(
+    bucket: Bucket, cache: Path, before: str
+) -> None:
+    async with running_node(bucket, cache) as user:
+        if before == "published":
+            await user.write("mapped", b"old")
+            await user.drained()
+        handle = await user.open("mapped")
+        if before == "new":
+            await user.fs.file_io.write(handle, 0, b"old")
+        await user.fs.close_protocol.flush(handle)
+        await user.fs.file_io.write(handle, 0, b"new")
+        async with trio.open_nursery() as nursery:
+
+            async def end() -> None:
+                await trio.sleep(0.1)
+                await user.fs.file_io.release(handle)
+
+            nursery.start_soon(end)
+            assert (await user.fs.wait_durable("mapped", None)).message == ""
+        assert bucket.shows()["mapped"] == b"new"
