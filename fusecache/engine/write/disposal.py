@@ -169,7 +169,7 @@ class VersionDisposal:
             )  # fmt: skip
             self._events.on_quarantined(record)
             self._cache.release_staging(version.reserved - version.size)
-            version.reserved = version.size
+            version.reserved = 0  # the quarantine has the rest
             self._tree.set_version(node, None)
             version.node = None
             self._tree.release_local(node)

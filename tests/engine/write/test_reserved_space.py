@@ -118,6 +118,7 @@ async def test_nothing_is_reserved_twice_or_given_back_twice(bucket: Bucket, cac
         bucket.come_back()
         assert await user.drained() == "durable"
         await trio.sleep(5)
-        held = sum(each.reserved for each in made if each.state is FileState.ORPHAN)
+        # An older attempt is deleted if space is short, as it is at some times only.
+        held = sum(size for _, size in user.fs.quarantine._quarantined.values())
         assert user.fs.cache.statistics().staging_bytes == held
     assert written
