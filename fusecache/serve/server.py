@@ -8,9 +8,8 @@ Invariants:
 import base64
 import logging
 import os
-import socket
+import select
 import ssl
-import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -50,12 +49,9 @@ _HEAD_BYTES = 32768
 _LIFE_SECONDS = 0.5
 _RECEIVE_BYTES = 16384
 _SEND_BYTES = MIB
-# A thread sends while the client keeps up. The loop would be called for each part that the socket takes.
-_THREAD_SECONDS = 1.0
-_THREAD_WAIT = struct.pack("ll", 0, 20_000)  # a timeval: for so long a send may wait for the client
-# A slow client that takes a little at a time never makes a send wait that long. So the first send is small, later ones
-# are larger, and a body whose send took longer than this leaves its thread to others.
-_FIRST_SEND_BYTES, _QUICK_SEND_SECONDS = 128 * 1024, 0.02
+# The loop would be called for each part that the socket takes; a thread sends this much, while the client keeps up.
+_SLICE_BYTES = 8 * MIB
+_THREAD_WAIT_MILLISECONDS = 20
 # By whether they send to other nodes: slow programs must not keep those waiting, which would count this node as failed.
 _SENDERS = {for_peer: trio.CapacityLimiter(16) for for_peer in (True, False)}
 _TLS_SEND_BYTES = 256 * 1024
@@ -255,23 +251,20 @@ def _xml(body: bytes) -> Response:
 
 def _send_pages(target: int, piece: HeldPiece, start: int, stop: int) -> int:
     """Run in a thread: send bytes of a piece while the socket takes them, and the daemon holds it; return how many."""
-    at, most = start, _FIRST_SEND_BYTES
-    began = time.monotonic()
-    until = began + _THREAD_SECONDS
-    # In a blocking send the kernel waits for the client: by calls that do not wait, a body takes four times as many.
-    os.set_blocking(target, True)
-    try:
-        while at < stop and piece.is_held:
-            sent = os.sendfile(target, piece.fd, at, min(stop - at, most))
-            at += sent
-            now = time.monotonic()
-            if not sent or now > min(began + _QUICK_SEND_SECONDS, until):
+    poll = select.poll()
+    poll.register(target, select.POLLOUT)
+    at = start
+    while at < stop and piece.is_held:
+        try:
+            sent = os.sendfile(target, piece.fd, at, min(stop - at, _SEND_BYTES))
+        except BlockingIOError:
+            # A slow client waits on the loop: it must not hold a thread.
+            if not poll.poll(_THREAD_WAIT_MILLISECONDS):
                 break
-            began, most = now, min(2 * most, _SEND_BYTES)
-    except BlockingIOError:
-        pass  # _THREAD_WAIT is over: a slow client waits on the loop, it must not hold a thread
-    finally:
-        os.set_blocking(target, False)
+            continue
+        if not sent:
+            break
+        at += sent
     return at - start
 
 
@@ -297,7 +290,6 @@ class _Conversation:
         self._socket = stream.socket
         self._secure = tls is not None
         self._stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = stream
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _THREAD_WAIT)
         if tls is not None:
             self._stream = trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
         self._answer = answer
@@ -413,7 +405,7 @@ class _Conversation:
             self._socket.fileno(),
             piece,
             start,
-            stop,
+            min(stop, start + _SLICE_BYTES),
             limiter=senders,
         )
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,9 +18,8 @@ from botocore.exceptions import ClientError, IncompleteReadError, ResponseStream
 from urllib3.exceptions import ProtocolError
 
 from fusecache.mount.launch import resolve_in_mount
-from fusecache.serve import server as sending
 from fusecache.serve.errors import S3Error
-from fusecache.serve.objects import DaemonObjects, Found, HeldPiece
+from fusecache.serve.objects import DaemonObjects, Found
 from tests.mount.serving import client_of, key_file, served
 from tests.s3server.certificate import make_certificate
 from tests.support.block_caches import some_bytes
@@ -435,43 +433,3 @@ def test_served_by_tls(one: Mount, bucket: Bucket, free_port: Callable[[], int],
         answer = client.get_object(Bucket=bucket.service.bucket, Key=f"{bucket.prefix}data/large")
         assert answer["Body"].read() == DATA
         client.close()
-
-
-def test_client_that_takes_a_little_at_a_time_holds_no_thread(tmp_path: Path) -> None:
-    """The few threads are for all bodies: one that is taken slowly is left for another soon, however fast it began."""
-    path, done = tmp_path / "file", threading.Event()
-    path.write_bytes(DATA)
-    with ExitStack() as opened:
-        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
-        client = opened.enter_context(socket.socket())
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-        client.connect(listener.getsockname())
-        server = opened.enter_context(listener.accept()[0])
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, sending._THREAD_WAIT)
-
-        def take() -> None:
-            while not done.wait(0.005):  # 3 MB/s at most, on a busy machine less
-                client.recv(16384)
-
-        reader = threading.Thread(target=take)
-        reader.start()
-        try:
-            file = opened.enter_context(open(path, "rb"))
-            daemon, kept = socket.socketpair()
-            opened.callback(kept.close)
-            piece = HeldPiece(
-                Found("etag", len(DATA), 0),
-                0,
-                len(DATA),
-                b"",
-                os.dup(file.fileno()),
-                cast("trio.SocketStream", SimpleNamespace(socket=daemon)),
-            )
-            opened.callback(piece.close)
-            assert sending._send_pages(server.fileno(), piece, 0, len(DATA)) < MIB
-            assert not os.get_blocking(server.fileno())
-        finally:
-            done.set()
-            server.shutdown(socket.SHUT_RDWR)
-            reader.join()
