@@ -36,7 +36,7 @@ def everyone(nodes: list[Node]) -> str:
 
 
 def start(cluster: Cluster, nodes: list[Node]) -> None:
-    """Start some nodes. Their list names all nodes, also those that do not run."""
+    """Start some of the nodes. The list of peers that each gets names all nodes of the cluster."""
     for node in nodes:
         node.start(cluster.server, cluster.key_file, everyone(cluster.nodes), FLAGS)
 

@@ -9,7 +9,7 @@ import pytest
 def mark_all(
     items: Iterable[pytest.Item], conftest: str, *marks: pytest.MarkDecorator, using: Collection[str] = ()
 ) -> None:
-    """Mark the tests beside or below a conftest. using: only those that use one of these fixtures."""
+    """Add marks to the tests in the folder of a conftest and below. using: only to users of one of these fixtures."""
     here = Path(conftest).parent
     for item in items:
         uses = not using or {*using} & {*getattr(item, "fixturenames", ())}

@@ -121,9 +121,8 @@ class PeerFetches:
 
     def _next_node(self, fetch: Fetch, error: RemoteError) -> str | None:
         """Return which node to ask after one that did not deliver. None: the bucket."""
-        is_gone = isinstance(
-            error, (ObjectChanged, ObjectMissing)
-        )  # in the bucket: another node has it no more
+        # What the bucket has lost, no other node has.
+        is_gone = isinstance(error, (ObjectChanged, ObjectMissing))
         if fetch.is_for_peer or is_gone or fetch.attempts >= _NODES_ASKED:
             return None
         return self.node_for(fetch.chunk)

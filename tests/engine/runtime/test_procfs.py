@@ -47,7 +47,7 @@ def test_only_who_is_ended_by_a_signal_was_killed() -> None:
     [
         ("", {}, 100 * MIB),
         ("0::/job\n", {"job/memory.max": "max", "job/memory.current": "5"}, 100 * MIB),
-        # A group gives back pages of files, also those that it calls active. The least of all groups counts.
+        # The page cache of a group counts as available, active pages too. The group with the least decides.
         (
             "0::/job/step\n",
             {

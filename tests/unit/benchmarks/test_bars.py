@@ -64,29 +64,20 @@ def test_a_figure_meets_its_bar_or_misses_it(case: str, figure: str, good: float
 @pytest.mark.parametrize(
     ("bars", "what", "good", "bad"),
     [
-        (
-            read_bars,
-            "raw boto3",
-            both("cold A", "rate", 33, "raw", 100),
-            both("cold A", "rate", 32, "raw", 100),
-        ),
-        (
-            read_bars,
-            "raw boto3",
-            both("cold B", "rate", 45, "raw", 100),
-            both("cold B", "rate", 44, "raw", 100),
+        *(
+            (bars, what, both(case, "rate", good, other, 100), both(case, "rate", bad, other, 100))
+            for bars, what, case, other, good, bad in (
+                (read_bars, "raw boto3", "cold A", "raw", 33, 32),
+                (read_bars, "raw boto3", "cold B", "raw", 45, 44),
+                (write_bars, "throws away", "write4k A", "discard-fs", 80, 79),
+                (write_bars, "undisturbed", "train B", "undisturbed", 70, 69),
+            )
         ),
         (
             read_bars,
             "64 threads / 8",
             [("requests8 B", US, {"cpu_us": 2000.0}), ("requests64 B", US, {"cpu_us": 2200.0})],
             [("requests8 B", US, {"cpu_us": 2000.0}), ("requests64 B", US, {"cpu_us": 2600.0})],
-        ),
-        (
-            write_bars,
-            "throws away",
-            both("write4k A", "rate", 80, "discard-fs", 100),
-            both("write4k A", "rate", 79, "discard-fs", 100),
         ),
         *(
             (
@@ -96,12 +87,6 @@ def test_a_figure_meets_its_bar_or_misses_it(case: str, figure: str, good: float
                 both(case, "blocked_seconds", 6.1, "local", 3.0, "whole_seconds"),
             )
             for case in ("torch B", "dcp B", "dcp-async B")
-        ),
-        (
-            write_bars,
-            "undisturbed",
-            both("train B", "rate", 70, "undisturbed", 100),
-            both("train B", "rate", 69, "undisturbed", 100),
         ),
         *(
             (loader_bars, what, both(case, "cpu_us", 2.0, other, good), both(case, "cpu_us", 2.0, other, bad))
