@@ -18,7 +18,8 @@ from benchmarks.loader_index import write_index
 from benchmarks.origins import Origin
 from benchmarks.peers import FUSECACHE, Fusecache, Mount
 from benchmarks.processes import BenchmarkError, remove_folder, run_child, run_command
-from tests.s3server import boto_client
+from tests.s3server import Control, boto_client
+from tests.s3server.client import Endpoint
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import CopySourceTypeDef
@@ -83,7 +84,9 @@ def cold_start(bench: Bench, origin: Origin) -> None:
     bucket, sizes = "loader-cold", bench.sizes
     if bench.origins.add_bucket(origin, bucket):
         path = _dataset(bench, "fusecache", "tokens", sizes.cold_shard_samples)
-        _upload_often(bench, origin, bucket, "data", path, sizes.cold_shards)
+        with bench.origins.answering(origin, bucket) as site:
+            control = bench.origins.control(origin)
+            upload_often(control, site, bucket, "data", path, sizes.cold_shards)
     for library in bench.turn(("fusecache", "no-hints", "whole", "streaming")):
         case = f"cold-start {origin.name}"
         try:
@@ -183,24 +186,23 @@ def _upload(bench: Bench, origin: Origin, bucket: str, prefix: str, path: Path) 
         bench.origins.control(origin).put(f"{prefix}/{file.name}", file.read_bytes(), bucket=bucket)
 
 
-def _upload_often(bench: Bench, origin: Origin, bucket: str, prefix: str, path: Path, shards: int) -> None:
+def upload_often(control: Control, site: Endpoint, bucket: str, prefix: str, path: Path, shards: int) -> None:
     """Make a dataset of so many shards with the bytes of one: the server keeps them once."""
-    control = bench.origins.control(origin)
     written = json.loads((path / "index.json").read_text())
     (shard,) = written["shards"]
     names = [f"shard.{number:05}.mds" for number in range(shards)]
     control.put(f"{prefix}/{names[0]}", (path / shard["raw_data"]["basename"]).read_bytes(), bucket=bucket)
     written["shards"] = [{**shard, "raw_data": {**shard["raw_data"], "basename": name}} for name in names]
     control.put(f"{prefix}/index.json", json.dumps(written, sort_keys=True).encode(), bucket=bucket)
-    with bench.origins.answering(origin, bucket) as site, ThreadPoolExecutor(16) as pool:
-        client = boto_client(site, max_pool_connections=16)
-        source: CopySourceTypeDef = {"Bucket": bucket, "Key": f"{prefix}/{names[0]}"}
+    client = boto_client(site, max_pool_connections=16)
+    source: CopySourceTypeDef = {"Bucket": bucket, "Key": f"{prefix}/{names[0]}"}
+    with ThreadPoolExecutor(16) as pool:
         for answer in [
             pool.submit(client.copy_object, Bucket=bucket, Key=f"{prefix}/{name}", CopySource=source)
             for name in names[1:]
         ]:
             answer.result()
-        client.close()
+    client.close()
 
 
 def _read_whole(path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.loading_peers import READERS, WRITERS, Epoch, Reader, cleanups
-from benchmarks.processes import DescendantsWatch, drop_pages, tree
+from benchmarks.processes import DescendantsWatch, drop_files, drop_pages, tree
 from benchmarks.samples import CONTEXT, DeliveryError, check_count, check_delivery, make_value
 from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
 from loader.order import EpochOrders, OrderSpec, StreamTable, batch_plan
@@ -281,6 +281,21 @@ def steady(
     return {"times": times}
 
 
+def share(path: str, batch: int, epochs: int, node: int, nodes: int) -> dict[str, Any]:
+    """Go through what one of some nodes reads, in the elastic order. times: as of `steady`."""
+    from loader.fast import Loader
+
+    loader = Loader(*_ours(path, batch, World(node, nodes, 1)))
+    times = [time.time()]
+    for number in range(epochs):
+        drop_files(Path(path))  # pages of the mount would hide the cache behind them
+        loader.set_epoch(number)
+        for _ in loader:
+            pass
+        times.append(time.time())
+    return {"times": times}
+
+
 def policies(path: str, batch: int, epochs: int, share: float) -> dict[str, Any]:
     """Count what caches of whole shards fetch on demand: one keeps those used last, the other those used soonest.
 
@@ -368,6 +383,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "speed": speed,
     "cold": cold,
     "steady": steady,
+    "share": share,
     "policies": policies,
     "order": order,
     "index": open_index,

@@ -62,10 +62,10 @@ class Node:
         self._run(["serve", str(self.path), "--listen", listen, "--peers-key-file", str(key_file)])
         self._wait(lambda: "is at http" in self._log.read_text()[said:])
 
-    def run(self, *words: str) -> "subprocess.Popen[bytes]":
+    def run(self, *words: str, stdout: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
         """Start a program on the node."""
         command = ["nsenter", f"--net=/run/netns/{self.name}", *words]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=self.environment)
+        return subprocess.Popen(command, stdout=stdout, env=self.environment)
 
     def _run(self, words: Sequence[str]) -> None:
         command = ["nsenter", f"--net=/run/netns/{self.name}", str(FUSECACHE), *words]

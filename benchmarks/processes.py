@@ -202,9 +202,14 @@ def drop_pages(*folders: Path) -> None:
         Path("/proc/sys/vm/drop_caches").write_text("3\n")
     except OSError:
         for folder in folders:
-            for path in folder.rglob("*"):
-                if path.is_file():
-                    _drop_file(path)
+            drop_files(folder)
+
+
+def drop_files(folder: Path) -> None:
+    """Drop the kernel's pages of the files in a folder."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            _drop_file(path)
 
 
 def _drop_file(path: Path) -> None:

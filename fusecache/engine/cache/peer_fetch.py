@@ -1,7 +1,8 @@
 """Fetches from other nodes: which granules are asked there, and what happens if a node does not deliver.
 
 Invariants:
-1. What is fetched for another node is never asked of a third one: each would wait for the other.
+1. What is fetched for another node is never asked of a third one unless that sends already: each could wait for the
+   other.
 2. A fetch from a node takes no place of those for the bucket, and at most half of the buffers: nodes that wait for each
    other can still fetch for each other.
 3. What a node does not deliver, the same fetch asks for elsewhere at once: of the next owner, then of the bucket. So
@@ -69,14 +70,14 @@ class PeerFetches:
         return self.peers.owner(chunk.owner.object_id, chunk.index)
 
     def require_bucket(self, chunk: Chunk, mask: int) -> None:
-        """Have fetches of these granules ask the bucket: another node waits. What they received so far is kept."""
+        """Another node waits: have fetches of these granules ask the bucket unless they receive already."""
         for fetch in [each for each in chunk.fetches if each.mask & mask and each.source is FetchSource.PEER]:
             fetch.is_for_peer = True
             if fetch.state is FetchState.QUEUED:
                 assert fetch.queue is not None
                 fetch.queue.remove(fetch)
                 self._ask(fetch, None)
-            elif fetch.interruption is not None:
+            elif fetch.interruption is not None and not fetch.received:
                 fetch.interruption.interrupt()
 
     async def run(self, fetch: Fetch) -> None:

@@ -84,11 +84,6 @@ class PeerNodes(Peers):
             self._peers.pop(own, None)
             self._view = nodes, own
 
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """All nodes."""
-        return self._view[0]
-
     def owner(self, object_id: ObjectId, group: int) -> str | None:
         """Return the node to ask for a group, among the nodes that are not resting. None: the bucket."""
         nodes, own = self._view

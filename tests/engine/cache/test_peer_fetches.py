@@ -1,17 +1,27 @@
-"""Fetches that no other node delivers: the bucket gets as many retries as without nodes."""
+"""Fetches from other nodes: those that none delivers, and those that a third node wants too."""
 
+import os
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
 from fusecache.engine.cache.fetcher import ACCESS_DENIED_RETRIES
+from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.errors import AccessDenied, Unavailable
-from fusecache.model.objects import MIB, ObjectId
-from tests.support.block_caches import bucket_of_one, read_all
+from fusecache.model.objects import MIB, Extent, ObjectId
+from fusecache.policy.cache.granules import CHUNK_BYTES
+from tests.support.block_caches import bucket_of_one, read_all, until
 from tests.support.inline_offload import InlineOffload
+
+SIZE = 2 * CHUNK_BYTES
 
 
 class DeadNodes:
@@ -54,3 +64,103 @@ async def test_new_token_has_its_time_after_nodes_that_failed(tmp_path: Path) ->
         assert await read_all(cache, object_id, MIB) == data
         nursery.cancel_scope.cancel()
     assert not denials
+
+
+class OutOfReach:
+    """A bucket that no request reaches."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def get_into(self, *asked: Any) -> None:
+        """Fail."""
+        self.asked += 1
+        raise Unavailable("no answer")
+
+
+class HeldNode(DeadNodes):
+    """A node that sends `first` bytes, and the rest once the test says so. asked: how often it was asked."""
+
+    def __init__(self, data: bytes, first: int) -> None:
+        self._data, self._first = data, first
+        self.asked, self.may_go_on = 0, threading.Event()
+
+    def owner(self, object_id: ObjectId, group: int) -> str | None:
+        """Return the node; the second group of an object is this node's own."""
+        return None if group else "node"
+
+    def get_into(self, *asked: Any) -> None:
+        """Send, unless the fetch is interrupted."""
+        _, _, _, extent, buffer, progress, interruption = asked
+        buffer[:] = self._data[extent.start : extent.stop]
+        progress(self._first)
+        self.asked += 1
+        is_interrupted = threading.Event()
+        with interruption.by(is_interrupted.set):
+            while not self.may_go_on.wait(0.001):
+                if is_interrupted.is_set():
+                    raise Unavailable("interrupted")
+        progress(extent.size)
+
+
+@dataclass(eq=False)
+class Reading:
+    """A node that reads an object from another one, and whose own bucket is out of reach."""
+
+    cache: BlockCache
+    bucket: OutOfReach
+    object_id: ObjectId
+    nursery: trio.Nursery
+    found: list[bytes]
+
+    async def third(self, group: int = 0) -> bytes:
+        """Ask for the begin of a group, as a third node does."""
+        extent = Extent(group * CHUNK_BYTES, group * CHUNK_BYTES + MIB)
+        async with self.cache.pieces.hold(self.object_id, SIZE, extent, for_peer=True) as piece:
+            data = os.pread(piece.fd, MIB, extent.start)
+            os.close(piece.fd)
+            return data
+
+
+@asynccontextmanager
+async def reading(folder: Path, node: HeldNode, object_id: ObjectId) -> AsyncIterator[Reading]:
+    """Begin to read the first MiB."""
+    supervisor, bucket = Supervisor(), OutOfReach()
+    options = CacheOptions(folder, 1 << 30, buffer_bytes=64 * MIB, free_space_floor_bytes=0)
+    offload = Offload(supervisor, network_threads=32, upload_threads=4)
+    cache = BlockCache(bucket, offload, options, supervisor, peers=node)  # type: ignore[arg-type]  # any store
+    found: list[bytes] = []
+
+    async def read() -> None:
+        handle = cache.open(object_id, SIZE)
+        found.append(bytes(await cache.read(handle, 0, MIB)))
+        cache.close(handle)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(cache.run)
+        nursery.start_soon(read)
+        await until(lambda: node.asked == 1)
+        try:
+            yield Reading(cache, bucket, object_id, nursery, found)
+        finally:
+            node.may_go_on.set()
+        await until(lambda: bool(found))
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.real_time
+async def test_what_a_node_sends_goes_on_though_a_third_one_waits_for_it(tmp_path: Path) -> None:
+    _, object_id, data = bucket_of_one(SIZE)
+    node, third = HeldNode(data, MIB // 2), list[bytes]()
+    async with reading(tmp_path, node, object_id) as here:
+
+        async def ask() -> None:
+            third.append(await here.third())
+
+        here.nursery.start_soon(ask)
+        (chunk,) = here.cache._table.objects[object_id].chunks.values()
+        await until(lambda: chunk.fetches[0].is_for_peer)
+        node.may_go_on.set()
+        await until(lambda: bool(third))
+    assert (here.found, third) == ([data[:MIB]], [data[:MIB]])
+    assert (node.asked, here.bucket.asked) == (1, 0)
