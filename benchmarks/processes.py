@@ -114,10 +114,17 @@ def tree(pid: int) -> list[int]:
     while waiting:
         current = waiting.pop()
         found.append(current)
-        with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{current}/task").iterdir():
-                with contextlib.suppress(OSError):
-                    waiting += [int(child) for child in (task / "children").read_text().split()]
+        waiting += children(current)
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process, of one thread after the other, the oldest first; none if it has ended."""
+    found = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += [int(child) for child in (task / "children").read_text().split()]
     return found
 
 

@@ -23,7 +23,7 @@ from benchmarks.results import Results
 from benchmarks.tensors import header
 
 TENSORS, SHARDS, RANKS, SAMPLES = 64, 8, 4, 200
-MODEL, SHARDED, SAMPLED = "model", "sharded", "sampled"
+MODEL, SHARDED, SAMPLED, AGAIN = "model", "sharded", "sampled", "again"
 FILE = "model.safetensors"
 SEQUENCE, FILE_ORDER, QUARTERS, UNGUESSED, NATIVE = (
     "sequence",
@@ -87,10 +87,10 @@ def sampled(bench: Bench, origin: Origin) -> None:
 
 def again(bench: Bench, origin: Origin) -> None:
     """The second time: mapped, from the disk, on a read-only mount, beside the cache's own file."""
-    _make(bench, origin, MODEL, [FILE], bench.sizes.stream_bytes)
+    _make(bench, origin, AGAIN, [FILE], 2 * bench.sizes.sequential_bytes)
     case = f"model-again {origin.name}"
     try:
-        with bench.mount(READ_ONLY, origin, MODEL) as mount:
+        with bench.mount(READ_ONLY, origin, AGAIN) as mount:
             words = [sys.executable, "-m", "fusecache", "warm", "--wait", str(mount.path)]
             run_command(words, seconds=LIMIT_SECONDS)
             paths = {US: mount.path / FILE, NATIVE: _largest(mount.cache)}

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from fusecache.engine.prefetch import page_reader
 from tests.mount.conftest import Place
 from tests.s3server import Control
 from tests.support.mounts import FUSECACHE, Mount, pattern, run, wait_until
@@ -89,6 +91,26 @@ def test_all_of_a_model_comes_once_tensors_are_read_out_of_order(place: Place, n
         for each in shuffled(tensors):
             assert numpy.array_equal(file.get_tensor(each), tensors[each])
     assert sent(place.bucket, name) == 0, "what had come was asked for again"
+
+
+def test_a_load_goes_on_without_its_page_reader(mount: Callable[..., Mount], bucket: Bucket) -> None:
+    """It may get no processor time, in a group that is frozen or throttled."""
+    data = save(model(tensors=120))
+    bucket.put("model.safetensors", data)
+    one, control = mount(), control_of(bucket)
+    control.set(total_bandwidth=60e6)
+    try:
+        with safe_open(one.path / "model.safetensors", framework="numpy") as file:
+            for each in ("70", "50"):
+                file.get_tensor(each)
+            (reader,) = wait_until(lambda: one.helpers(page_reader), "a page reader")
+            os.kill(reader, signal.SIGSTOP)
+            control.set(total_bandwidth=None)
+            for each in ("80", "40", "90", "30"):  # 24 MiB in all: 512 MiB may be fetched
+                file.get_tensor(each)
+            wait_until(lambda: sent(bucket, "model.safetensors") >= len(data), "all of the model")
+    finally:
+        control.set(total_bandwidth=None)
 
 
 def test_a_reader_of_headers_fetches_no_more(place: Place) -> None:

@@ -51,6 +51,8 @@ _CLOSED_SECONDS = 3.0
 _SILENT_SECONDS = 60.0
 # Disk space becomes free, and files are closed, without an event.
 _POLL_SECONDS = 0.5
+# The fetch waits for a kernel that reads a chunk in this time.
+_PAGES_SECONDS = 0.25
 # A hint of a job is more certain: it comes first. In tenths of a second.
 _DEPTH = 10
 # Half of the buffers, with two requests each, use the connections that a program needs to wait for no byte.
@@ -61,15 +63,15 @@ _GET_BYTES = CHUNK_BYTES // 2
 class _Weights:
     """One file of a model, held open while its load lasts.
 
-    begun: how many chunks, from the first, were asked for. done: which are in the cache. paged: how many, from the
-    first, the kernel was told to read.
+    begun: how many chunks, from the first, were asked for. done: which are in the cache, and the kernel was not told to
+    read. paged: which it was told to read.
     """
 
     node: Node
     handle: ReadHandle
     begun: int = 0
     done: set[int] = field(default_factory=set)
-    paged: int = 0
+    paged: set[int] = field(default_factory=set)
 
     @property
     def chunks(self) -> int:
@@ -92,7 +94,8 @@ class _Load:
 
     asked_bytes: of the chunks that were begun. seen_at: when a program last had a file open. is_streamed: the disk has
     no space for it. read: set by the next read. filled: set by the next chunk that is there. pages: while it runs.
-    is_paged: the kernel was told to read all that it will be told.
+    paging_at: when the kernel was told to read what it reads now; infinity while it waits for chunks, minus infinity if
+    the fetch is not to wait for it. is_paged: it was told to read all that it will be told.
     """
 
     files: dict[ObjectId, _Weights] = field(default_factory=dict)
@@ -105,6 +108,7 @@ class _Load:
     read: trio.Event = field(default_factory=trio.Event)
     filled: trio.Event = field(default_factory=trio.Event)
     pages: PageReader | None = None
+    paging_at: float = -math.inf
     is_paged: bool = False
 
     @property
@@ -117,23 +121,31 @@ class _Load:
         return any(self.has_open(file) for file in self.files.values())
 
     def has_open(self, file: _Weights) -> bool:
-        """Return whether a program has a file open."""
-        own = self.pages is not None and self.pages.reading is file.node
+        """Return whether a program has a file open. A page reader that is slow may not have opened it."""
+        own = self.pages is not None and self.pages.reading is file.node and self.is_paged_quickly()
         return file.node.handles > own
+
+    def is_paged_quickly(self) -> bool:
+        """Return whether the kernel reads what comes, and soon."""
+        return trio.current_time() <= self.paging_at + _PAGES_SECONDS
 
     def next_file(self) -> _Weights | None:
         """Return the file whose next chunk is fetched next."""
         return self._first(file for file in self.files.values() if file.begun < file.chunks)
 
     @property
+    def unpaged(self) -> int:
+        """How many chunks were asked for that the kernel was not told to read."""
+        return sum(file.begun - len(file.paged) for file in self.files.values())
+
+    @property
     def has_pages_left(self) -> bool:
         """Whether there are chunks that the kernel was not told to read."""
-        return any(file.paged < file.chunks for file in self.files.values())
+        return any(len(file.paged) < file.chunks for file in self.files.values())
 
     def next_pages(self) -> _Weights | None:
-        """Return the file of which the kernel reads the next chunk; None until the chunk is there."""
-        file = self._first(file for file in self.files.values() if file.paged < file.chunks)
-        return file if file is not None and file.paged in file.done else None
+        """Return a file of which the kernel can read a chunk; None until one is there."""
+        return self._first(file for file in self.files.values() if file.done)
 
     async def wait_filled(self) -> None:
         """Wait for the next chunk that is there, or a moment."""
@@ -170,6 +182,8 @@ class ModelLoads:
         self._loads: dict[ObjectId, _Load] = {}
         # Of all loads, in turns: two of them share the connections.
         self._slots = trio.CapacityLimiter(2 * cache.maintenance.large_at_once)
+        # Further ahead of the kernel, buffers are used again before it has read them: it would wait for the disk.
+        self._most_unpaged = 3 * cache.maintenance.large_at_once
         self._is_said = False
 
     def on_file_read(
@@ -198,8 +212,10 @@ class ModelLoads:
             load = _Load(read_bytes=run_bytes)
             self._add(load, node, entry.object_id, entry.size)
             self._tasks.start_soon("model-load", self._run, load, node, about=node.name)
-        load.files[entry.object_id].node = node
-        load.read_bytes += nbytes
+        file = load.files[entry.object_id]
+        file.node = node
+        if offset // CHUNK_BYTES not in file.paged:  # else it may be the page reader
+            load.read_bytes += nbytes
         load.read_at = trio.current_time()
         load.read.set()
 
@@ -292,6 +308,8 @@ class ModelLoads:
             return False
         if load.asked_bytes + file.next_bytes > allowed_bytes(load.read_bytes):
             return False
+        if self._must_wait_for_kernel(load):
+            return False
         maintenance = self._cache.maintenance
         if not await maintenance.missing(file.handle.entry, file.begun, full_mask(file.next_bytes)):
             return True
@@ -300,6 +318,13 @@ class ModelLoads:
             return True
         self._stream(load)
         return False
+
+    def _must_wait_for_kernel(self, load: _Load) -> bool:
+        """Return whether the kernel is to read what is in memory first."""
+        if not load.is_paged_quickly():
+            return False
+        fetching = sum(each.next_file() is not None for each in set(self._loads.values()))
+        return load.unpaged * fetching >= self._most_unpaged
 
     async def _is_going_on(self, load: _Load, *, is_done: bool) -> bool:
         """Wait for the next read, or a moment; return whether more reads may come. is_done: all is fetched."""
@@ -333,34 +358,39 @@ class ModelLoads:
     async def _read_pages(self, load: _Load) -> None:
         """Have the kernel read what was fetched. Reads of these pages come no more to the daemon.
 
-        So this begins once `allowed_bytes` covers all of the model: until then the reads of programs are counted.
+        A program that is faster than the bucket still asks for others, so that its load goes on.
         """
         try:
-            while allowed_bytes(load.read_bytes) < load.size:
-                await load.wait_filled()
             async with self.pages.reader() as load.pages:
-                given_up_at = math.inf
+                given_up_at = load.paging_at = math.inf
                 while load.pages is not None and load.has_pages_left and not load.is_streamed:
                     file = load.next_pages()
-                    nbytes = 0 if file is None else file.chunk_bytes(file.paged)
+                    now = trio.current_time()
                     if file is None or not load.is_open():
                         await load.wait_filled()
                         continue
+                    index = min(file.done)
+                    nbytes = file.chunk_bytes(index)
                     if not load.pages.has_memory(nbytes):
-                        now = trio.current_time()
+                        load.paging_at = -math.inf
                         given_up_at = min(given_up_at, now + _SILENT_SECONDS)
                         if now >= given_up_at:  # a program may read on for ever, what does not stay in memory
                             return
                         await load.wait_filled()
                         continue
                     given_up_at = math.inf
-                    start = file.paged * CHUNK_BYTES
-                    file.paged += 1
-                    if not await load.pages.read(file.node, start, nbytes):
+                    file.done.remove(index)
+                    file.paged.add(index)
+                    load.paging_at = min(load.paging_at, now)
+                    if not await load.pages.read(file.node, index * CHUNK_BYTES, nbytes):
                         return
                     load.read_at = trio.current_time()  # a program that finds its pages reads on unseen
+                    if load.read_at <= load.paging_at + _PAGES_SECONDS:
+                        load.paging_at = math.inf
+                    load.read.set()
         finally:
             load.pages = None
+            load.paging_at = -math.inf
             load.is_paged = True
 
     def _stream(self, load: _Load) -> None:

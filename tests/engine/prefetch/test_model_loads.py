@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from fusecache.engine.namespace.nodes import FileHandle, Node
+from fusecache.engine.prefetch import model_loads
 from fusecache.engine.prefetch.kernel_pages import KernelPages
 from fusecache.model.objects import KIB, MIB
 from tests.support.node import Bucket, User, running_node
@@ -39,14 +40,22 @@ def weights(tensors: int) -> bytes:
 
 
 class SlowReader:
-    """A page reader of a busy machine: long to start, to open a file, without memory for some time.
+    """A page reader of a busy machine: long to start, to open a file, to read, without memory for some time.
 
     told: how many bytes the kernel read.
     """
 
-    def __init__(self, *, start_seconds: float = 0, open_seconds: float = 0, full_seconds: float = 0) -> None:
+    def __init__(
+        self,
+        *,
+        start_seconds: float = 0,
+        open_seconds: float = 0,
+        read_seconds: float = 0,
+        full_seconds: float = 0,
+    ) -> None:
         self.start_seconds = start_seconds
         self.open_seconds = open_seconds
+        self.read_seconds = read_seconds
         self.full_seconds = full_seconds
         self.full_until = 0.0
         self.reading: Node | None = None
@@ -64,6 +73,9 @@ class SlowReader:
     async def read(self, node: Node, start: int, nbytes: int) -> bool:
         self.reading = node
         await trio.sleep(self.open_seconds)
+        node.handles += 1
+        await trio.sleep(self.read_seconds)
+        node.handles -= 1
         self.told += nbytes
         self.reading = None
         return True
@@ -80,7 +92,7 @@ async def begin(user: User, name: str = MODEL) -> FileHandle:
     return handle
 
 
-@pytest.mark.parametrize("what", ["start_seconds", "open_seconds", "full_seconds"])
+@pytest.mark.parametrize("what", ["start_seconds", "open_seconds", "read_seconds", "full_seconds"])
 async def test_the_kernel_is_told_of_all_of_a_model_on_a_busy_machine_too(
     what: str, bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,3 +205,106 @@ async def test_a_model_whose_shard_ends_within_its_header_is_read(bucket: Bucket
         await trio.testing.wait_all_tasks_blocked()
         for handle in opened:
             await user.fs.file_io.release(handle)
+
+
+def fetched(user: User) -> int:
+    return sum(user.fs.cache.statistics().bytes_by_cause.values())
+
+
+async def test_what_comes_waits_in_memory_for_the_kernel(
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else buffers would be used again before the kernel has read them, and it would wait for the disk."""
+    data, slow, buffer_bytes = weights(56), SlowReader(read_seconds=math.inf), 128 * MIB
+    bucket.memory.put_bytes(MODEL, data)
+    monkeypatch.setattr(KernelPages, "reader", lambda _: slow.reader())
+    monkeypatch.setattr(model_loads, "_PAGES_SECONDS", math.inf)
+    async with running_node(bucket, cache, whole_files=("*.safetensors",), buffer_bytes=buffer_bytes) as user:
+        handle = await begin(user)
+        came, rounds = 0, 0
+        while rounds < 50:  # without another byte, each as long as a GET and a store
+            rounds = rounds + 1 if fetched(user) == came else 0
+            came = fetched(user)
+            await user.fs.file_io.read(handle, 40 * MIB, PAGE)
+            await trio.sleep(1)
+        assert slow.reading is not None
+        assert 32 * MIB <= fetched(user) <= buffer_bytes
+        await user.fs.file_io.release(handle)
+
+
+@pytest.mark.parametrize("seconds", [0.5, math.inf])
+async def test_a_slow_kernel_is_not_waited_for(
+    seconds: float, bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, slow = weights(56), SlowReader(read_seconds=seconds)
+    bucket.memory.put_bytes(MODEL, data)
+    monkeypatch.setattr(KernelPages, "reader", lambda _: slow.reader())
+    async with running_node(bucket, cache, whole_files=("*.safetensors",), buffer_bytes=64 * MIB) as user:
+        handle = await begin(user)
+        with trio.fail_after(600):
+            while fetched(user) < len(data):
+                await user.fs.file_io.read(handle, 40 * MIB, PAGE)
+                await trio.sleep(1)
+        assert slow.told <= len(data) // 2
+        await user.fs.file_io.release(handle)
+
+
+class MountReader(SlowReader):
+    """A page reader whose reads come to the daemon as those of programs do, as on a mount."""
+
+    user: User
+
+    async def read(self, node: Node, start: int, nbytes: int) -> bool:
+        handle = self.user.fs.file_io.open(node, writable=False, pid=2)
+        for offset in range(start, start + nbytes, MIB):
+            await self.user.fs.file_io.read(handle, offset, min(MIB, start + nbytes - offset))
+        await self.user.fs.file_io.release(handle)
+        self.told += nbytes
+        return True
+
+
+@pytest.mark.parametrize("model", ["new", "cached"])
+async def test_what_the_kernel_reads_lets_no_more_be_fetched(
+    model: str, bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that reads one tensor, and holds the file open, gets 16 times as much and 128 MiB."""
+    reader = MountReader()
+    bucket.memory.put_bytes(MODEL, weights(96))
+    async with running_node(bucket, cache, whole_files=("*.safetensors",), buffer_bytes=128 * MIB) as user:
+        if model == "cached":
+            await user.read(MODEL)
+            await trio.sleep(100)
+        reader.user = user
+        monkeypatch.setattr(KernelPages, "reader", lambda _: reader.reader())
+        before = fetched(user)
+        handle = user.fs.file_io.open(await user.fs.resolve(MODEL), writable=False, pid=1)
+        await user.fs.file_io.read(handle, 0, 128 * KIB)
+        for offset in (80 * MIB, 81 * MIB):
+            await user.fs.file_io.read(handle, offset, MIB)
+        while reader.told < 64 * MIB:  # noqa: ASYNC110  # polled on a virtual clock
+            await trio.sleep(1)
+        await trio.sleep(50)
+        assert fetched(user) - before <= (128 + 16 * 2 + 16) * MIB
+        assert reader.told <= (128 + 16 * 2 + 16) * MIB
+        await user.fs.file_io.release(handle)
+
+
+async def test_a_shard_is_fetched_though_the_kernel_has_not_read_the_one_before(
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, slow = weights(24), SlowReader(read_seconds=1)
+    first, second = names = [f"model-{number:05}-of-00002.safetensors" for number in (1, 2)]
+    for name in names:
+        bucket.memory.put_bytes(name, data)
+    index = json.dumps({"weight_map": {"a": first, "b": second}}).encode()
+    bucket.memory.put_bytes("model.safetensors.index.json", index)
+    monkeypatch.setattr(KernelPages, "reader", lambda _: slow.reader())
+    async with running_node(bucket, cache, whole_files=("*.safetensors",), buffer_bytes=64 * MIB) as user:
+        closed, handle = await begin(user, first), await begin(user, second)
+        with trio.fail_after(600):
+            while not slow.told:  # noqa: ASYNC110  # polled on a virtual clock
+                await trio.sleep(0.1)
+            await user.fs.file_io.release(closed)
+            while slow.told < 2 * len(data):  # noqa: ASYNC110  # polled on a virtual clock
+                await trio.sleep(1)
+        await user.fs.file_io.release(handle)
