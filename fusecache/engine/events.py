@@ -138,7 +138,7 @@ class EngineEvents(Events):
 
     def on_rebased(self, item: QueuedChange) -> None:
         """The publisher journals the item."""
-        self.publisher.on_rebased(item)
+        self.publisher.rejections.base_etags.on_rebased(item)
 
     # ---- answers of the bucket
 

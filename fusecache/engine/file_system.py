@@ -101,7 +101,7 @@ class FileSystem:
             self.quarantine.restore_rows(self.replayed)
             self._write_back.conflict_log.restore(self._storage.journal_rows.conflicts())
             self._check_publishable()
-            self.publisher.on_start(self._rejected(), publishes=not self.options.read_only)
+            self.publisher.rejections.restore(self._rejected(), publishes=not self.options.read_only)
             # Tasks that look names up end before the lookup itself: else their last requests would get no answer.
             async with trio.open_nursery() as services:
                 journal = self._tasks.supervisor.run_service
@@ -113,11 +113,12 @@ class FileSystem:
                     async with trio.open_nursery() as clients:
                         await clients.start(self._tasks.clients.run, name="clients")
                         self._start_clients()
+                        retirement = self.publisher.retirement
                         for version in self.replayed.stored.values():
-                            self.publisher.retire(version)
-                        await self.publisher.wait_retired()
+                            retirement.take_over(version)
+                        await retirement.wait_idle()
                         yield
-                        await self.publisher.wait_retired()
+                        await retirement.wait_idle()
                         clients.cancel_scope.cancel()
                 services.cancel_scope.cancel()
         finally:

@@ -382,7 +382,7 @@ class FolderPublisher:
                 self.report.published_files += 1
                 self.report.published_bytes += taken.stamp.size
                 del self._taken[name]
-        queue, kept_as = self._filesystem.queue, self._filesystem.publisher.kept_as
+        queue, kept_as = self._filesystem.queue, self._filesystem.publisher.rejections.conflicts
         for name in list(self._removing):
             key = self._prefix + name
             if key in kept_as:

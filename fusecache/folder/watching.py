@@ -148,7 +148,7 @@ class FolderPasses:
             self._show(self._publisher.report, len(self._publisher.under_way))
             done = self._publisher.report.published_files
             if done != shown and not self._publisher.under_way:
-                await self._filesystem.publisher.wait_retired()
+                await self._filesystem.publisher.retirement.wait_idle()
                 await self._filesystem.inspector.evict([""])
                 shown = done
             await trio.sleep(_RECORD_SECONDS)

@@ -53,7 +53,7 @@ async def assert_published_whole(server: S3Server, cache: Path) -> None:
     async with node_of(server, cache) as user:
         await user.write("file", DATA)
         assert await user.drained() == "durable"
-        assert user.fs.publisher.kept_as == {}
+        assert user.fs.publisher.rejections.conflicts == {}
         assert await user.read("file") == DATA
     assert list(server.control.objects()) == ["file"]
     assert server.control.read("file") == DATA
@@ -107,7 +107,7 @@ async def test_a_file_replaced_while_the_answer_to_its_complete_is_lost_comes_in
         await user.write("other", b"1")
         await user.write("file", DATA[::-1])
         assert await user.drained() == "durable"
-        assert user.fs.publisher.kept_as == {}
+        assert user.fs.publisher.rejections.conflicts == {}
     assert near.control.read("file") == DATA[::-1]
     assert sorted(near.control.objects()) == ["file", "other"]
     assert near.control.uploads() == []
@@ -127,7 +127,7 @@ async def test_a_directory_moves_once_although_answers_are_lost_after_they_took_
         near.control.faults(Fault(lost, operation=operation, times=4, seconds=SILENCE))
         await user.rename("d", "e")
         assert await user.drained() == "durable"
-        assert user.fs.publisher.kept_as == {}
+        assert user.fs.publisher.rejections.conflicts == {}
         assert await user.read("e/multipart") == DATA
         assert (await user.tree("e"))["e/link"] == b"-> small"
     assert sorted(near.control.objects()) == ["e/", "e/empty", "e/link", "e/multipart", "e/small"]

@@ -366,9 +366,10 @@ class Machine:
         if scope.cancelled_caught:
             queue = [(item.sequence, item.changed_keys()) for item in self.user.fs.queue.items()]
             raise Violation(f"not durable after {DRAIN_SECONDS:.0f} s: {queue}, failure {publisher.failure}")
-        if ended.result != "durable" or publisher.kept_as or publisher.rejected:
-            rejected = [(item.changed_keys(), item.error) for item in publisher.rejected]
-            raise Violation(f"drained: {ended}, conflicts {publisher.kept_as}, rejected {rejected}")
+        rejections = publisher.rejections
+        if ended.result != "durable" or rejections.conflicts or rejections.rejected:
+            rejected = [(item.changed_keys(), item.error) for item in rejections.rejected]
+            raise Violation(f"drained: {ended}, conflicts {rejections.conflicts}, rejected {rejected}")
         # The delete of a file that a program still has open waits up to ten minutes; a sync does not wait for it.
         deferred = {
             key

@@ -191,7 +191,7 @@ class User:
         """Wait until the bucket has everything, and it is cache here; return how that ended."""
         with trio.fail_after(seconds):
             durability = await self.fs.wait_durable("", None)
-            await self.fs.publisher.wait_retired()
+            await self.fs.publisher.retirement.wait_idle()
             return durability.result
 
     async def _shown(self, node: Node, path: str) -> bytes | None:

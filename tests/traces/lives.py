@@ -218,10 +218,10 @@ class _Run:
 
 
 async def _drain(user: User) -> None:
-    result, publisher = await user.drained(3600), user.fs.publisher
-    if result != "durable" or publisher.kept_as or publisher.rejected:
-        rejected = [(item.changed_keys(), item.error) for item in publisher.rejected]
-        raise Broken(f"drained: {result}, conflicts {publisher.kept_as}, rejected {rejected}")
+    result, rejections = await user.drained(3600), user.fs.publisher.rejections
+    if result != "durable" or rejections.conflicts or rejections.rejected:
+        rejected = [(item.changed_keys(), item.error) for item in rejections.rejected]
+        raise Broken(f"drained: {result}, conflicts {rejections.conflicts}, rejected {rejected}")
 
 
 def _run_virtual(function, argument) -> None:  # type: ignore[no-untyped-def]

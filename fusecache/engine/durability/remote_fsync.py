@@ -67,6 +67,7 @@ class RemoteFsync:
     def __post_init__(self) -> None:
         self._close_protocol = self._write.close_protocol
         self._snapshots = self._write.snapshots
+        self._rejections = self._publisher.rejections
         self._local_only = self._write.local_only
         self._kill_detector = KillDetector()
         self._is_ending = False
@@ -84,7 +85,7 @@ class RemoteFsync:
         Raises the file's first stored error. In remote mode also ObjectChanged after a conflict, Interrupted for a
         process that is being killed, and Unavailable after STANDSTILL_SECONDS without progress or as the mount ends.
         """
-        self._publisher.release_markers()
+        self._rejections.commit_markers.release()
         await self._close_protocol.fsync(handle)
         node = handle.node
         if not self.is_remote:
@@ -127,7 +128,7 @@ class RemoteFsync:
 
     async def _until_durable(self, wait: _FsyncWait) -> None:
         earlier = self._earlier(wait)
-        conflicts_before = self._publisher.kept_as.copy()
+        conflicts_before = self._rejections.conflicts.copy()
         items = earlier if wait.content is None else [*earlier, wait.content]
         barrier = Barrier(self._queue, self._publisher, items)
         timeout = ProgressTimeout(trio.current_time())
@@ -176,7 +177,7 @@ class RemoteFsync:
         content = wait.content
         if content is not None:
             # A conflict under this name, or under one that it got since.
-            if content.record.key != wait.key and content.record.key in self._publisher.kept_as.values():
+            if content.record.key != wait.key and content.record.key in self._rejections.conflicts.values():
                 raise ObjectChanged(
                     f"{wait.path}: another client changed it first; our version is kept as {content.record.key}"
                 )
@@ -189,13 +190,13 @@ class RemoteFsync:
     ) -> None:
         """Raise if an earlier change that the file must come after was rejected, or ended in a conflict."""
         items = {latest_version(item) if isinstance(item, FileVersion) else item for item in earlier}
-        for rejected in self._publisher.rejected:
+        for rejected in self._rejections.rejected:
             # An operation that was rejected before this fsync began is none of those changes.
             is_before = rejected in items or (isinstance(rejected, FileVersion) and wait.is_after(rejected))
             if rejected.error is not None and is_before:
                 raise rejected.error
         new_conflicts = {
-            k: copy for k, copy in self._publisher.kept_as.items() if conflicts_before.get(k) != copy
+            k: copy for k, copy in self._rejections.conflicts.items() if conflicts_before.get(k) != copy
         }
         for key, copy in new_conflicts.items():
             if any(item.changed_keys()[-1] == (copy or key) for item in items):

@@ -294,7 +294,7 @@ class QueueStatus:
         """Return the numbers of the whole mount as plain values."""
         dirty = self._dirty("")
         dirty_bytes = sum(version.size for version in dirty)
-        rejected = self._publisher.rejected
+        rejected = self._publisher.rejections.rejected
         rejected_bytes = sum(item.size for item in rejected if isinstance(item, FileVersion))
         rate = self._rate_of()
         left = None if self._publisher.failure is not None else seconds_left(pending.left_bytes, rate)
@@ -539,7 +539,7 @@ class QueueStatus:
         """Return the rejected changes at or below a key."""
         return [
             item
-            for item in self._publisher.rejected
+            for item in self._publisher.rejections.rejected
             if any(_key_is_at(changed, key) for changed in item.changed_keys())
         ]
 

@@ -91,7 +91,7 @@ class Sync:
         """
         key = self._tree.key_of_path(path)
         await self._wait_released(path)
-        self._publisher.release_markers()
+        self._publisher.rejections.commit_markers.release()
         items = [item for item in await self._status.items_at(path) if not self._publisher.is_deferred(item)]
         # Rejected changes, too: a held commit marker is queued again when what it waits for is rejected no longer.
         barrier = Barrier(self._queue, self._publisher, [*items, *self._status.rejected_at(key)])
@@ -100,7 +100,7 @@ class Sync:
                 await self._publisher.wait_progress()
         if scope.cancelled_caught:
             return Durability("timeout", await self._reason_for_waiting(path))
-        all_rejected = set(self._publisher.rejected)
+        all_rejected = set(self._publisher.rejections.rejected)
         rejected = [
             *self._status.rejected_at(key),
             *(item for item in barrier.unpublished if item in all_rejected),

@@ -96,8 +96,8 @@ class Publisher:
         self._schedule = schedule
         self._ahead = PrepareAhead(preparer, schedule)
         self._results = results
-        self._retirement = results.retirement
-        self._rejections = results.rejections
+        self.retirement = results.retirement
+        self.rejections = results.rejections
         self._draining = 0
         self._wake = trio.Event()
         self._pass_due = float("inf")
@@ -110,26 +110,6 @@ class Publisher:
     # ---- status and events
 
     @property
-    def rejected(self) -> list[QueuedChange]:
-        """Changes that the bucket rejected, or whose bytes could not be read, unless removed or replaced since."""
-        return self._rejections.rejected
-
-    def on_start(self, rejected: list[QueuedChange], *, publishes: bool) -> None:
-        """Take over the changes that were rejected before this start. publishes: not a read-only mount."""
-        self._rejections.rejected = rejected
-        if publishes:
-            self._rejections.commit_markers.restore(rejected)
-
-    def release_markers(self) -> None:
-        """Queue the held commit markers for which nothing is missing now."""
-        self._rejections.commit_markers.release()
-
-    @property
-    def kept_as(self) -> dict[str, str]:
-        """The newest keys in conflict, and where the local version of each is kept; "" if the change was dropped."""
-        return self._rejections.conflicts
-
-    @property
     def failure(self) -> FusecacheError | None:
         """The error that keeps changes from the bucket, if there is one; first the kind that a person can fix."""
         return self._journal.failure or self._failing.failure
@@ -138,11 +118,6 @@ class Publisher:
     def blocking_error(self) -> FusecacheError | None:
         """The error that seems to block all publishing: no request has succeeded since it was first seen."""
         return self._journal.failure or self._failing.blocking_error
-
-    @property
-    def failing_seconds(self) -> float:
-        """How long the change that has failed for the longest time has done so; 0 if none fails."""
-        return self._failing.seconds
 
     @property
     def last_success(self) -> float:
@@ -175,15 +150,6 @@ class Publisher:
         """Return when a change joins or leaves the queue. Raises what keeps the journal from being written."""
         self._journal.check_writable()
         await self._progress.wait()
-
-    def retire(self, version: FileVersion) -> None:
-        """Hand over to the cache what the daemon before published, and journaled as stored."""
-        if version.node is not None and version.node.object is not None:
-            self._retirement.add(version, version.node.object, None)
-
-    async def wait_retired(self) -> None:
-        """Return when the staged bytes of every published file were handed over to the cache."""
-        await self._retirement.wait_idle()
 
     def is_temporary(self, item: QueuedChange) -> bool:
         """Whether the change is deferred because of its temporary name."""
@@ -231,10 +197,10 @@ class Publisher:
         self._schedule.on_resumed(trio.current_time())
         self._tasks.keep(
             {
-                "retire": self._retirement.run,
+                "retire": self.retirement.run,
                 "publish": self._run,
                 "repeat-rejected": self._repeat_rejected,
-                "held-markers": self._rejections.commit_markers.run,
+                "held-markers": self.rejections.commit_markers.run,
             }
         )
 
@@ -328,10 +294,6 @@ class Publisher:
         self.wake()
         self._announce()
 
-    def on_rebased(self, item: QueuedChange) -> None:
-        """A queued change inherited its base ETag."""
-        self._rejections.base_etags.on_rebased(item)
-
     def _announce(self) -> None:
         if self._progress.statistics().tasks_waiting:
             self._progress.set()
@@ -361,7 +323,7 @@ class Publisher:
         if self._last_wins and isinstance(error, ObjectChanged) and isinstance(item, FileVersion):
             await self._replace_remote(item)
         elif item in self._queue:
-            await self._rejections.handle_error(item, error)
+            await self.rejections.handle_error(item, error)
 
     def _on_failed(self, item: QueuedChange, error: InternalError) -> None:
         """Even the handling of a failed attempt failed unexpectedly: retry the change later."""
@@ -404,21 +366,21 @@ class Publisher:
             self._retry_later(item, exc)
         except FusecacheError as exc:
             if item in self._queue:
-                await self._rejections.handle_error(item, exc)
+                await self.rejections.handle_error(item, exc)
         else:
             if item in self._queue:
-                await self._rejections.replace_remote(item, etag)
+                await self.rejections.replace_remote(item, etag)
 
     async def _attempt(self, item: QueuedChange) -> None:
         if isinstance(item, FileVersion):
             await self._preparer.wait(item)
             if not self._schedule.may_go(item, trio.current_time()):
                 return  # dropped, or renamed and so at another place in the order, while its bytes were sent
-            if self._rejections.is_directory_there(item):
+            if self.rejections.is_directory_there(item):
                 name = f"{item.record.key}: another client made a directory of this name"
-                await self._rejections.handle_error(item, ObjectChanged(name))
+                await self.rejections.handle_error(item, ObjectChanged(name))
                 return
-            self._rejections.commit_markers.check(item)
+            self.rejections.commit_markers.check(item)
             submit = (
                 self._journal.submit if self._requests.light < _BUSY_CHANGES else self._journal.submit_batched
             )
@@ -433,7 +395,7 @@ class Publisher:
             self._journal.submit(PutOperation(item.record))
         item.in_flight = True
         await self._journal.wait_all_committed()  # the row must be on disk before the bucket can change
-        publish = partial(self._requests.writer.publish_operation, may_hide=self._rejections.may_hide(item))
+        publish = partial(self._requests.writer.publish_operation, may_hide=self.rejections.may_hide(item))
         result = await self._send(item, publish, item.record)
         await self._results.done(item, result)
 
@@ -444,10 +406,10 @@ class Publisher:
         """
         failures = 1
         while True:
-            items = [each for each in self._rejections.operations() if each.record.kind in MAKES]
+            items = [each for each in self.rejections.operations() if each.record.kind in MAKES]
             pause = backoff_seconds(failures, random.random()) if failures else 0.0
             with trio.move_on_after(pause if items else float("inf")):
-                await self._rejections.wait_rejected()
+                await self.rejections.wait_rejected()
                 failures = 1
                 continue
             # What this node changes under the same names comes first.
@@ -461,7 +423,7 @@ class Publisher:
 
     async def repeat(self, item: Operation) -> bool:
         """Send a rejected change of names again; return whether it was still rejected. Raises what the bucket says."""
-        if not self._rejections.has(item):
+        if not self.rejections.has(item):
             return False
         try:
             result = await self._send(item, self._requests.writer.publish_operation, item.record)
@@ -469,19 +431,15 @@ class Publisher:
             raise  # not an answer to this change
         except ObjectChanged:
             log.warning("rejected change dropped, as its names have changed key=%s", item.changed_keys()[-1])
-            await self.drop_rejected(item)
+            await self._journal.commit(*self.rejections.drop(item))
             raise
         except FusecacheError as exc:
-            if self._rejections.has(item):
-                await self._journal.commit(self._rejections.keep(item, exc))
+            if self.rejections.has(item):
+                await self._journal.commit(self.rejections.keep(item, exc))
             raise
-        self._rejections.on_repeated(item)
+        self.rejections.on_repeated(item)
         await self._results.done(item, result)
         return True
-
-    async def drop_rejected(self, item: Operation) -> None:
-        """Give a rejected change of names up."""
-        await self._journal.commit(*self._rejections.drop(item))
 
     async def _send(self, item: QueuedChange, call: Callable[..., T], *args: object) -> T:
         """Send a publishing request once back-off and limits allow."""

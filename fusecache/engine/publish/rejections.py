@@ -137,9 +137,11 @@ class Rejections:
             del self._rejected[item]
         return list(self._rejected)
 
-    @rejected.setter
-    def rejected(self, items: list[QueuedChange]) -> None:
+    def restore(self, items: list[QueuedChange], *, publishes: bool) -> None:
+        """Take over the changes that were rejected before this start. publishes: not a read-only mount."""
         self._rejected = dict.fromkeys(items)
+        if publishes:
+            self.commit_markers.restore(items)
 
     def forget(self, keys: tuple[str, ...]) -> list[Change]:
         """The bucket accepted a change of these keys: forget operations of them that it rejected before."""

@@ -66,6 +66,11 @@ class Retirement:
         self._pending += 1
         self._batches.add((version, published, row), at_once=version.size > _SMALL_BYTES)
 
+    def take_over(self, version: FileVersion) -> None:
+        """Hand over what the daemon before published, and journaled as stored."""
+        if version.node is not None and version.node.object is not None:
+            self.add(version, version.node.object, None)
+
     async def rename(self, source: ObjectId, copy: ObjectId) -> None:
         """The bucket shows a copy of an object in its place: what the cache has of it stays."""
         await self._cache.rename(source, copy)

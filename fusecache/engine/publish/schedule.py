@@ -370,12 +370,6 @@ class FailingChanges:
         errors = (error for error, first in self._errors() if self.outage.last_success < first)
         return next((error for error in errors if not isinstance(error, Unavailable)), None)
 
-    @property
-    def seconds(self) -> float:
-        """How long the change that has failed for the longest time has done so; 0 if none fails."""
-        now = trio.current_time()
-        return max((now - first for _, first in self._errors()), default=0.0)
-
     def add(self, item: QueuedChange, error: FusecacheError) -> Failures:
         """A request for a queued change failed; return its failures. The caller counts this one, and sets the pause."""
         failures = self._failures.setdefault(item, Failures())

@@ -116,11 +116,13 @@ class Quarantine:
         return listing_of(rows)
 
     def _rejected(self) -> dict[int, FileVersion]:
-        items = (item for item in self._publisher.rejected if isinstance(item, FileVersion))
+        items = (item for item in self._publisher.rejections.rejected if isinstance(item, FileVersion))
         return {item.record.generation: item for item in items}
 
     def _operations(self) -> dict[int, Operation]:
-        return {item.sequence: item for item in self._publisher.rejected if isinstance(item, Operation)}
+        return {
+            item.sequence: item for item in self._publisher.rejections.rejected if isinstance(item, Operation)
+        }
 
     def _rejected_row(self, version: FileVersion) -> dict[str, Any]:
         record = version.record
@@ -316,7 +318,7 @@ class Quarantine:
         if rejected is not None:
             return await self._delete_rejected(rejected)
         if operation is not None:
-            await self._publisher.drop_rejected(operation)
+            await self._journal.commit(*self._publisher.rejections.drop(operation))
             return 0
         if conflict is not None:
             return await self._delete_copy(conflict)

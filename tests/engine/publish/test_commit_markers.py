@@ -159,7 +159,7 @@ async def test_a_name_whose_delete_waits_for_it_is_replaced_in_one_request_also_
     async with running_node(bucket, cache.with_suffix(".after")) as user:
         await user.write("run/model", b"3")
         assert await user.drained() == "error"
-        assert user.fs.publisher.kept_as == {}
+        assert user.fs.publisher.rejections.conflicts == {}
     assert all("run/model" in state for state in bucket.states[published:])
     assert files_in(bucket.shows()) == {"run/model": b"3", "run/latest": b"1"}
 

@@ -562,7 +562,7 @@ async def test_a_node_that_ends_after_the_close_publishes_every_byte_once(
                 assert shown == {"model": bytes(data)}
                 assert await user.drained() == "durable"
                 assert bucket.shows() == {"model": bytes(data)}
-                assert user.fs.publisher.kept_as == {}
+                assert user.fs.publisher.rejections.conflicts == {}
             else:  # it ended while the file was still being written
                 assert bucket.shows() == {}
             await trio.sleep(5)

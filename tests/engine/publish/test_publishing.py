@@ -304,7 +304,7 @@ async def test_a_lost_answer_changes_nothing(
         await user.unlink("gone")
         await user.rename("large", "moved")
         assert await user.drained() == "durable"
-        assert user.fs.publisher.kept_as == {}
+        assert user.fs.publisher.rejections.conflicts == {}
     assert files_in(bucket.shows()) == {"moved": b"1" * LARGE, "renamed": b"2"}
     assert bucket.memory.uploads() == ()
 
@@ -690,6 +690,6 @@ async def test_a_file_that_the_next_daemon_uploads_is_warm(bucket: Bucket, cache
     bucket.come_back()
     async with running_node(bucket, cache) as user:
         assert await user.drained() == "durable"
-        await user.fs.publisher.wait_retired()
+        await user.fs.publisher.retirement.wait_idle()
         assert await user.read("checkpoint") == b"weights" * 100_000
     assert bucket.gets == []

@@ -219,7 +219,7 @@ async def test_refused_content_that_took_the_place_of_a_removal_knows_what_the_b
         else:
             await user.write("a", b"22")
         await nothing_is_staged(user, cache)
-        assert user.fs.publisher.kept_as == {}
+        assert user.fs.publisher.rejections.conflicts == {}
     assert bucket.shows() == {"b" if way_on == "renamed" else "a": b"22"}
 
 
@@ -253,13 +253,13 @@ async def test_a_rename_behind_refused_content_moves_what_is_ours_and_nothing_el
             "another client's": {"a": b"theirs"},
             "another target": {"b": b"target"},
         }[start]
-        assert (bucket.shows(), user.fs.publisher.kept_as) == (shown, {})
+        assert (bucket.shows(), user.fs.publisher.rejections.conflicts) == (shown, {})
         assert (await user.read(last), await refused(user)) == (b"22", [(last, 2)])
     async with running_node(bucket, cache) as user:
         assert await user.tree() == {**shown, last: b"22"}
         assert await bring_back(user) == last
         assert await user.drained() == "durable"
-        assert user.fs.publisher.kept_as == {}
+        assert user.fs.publisher.rejections.conflicts == {}
     assert bucket.shows() == {**shown, last: b"22"}
 
 
@@ -274,7 +274,7 @@ async def test_newer_content_under_the_new_name_is_published_although_the_old_wa
         await user.write("b", b"newer")
         bucket.memory.put_bytes("a", b"theirs")
         await nothing_is_staged(user, cache)
-        assert (user.fs.publisher.kept_as, await refused(user)) == ({}, [])
+        assert (user.fs.publisher.rejections.conflicts, await refused(user)) == ({}, [])
     assert bucket.shows() == {"a": b"theirs", "b": b"newer"}
 
 
@@ -301,7 +301,7 @@ async def test_after_a_power_cut_a_rename_behind_lost_content_moves_nothing(
     bucket.come_back()
     bucket.memory.put_bytes("a", b"theirs")
     async with running_node(bucket, tmp_path / "crash") as user:
-        assert (await user.drained(), user.fs.publisher.kept_as) == ("durable", {})
+        assert (await user.drained(), user.fs.publisher.rejections.conflicts) == ("durable", {})
         assert await user.tree() == {**at_first, "a": b"theirs", "c": b"333"}
     assert bucket.shows() == {**at_first, "a": b"theirs", "c": b"333"}
     assert queued(tmp_path / "crash") == 0
@@ -373,7 +373,7 @@ async def test_a_name_that_shows_again_can_be_written_anew(
     async def go_on(user: User) -> None:
         await user.write("a", b"new")
         assert await user.drained() == "error"
-        assert user.fs.publisher.kept_as == {}
+        assert user.fs.publisher.rejections.conflicts == {}
         assert bucket.shows() == {"a": b"new"}
         store.keys.clear()
         assert await bring_back(user) == "b"
@@ -410,7 +410,7 @@ async def test_a_name_that_shows_again_and_was_closed_before_is_no_conflict(
         assert await refused(user) == [("b", 2)]
         await user.fs.file_io.release(handle)
         assert await user.drained() == "error"
-        assert user.fs.publisher.kept_as == {}
+        assert user.fs.publisher.rejections.conflicts == {}
     assert bucket.shows() == {"a": b"new"}
 
 

@@ -80,7 +80,7 @@ async def test_after_a_kill_the_rest_of_a_moved_directory_still_moves_side_by_si
     offload = Far()
     async with running_node(bucket, after, offload=offload) as user:
         assert await seconds_to_drain(user) < 5
-        assert user.fs.publisher.kept_as == {}
+        assert user.fs.publisher.rejections.conflicts == {}
     assert {key[0] for key in bucket.shows()} == {"e"}
     assert len(bucket.shows()) == COUNT + 1
     assert offload.most >= 16
@@ -181,7 +181,7 @@ async def test_an_object_of_another_client_under_a_new_name_is_not_replaced(
         bucket.memory.put_bytes("e/001", b"theirs")
         bucket.memory.put_bytes("e/002", b"2")  # the same bytes
         assert await user.drained() == "conflict"
-        assert list(user.fs.publisher.kept_as) == ["e/001"]
+        assert list(user.fs.publisher.rejections.conflicts) == ["e/001"]
     assert bucket.shows() == {"d/001": b"1", "e/": b"", "e/000": b"0", "e/001": b"theirs", "e/002": b"2"}
 
 

@@ -94,7 +94,7 @@ async def test_a_node_that_ends_at_any_request_loses_and_repeats_nothing(
             assert files_of(await user.tree()) == files_of(wanted), number
             assert await user.drained() == "durable", number
             assert await user.tree() == wanted, number
-            assert user.fs.publisher.kept_as == {}
+            assert user.fs.publisher.rejections.conflicts == {}
             assert list((after / "staging").iterdir()) == []
         assert bucket.shows() == shown, number
         if (when, bucket.requests[number - 1][0]) != ("after", "create_multipart"):
@@ -171,7 +171,7 @@ async def test_a_rename_of_what_another_was_quicker_with_shows_nothing_that_cann
         bucket.memory.put_bytes("f", b"theirs")
         await user.rename("f", "g")
         with trio.fail_after(10):
-            while not user.fs.publisher.kept_as:  # noqa: ASYNC110  # polled on a virtual clock
+            while not user.fs.publisher.rejections.conflicts:  # noqa: ASYNC110  # polled on a virtual clock
                 await trio.sleep(0.1)
         bucket.takes_nothing = True
     async with running_node(bucket, cache) as user:

@@ -277,7 +277,7 @@ async def test_what_a_suspect_knew_of_the_bucket_passes_to_the_next_version(
     async with running_node(bucket, tmp_path / "2") as user:
         assert user.fs.replayed.suspects == 1
         assert await user.drained() == "durable"
-        assert not user.fs.publisher.kept_as
+        assert not user.fs.publisher.rejections.conflicts
     assert bucket.shows()["latest"] == b"3"
 
 

@@ -136,10 +136,10 @@ async def test_it_replaces_what_the_bucket_has_if_the_change_before_it_is_reject
         await user.fs.file_io.release(handle)
         if ends == "drains":
             assert await user.drained() == "durable"
-            assert user.fs.publisher.kept_as == {}
+            assert user.fs.publisher.rejections.conflicts == {}
     if ends == "is killed":
         bucket.come_back()
         async with running_node(bucket, tmp_path / "2") as user:
             await user.drained()
-            assert user.fs.publisher.kept_as == {}
+            assert user.fs.publisher.rejections.conflicts == {}
     assert bucket.shows() == {"a": b"new"}

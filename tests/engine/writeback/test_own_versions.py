@@ -64,7 +64,7 @@ async def test_what_was_published_under_a_writer_that_fails_then_is_no_other_cli
         else:
             await append(user, "a", b"+")
         assert await user.drained() == "durable"
-        assert user.fs.publisher.kept_as == {}
+        assert user.fs.publisher.rejections.conflicts == {}
     expected = {"unlink": {}, "write": {"a": b"newer"}, "append": {"a": b"closed+"}}
     assert bucket.shows() == expected[act]
 
@@ -121,7 +121,7 @@ async def test_a_name_whose_object_is_about_to_go_has_nothing_to_be_moved(
         bucket.come_back()
         await user.close(first)
         await trio.sleep(20)
-        assert user.fs.publisher.kept_as == {}  # no conflict, not even for a moment
+        assert user.fs.publisher.rejections.conflicts == {}  # no conflict, not even for a moment
         await user.close(second)
         assert await user.drained() == "durable"
     assert bucket.shows() == {"c": b"new"}
