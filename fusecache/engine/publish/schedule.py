@@ -2,8 +2,8 @@
 
 It sends nothing (`publisher.py` does) and never waits: time is an argument. Times are the loop's, in seconds.
 
-A change moves through these sets: deferred (not for now, whatever the order) -> waiting in the order -> delayed (first
-in the order, but not yet) -> ready.
+A change moves through these sets: later (deferred, whatever the order) -> waiting in the order -> later (first in the
+order, but not yet) -> ready.
 
 What keeps changes from the bucket now: the last error of each change that will be retried, and outages.
 
@@ -30,7 +30,6 @@ from fusecache.engine.publish.bucket_writer import CREATES, BucketWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import FusecacheError, RemoteError, Throttled, Unavailable
-from fusecache.model.names import parent_path
 from fusecache.model.objects import MIB
 from fusecache.model.records import FileState, OperationKind
 from fusecache.policy.backoff import Outage, RequestLimit
@@ -81,11 +80,8 @@ class PublishSchedule:
         self._delete_delay = delete_delay
         self._is_draining = False
         self._ties = count()
-        # Heaps by time: deferred until then; or free in the order, but not due before then.
-        self._deferred: list[tuple[float, int, QueuedChange]] = []
-        self._not_due: list[tuple[float, int, QueuedChange]] = []
-        # Deferred removals of commit markers, by directory.
-        self._deferred_commit_markers: dict[str, dict[Operation, None]] = {}
+        # A heap by time: changes that are deferred until then, or free in the order, but not due before then.
+        self._later: list[tuple[float, int, QueuedChange]] = []
         # Due now, by (light, failed before).
         self._ready: dict[tuple[bool, bool], list[_Ready]] = {
             (light, failed): [] for light in (True, False) for failed in (False, True)
@@ -99,38 +95,24 @@ class PublishSchedule:
         """A change was queued."""
         until = self._deferred_until(item, now)
         if until > now:
-            heappush(self._deferred, (until, next(self._ties), item))
-            if is_removal(item) and self._queue.is_commit_marker(item.record.key):
-                self._deferred_commit_markers.setdefault(parent_path(item.record.key), {})[item] = None
+            self._look_at(item, until)
         self._on_dependent_write(item, now, is_deferred=until > now)
 
     def _on_dependent_write(self, item: QueuedChange, now: float, *, is_deferred: bool) -> None:
         """A change brings a name: removals that it must wait for are no longer deferred for long."""
         if isinstance(item, Operation) and item.record.kind not in CREATES:
             return
-        key = item.changed_keys()[-1]
-        waited_for = [each for each in self._queue.for_key(key) if is_removal(each) and each.in_flight]
+        waited_for = [each for each in self._queue.for_key(item.changed_keys()[-1]) if each.in_flight]
         if not is_deferred:
-            deferred = self._deferred_commit_markers.get(parent_path(key), {})
-            waited_for += [each for each in deferred if each.record.key != key]
-        for removal in waited_for:
+            waited_for += filter(None, map(self._queue.get, self._order.markers_before(item.sequence)))
+        for removal in filter(is_removal, waited_for):
             if removal.sequence < item.sequence and not removal.has_dependent_write:
                 removal.has_dependent_write = True
-                heappush(self._deferred, (now, next(self._ties), removal))
-                self._forget_commit_marker(removal)
-
-    def _forget_commit_marker(self, removal: Operation) -> None:
-        folder = parent_path(removal.record.key)
-        deferred = self._deferred_commit_markers.get(folder, {})
-        deferred.pop(removal, None)
-        if not deferred:
-            self._deferred_commit_markers.pop(folder, None)
+                self._look_at(removal, now)
 
     def on_removed(self, item: QueuedChange) -> None:
         """A change left the queue."""
         self.failing.discard(item)
-        if is_removal(item):
-            self._forget_commit_marker(item)
 
     def on_resumed(self, now: float) -> None:
         """What is queued came from the journal: the last daemon may have sent it, or an older version, until now."""
@@ -146,19 +128,17 @@ class PublishSchedule:
     def recompute(self, now: float, *, is_draining: bool) -> None:
         """Compute all times again. is_draining: no settle delay, and nothing is deferred."""
         self._is_draining = is_draining
-        self._not_due = [(now, tie, item) for _, tie, item in self._not_due]
-        heapify(self._not_due)
-        if is_draining:
-            self._deferred = [(now, tie, item) for _, tie, item in self._deferred]
-            heapify(self._deferred)
+        self._later = [(now, tie, item) for _, tie, item in self._later]
+        heapify(self._later)
 
     def rebuild(self, in_flight: Container[QueuedChange], now: float) -> None:
         """Hand out all changes again that are not in flight: after a failure, some may be in none of the sets."""
         items = [
             item for item in self._queue.items() if item.sequence in self._order and item not in in_flight
         ]
-        self._deferred = [(now, next(self._ties), item) for item in items]
-        self._not_due.clear()
+        self._later = [
+            (now, next(self._ties), item) for item in items if self._order.is_deferred(item.sequence)
+        ]
         for heap in self._ready.values():
             heap.clear()
         for item in items:
@@ -184,7 +164,7 @@ class PublishSchedule:
         if item not in self._queue:
             return
         if self._order.is_free(item.sequence):
-            heappush(self._not_due, (now + max(0.001, self._delay(item, now)), next(self._ties), item))
+            self._look_at(item, now + max(0.001, self._delay(item, now)))
         else:
             self._order.give_back(item.sequence)
 
@@ -194,8 +174,7 @@ class PublishSchedule:
 
     def next_time(self) -> float:
         """Return when to look again if nothing happens."""
-        times = [heap[0][0] for heap in (self._deferred, self._not_due) if heap]
-        return min(times, default=_NEVER)
+        return self._later[0][0] if self._later else _NEVER
 
     def is_settled(self, version: FileVersion, now: float) -> bool:
         """Return whether the settle delay after the close is over: no more changes are expected."""
@@ -246,13 +225,14 @@ class PublishSchedule:
 
     def _advance(self, now: float) -> None:
         """Move changes on that time, or the order, has freed."""
-        while self._deferred and self._deferred[0][0] <= now:
-            _, tie, item = heappop(self._deferred)
+        while self._later and self._later[0][0] <= now:
+            _, _, item = heappop(self._later)
             if item not in self._queue:
                 continue
-            until = self._deferred_until(item, now)
-            if until > now:
-                heappush(self._deferred, (until, tie, item))
+            if not self._order.is_deferred(item.sequence):
+                self._enqueue(item, now)
+            elif (until := self._deferred_until(item, now)) > now:
+                self._look_at(item, until)
             else:
                 self._order.undefer(item.sequence)
                 self._on_dependent_write(item, now, is_deferred=False)
@@ -260,19 +240,18 @@ class PublishSchedule:
             free = self._queue.get(sequence)
             if free is not None:
                 self._enqueue(free, now)
-        while self._not_due and self._not_due[0][0] <= now:
-            _, _, item = heappop(self._not_due)
-            if item in self._queue:
-                self._enqueue(item, now)
 
     def _enqueue(self, item: QueuedChange, now: float) -> None:
         delay = self._delay(item, now)
         if delay > 0:
-            heappush(self._not_due, (now + delay, next(self._ties), item))
+            self._look_at(item, now + delay)
         else:
             failures = self.failing.of(item).count
             entry = _Ready(failures, item.sequence, next(self._ties), item)
             heappush(self._ready[is_light(item), failures > 0], entry)
+
+    def _look_at(self, item: QueuedChange, moment: float) -> None:
+        heappush(self._later, (moment, next(self._ties), item))
 
     def _delay(self, item: QueuedChange, now: float) -> float:
         """Return the seconds until the change may be published; 0: now."""

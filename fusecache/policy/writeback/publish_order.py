@@ -293,6 +293,16 @@ class PublishOrder:
             entry.is_handed_out = False
             heappush(self._candidates, sequence)
 
+    def is_deferred(self, sequence: int) -> bool:
+        """Return whether a queued change is deferred."""
+        return self._entries[sequence].is_deferred
+
+    def markers_before(self, sequence: int) -> list[int]:
+        """Return the deferred REMOVALs of commit markers for which a write waits, or will wait (rule 5)."""
+        entry = self._entries[sequence]
+        here = None if entry.names_directory else entry.folders[-1].deferred_markers
+        return [] if here is None else here.below(sequence)
+
     def left_below(self, sequence: int) -> list[int]:
         """Return the REMOVALs and MARKER_DELETEs below for which a MARKER_DELETE waits (rule 4); [] for other roles."""
         entry = self._entries.get(sequence)
