@@ -1,8 +1,8 @@
 """How fast one mount could be on a large node, measured on two cores: `make bench-node`, `python -m benchmarks.node`.
 
 On two cores, the reader and the server end before the daemon does. So the case `loop` leaves out what they and the disk
-do: GETs and stores only wait, a reply has its first 4 KiB alone, and 12 readers read with O_DIRECT. What is left is the
-daemon's own work for each GiB. The other cases move all bytes, with one reader: `cold` from the server, `disk` from the
+do: GETs and stores only wait (`node_waits.py`), a reply has its first 4 KiB alone, and 12 readers read with O_DIRECT.
+What is left is the daemon's own work for each GiB, and with movers their part of it. The other cases move all bytes, with one reader: `cold` from the server, `disk` from the
 disk cache.
 
 For each case and number of movers: GiB a second; processor seconds a GiB of the daemon's main process, of its loop's
@@ -19,66 +19,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from benchmarks.driver import DIRECTORY
+from benchmarks.node_waits import serve
 from benchmarks.processes import ROOT, end, is_mounted, remove_folder, start, tree, unmount, wait_until
 from tests.s3server import ServerProcess
 
 MIB, GIB = 1 << 20, 1 << 30
 READERS = 12
-# What a GET and a store take, in seconds.
-GET_SECONDS, STORE_SECONDS = 0.020, 0.005
-SHORT_BYTES = 4096
-_LARGE_BYTES = 128 * 1024
-_CHECKSUM_BYTES = 8
 _TICKS = os.sysconf("SC_CLK_TCK")
 _START_SECONDS = 30.0
 BARS = {("loop", "main"): 0.15, ("cold", "main"): 0.30}
-
-
-# ---- the daemon of the case `loop`
-
-
-def serve_without_bytes(words: list[str]) -> int:
-    """Run the command line, with a GET and a store that only wait, and with short replies."""
-    from fusecache.__main__ import main as command
-    from fusecache.disk.cache_files import CacheFiles
-    from fusecache.fuse.device import Device
-    from fusecache.model.objects import GRANULE_BYTES
-    from fusecache.remote.http.http_store import HttpStore
-
-    def get_into(
-        _self: Any, _id: Any, extent: Any, _buffer: Any, progress: Any, _interruption: Any = None
-    ) -> None:
-        time.sleep(GET_SECONDS)
-        progress(extent.size)
-
-    def store(_self: Any, _number: int, _offset: int, _memory: Any, size: int, _floor: int = 0) -> bytes:
-        time.sleep(STORE_SECONDS)
-        return bytes(_CHECKSUM_BYTES * -(-size // GRANULE_BYTES))
-
-    def shortened(send: Callable[..., Any]) -> Callable[..., Any]:
-        def send_short(self: Any, unique: int, payload: Any = b"", *more: Any, **named: Any) -> Any:
-            if len(payload) >= _LARGE_BYTES:
-                payload = payload[:SHORT_BYTES]
-            return send(self, unique, payload, *more, **named)
-
-        return send_short
-
-    HttpStore.get_into = get_into  # type: ignore[method-assign]
-    CacheFiles.store = store  # type: ignore[method-assign]
-    Device.send = shortened(Device.send)  # type: ignore[method-assign]
-    try:
-        from fusecache.fuse.movers import Movers
-    except ImportError:  # an older commit, beside which this one is measured
-        pass
-    else:
-        Movers.carry = shortened(Movers.carry)  # type: ignore[method-assign]
-    sys.argv = ["fusecache", *words]
-    return command()
 
 
 # ---- one mount
@@ -99,7 +51,7 @@ class Daemon:
             "AWS_SECRET_ACCESS_KEY": server.secret_key,
             "FUSECACHE_KEEP_MOUNTED": "no",
             "PYTHONPATH": str(ROOT),
-            **({"FUSECACHE_MOVERS": str(movers)} if (ROOT / "fusecache/fuse/movers.py").exists() else {}),
+            "FUSECACHE_MOVERS": str(movers),
         }
         words = ["mount", f"s3://{server.bucket}", str(self.path), "--endpoint-url", server.endpoint_url]
         words += [
@@ -205,7 +157,7 @@ def one_round(options: argparse.Namespace, number: int, movers: int) -> dict[str
 def main() -> int:
     """Measure, print the table; return 1 if a bar is missed."""
     if sys.argv[1:2] == ["--serve"]:
-        return serve_without_bytes(sys.argv[2:])
+        return serve(sys.argv[2:])
     if sys.argv[1:2] == ["--read"]:
         paths, is_direct = json.loads(sys.argv[2])
         read(paths, is_direct=is_direct)
