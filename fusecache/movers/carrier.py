@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -18,6 +19,7 @@ from fusecache.model.errors import Unavailable
 from fusecache.movers.orders import (
     COUNT,
     DONE,
+    FAILED,
     ORDER_BYTES,
     PROGRESS,
     BodyOrder,
@@ -34,18 +36,66 @@ from fusecache.remote.http.tls import TlsContext
 _HEAD_BYTES = ORDER_BYTES // 2
 
 
+@dataclass(slots=True, eq=False)
+class Answers:
+    """Where the answers to one order come, and later those to others: a thread reads the last one before it returns.
+
+    theirs: the mover's end, until it has got it with the first order.
+    """
+
+    number: int
+    ours: socket.socket
+    theirs: socket.socket | None
+    is_open: bool = True
+
+    def receive(self) -> bytes:
+        """Return the next answer; b"" once the mover has ended."""
+        try:
+            message = self.ours.recv(ORDER_BYTES)
+        except OSError:
+            message = b""
+        self.is_open = bool(message)
+        return message
+
+
 class OrderLine:
-    """The way to one mover. busy: orders that have not ended. is_over: it takes none any more."""
+    """The way to one mover. busy: orders that have not ended. is_over: it takes none any more. idle: no order has them.
+
+    A socket for each order would cost as much as all else about it: 12 system calls, each of which passes the
+    interpreter's lock on.
+    """
 
     def __init__(self, orders: socket.socket) -> None:
         self.socket = orders
         self.busy = 0
         self.is_over = False
+        self.idle: list[Answers] = []
 
     def close_if_idle(self) -> None:
-        """Close the socket of a mover that takes no orders, once no thread uses it: its number may be used again."""
+        """Close the sockets of a mover that takes no orders, once no thread uses them: their numbers are used again."""
         if self.is_over and not self.busy:
             self.socket.close()
+            for each in self.idle:
+                each.ours.close()
+            self.idle.clear()
+
+    def send(self, order: object, answers: Answers, fds: list[int]) -> bool:
+        """Send an order; return False if the mover has ended."""
+        message, theirs = pickle.dumps(order), answers.theirs
+        try:
+            if theirs is not None:
+                socket.send_fds(self.socket, [message], [theirs.fileno(), *fds])
+            elif fds:
+                socket.send_fds(self.socket, [message], fds)
+            else:
+                self.socket.send(message)
+        except OSError:
+            answers.is_open = False
+        finally:
+            if theirs is not None:
+                theirs.close()
+                answers.theirs = None
+        return answers.is_open
 
     def interrupt(self, number: int) -> None:
         """End a fetch early. Never blocks the loop."""
@@ -101,16 +151,17 @@ class Carrier:
         )
         if line is None or offset is None or place is None:
             return None
-        number = next(self._numbers)
-        order = BodyOrder(number, get.what, get.object_id, get.extent, offset, place, head)
+        answers = self._answers(line)
         try:
-            answers = self._send(line, order, [])
             if answers is None:
                 return None
-            with answers:
-                return self._await_body(line, number, get, answers)
+            number = next(self._numbers)
+            order = BodyOrder(
+                number, answers.number, get.what, get.object_id, get.extent, offset, place, head
+            )
+            return self._await_body(line, number, get, answers) if line.send(order, answers, []) else None
         finally:
-            self._end(line)
+            self._end(line, answers)
 
     def store(self, fd: int, memory: memoryview, size: int, offset: int) -> bytes | None:
         """Have a mover write memory to a file, as `checksummed_and_written` does; return its checksums.
@@ -121,24 +172,19 @@ class Carrier:
         line = self._begin() if place is not None else None
         if line is None or place is None:
             return None
+        answers = self._answers(line)
         try:
-            answers = self._send(
-                line, StoreOrder(next(self._numbers), place, size, len(memory), offset), [fd]
-            )
             if answers is None:
                 return None
-            with answers:
-                try:
-                    message = answers.recv(ORDER_BYTES)
-                except ConnectionError:
-                    message = b""
+            order = StoreOrder(answers.number, place, size, len(memory), offset)
+            message = answers.receive() if line.send(order, answers, [fd]) else b""
         finally:
-            self._end(line)
-        if not message:
-            return None  # it died
+            self._end(line, answers)
         if message[:1] == DONE:
             return message[1:]
-        raise unpacked(message[1:])
+        if message[:1] == FAILED:
+            raise unpacked(message[1:])
+        return None
 
     # ---- inside
 
@@ -149,50 +195,50 @@ class Carrier:
                 line.busy += 1
             return line
 
-    def _end(self, line: OrderLine) -> None:
-        with self._lock:
-            line.busy -= 1
-            line.close_if_idle()
-
-    def _send(self, line: OrderLine, order: object, fds: list[int]) -> socket.socket | None:
-        """Send an order; return where its answers come. None: the mover has ended."""
+    def _answers(self, line: OrderLine) -> Answers | None:
+        """Return where the answers to the next order come; None without another descriptor."""
+        with suppress(IndexError):
+            return line.idle.pop()
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError:
             return None
-        with theirs:
-            try:
-                socket.send_fds(line.socket, [pickle.dumps(order)], [theirs.fileno(), *fds])
-            except OSError:
-                ours.close()
-                return None
-        return ours
+        return Answers(next(self._numbers), ours, theirs)
+
+    def _end(self, line: OrderLine, answers: Answers | None) -> None:
+        with self._lock:
+            line.busy -= 1
+            if answers is not None and answers.is_open:
+                line.idle.append(answers)
+            elif answers is not None:
+                answers.ours.close()
+            line.close_if_idle()
 
     def _await_body(
-        self, line: OrderLine, number: int, get: GetRequest, answers: socket.socket
+        self, line: OrderLine, number: int, get: GetRequest, answers: Answers
     ) -> Literal[True] | None:
         received = 0
         has_ended = False
         try:
             with get.interruption.by(partial(line.interrupt, number)):
-                while (message := answers.recv(ORDER_BYTES))[:1] == PROGRESS:
+                while (message := answers.receive())[:1] == PROGRESS:
                     _, received = COUNT.unpack(message)
                     get.progress(received)
                 has_ended = True
                 if message[:1] == DONE:
+                    get.progress(get.extent.size)
                     return True
-                if message:
+                if message[:1] == FAILED:
                     raise unpacked(message[1:])
                 if received:
                     raise Unavailable(f"{get.what}: the process that received it ended")
-                return None  # it died, or had no descriptor left
+                return None  # it died, or lacks something
         finally:
             if not has_ended:
                 # Until the last answer, the mover may write to the buffer.
                 line.interrupt(number)
-                with suppress(OSError):
-                    while answers.recv(ORDER_BYTES)[:1] == PROGRESS:
-                        pass
+                while answers.receive()[:1] == PROGRESS:
+                    pass
 
 
 def _place(peer: Peer) -> PeerPlace | None:

@@ -1,10 +1,11 @@
 """Carries out the orders of a daemon, in a mover: fetches bodies into the shared buffers, and stores them.
 
-Each order has a socket of its own for the answers: progress, then the end or an error. The daemon signs requests, so
-the keys for that do not come here. Connections stay open for the next order.
+Each order names a socket for its answers: progress, then the last one, of its end or an error. No other order has that
+socket until then; the first one that does brings it. The daemon signs requests, so the keys for that do not come here.
+Connections stay open for the next order.
 
 Invariant: after the last answer of an order, nothing here touches its part of the buffers. A mover that dies gives no
-last answer, and its end of the socket closes once all its threads have ended.
+last answer, and its ends of the sockets close once all its threads have ended.
 """
 
 import errno
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fusecache.disk.cache_files import checksummed_and_written
@@ -35,7 +37,7 @@ ORDER_BYTES = 64 * 1024
 # Descriptors, of this process or of the system; memory of the kernel.
 _LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 # The first byte of an answer.
-PROGRESS, DONE, FAILED = b"p", b"d", b"f"
+PROGRESS, DONE, FAILED, DECLINED = b"p", b"d", b"f", b"n"
 COUNT = struct.Struct("<cQ")
 
 
@@ -49,9 +51,10 @@ class PeerPlace:
 
 @dataclass(frozen=True, slots=True)
 class BodyOrder:
-    """One signed GET of an object's extent into the buffers, from `offset` on."""
+    """One signed GET of an object's extent into the buffers, from `offset` on. answers: the number of their socket."""
 
     number: int
+    answers: int
     what: str
     object_id: ObjectId
     extent: Extent
@@ -62,9 +65,12 @@ class BodyOrder:
 
 @dataclass(frozen=True, slots=True)
 class StoreOrder:
-    """Bytes of the buffers, from `offset` on, for the file that comes with the order. padded: bytes to write."""
+    """Bytes of the buffers, from `offset` on, for the file that comes with the order. padded: bytes to write.
 
-    number: int
+    answers: the number of their socket.
+    """
+
+    answers: int
     offset: int
     size: int
     padded: int
@@ -89,6 +95,8 @@ class Orders:
         self._lock = threading.Lock()
         self._fetching: dict[int, Interruption] = {}
         self._pools: dict[PeerPlace, ConnectionPool] = {}
+        # Belongs to the thread of `run`.
+        self._answers: dict[int, socket.socket] = {}
 
     def run(self, orders: socket.socket) -> None:
         """Carry out orders until the daemon closes its end of the socket."""
@@ -96,14 +104,7 @@ class Orders:
             message, fds, _, _ = socket.recv_fds(orders, ORDER_BYTES, 2)
             if not message:
                 return
-            try:
-                self._begin(pickle.loads(message), fds)
-            except IndexError:  # no descriptor is left
-                # The daemon hears the end of the socket for its answer, and does the work itself.
-                sys.stderr.write("mover: an order was not carried out: its descriptors did not come\n")
-                for fd in fds:
-                    with suppress(OSError):
-                        os.close(fd)
+            self._begin(pickle.loads(message), fds)
 
     def _begin(self, order: BodyOrder | StoreOrder | InterruptOrder, fds: list[int]) -> None:
         if isinstance(order, InterruptOrder):
@@ -111,13 +112,22 @@ class Orders:
                 fetch = self._fetching.get(order.number)
             if fetch is not None:
                 fetch.interrupt()
+            return
+        if order.answers not in self._answers and fds:
+            self._answers[order.answers] = socket.socket(fileno=fds.pop(0))
+        answers = self._answers.get(order.answers)
+        if (
+            answers is None
+        ):  # no descriptor was left for it: the daemon hears its end, and does the work itself
+            sys.stderr.write("mover: an order was not carried out: its descriptors did not come\n")
         elif isinstance(order, BodyOrder):
-            answers_fd = fds[0]
             with self._lock:
                 self._fetching[order.number] = Interruption()
-            self._submit(self._fetch, order, answers_fd)
+            fetch_body = partial(self._fetch, order, answers)
+            self._submit(self._carry_out, answers, fetch_body, (RemoteError, Redirected))
         else:
-            self._submit(self._store, order, fds[0], fds[1])
+            store = partial(self._store, order, fds[0]) if fds else _decline
+            self._submit(self._carry_out, answers, store, (OSError,))
 
     def _submit(self, work: Callable[..., None], *arguments: object) -> None:
         # If the system has no further thread, `submit` has queued the order before it fails: a thread that exists
@@ -125,42 +135,47 @@ class Orders:
         with suppress(RuntimeError):
             self._threads.submit(work, *arguments)
 
-    def _fetch(self, order: BodyOrder, answers_fd: int) -> None:
-        answers = socket.socket(fileno=answers_fd)
+    def _carry_out(
+        self, answers: socket.socket, work: Callable[[], bytes], told: tuple[type[Exception], ...]
+    ) -> None:
+        """Do the work of an order, and give the last answer, whatever happens. told: as for `_failure`."""
+        answer = DECLINED
+        try:
+            answer = DONE + work()
+        except Exception as exc:  # noqa: BLE001
+            answer = _failure(exc, told)
+        finally:
+            try:
+                answers.send(answer)
+            except OSError:  # the daemon died; or it hears the end of the socket instead
+                with suppress(OSError):
+                    answers.shutdown(socket.SHUT_RDWR)
 
+    def _fetch(self, order: BodyOrder, answers: socket.socket) -> bytes:
         def progress(received: int) -> None:
-            answers.send(COUNT.pack(PROGRESS, received))
+            if received < order.extent.size:  # else the last answer tells it
+                answers.send(COUNT.pack(PROGRESS, received))
 
-        with answers, suppress(ConnectionError):  # the daemon died
-            try:
-                target = self._buffers[order.offset : order.offset + order.extent.size]
-                get = GetRequest(
-                    order.what, order.object_id, order.extent, target, progress, self._fetching[order.number]
-                )
-                timeout = order.place.peer.read_timeout
-                self._pool(order.place).lend(
-                    order.what, lambda connection: ask(get, timeout, connection, order.head)
-                )
-            except Exception as exc:  # noqa: BLE001
-                _fail(exc, answers, (RemoteError, Redirected))
-            else:
-                answers.send(DONE)
-            finally:
-                with self._lock:
-                    del self._fetching[order.number]
+        try:
+            target = self._buffers[order.offset : order.offset + order.extent.size]
+            get = GetRequest(
+                order.what, order.object_id, order.extent, target, progress, self._fetching[order.number]
+            )
+            timeout = order.place.peer.read_timeout
+            self._pool(order.place).lend(
+                order.what, lambda connection: ask(get, timeout, connection, order.head)
+            )
+        finally:
+            with self._lock:
+                del self._fetching[order.number]
+        return b""
 
-    def _store(self, order: StoreOrder, answers_fd: int, fd: int) -> None:
-        answers = socket.socket(fileno=answers_fd)
-        with answers, suppress(ConnectionError):
-            try:
-                memory = self._buffers[order.offset : order.offset + order.padded]
-                checksums = checksummed_and_written(fd, memory, order.size, order.file_offset)
-            except Exception as exc:  # noqa: BLE001
-                _fail(exc, answers, (OSError,))
-            else:
-                answers.send(DONE + checksums)
-            finally:
-                os.close(fd)
+    def _store(self, order: StoreOrder, fd: int) -> bytes:
+        try:
+            memory = self._buffers[order.offset : order.offset + order.padded]
+            return checksummed_and_written(fd, memory, order.size, order.file_offset)
+        finally:
+            os.close(fd)
 
     def _pool(self, place: PeerPlace) -> ConnectionPool:
         with self._lock:
@@ -177,19 +192,23 @@ class Orders:
             return self._pools[place]
 
 
-def _fail(error: Exception, answers: socket.socket, told: tuple[type[Exception], ...]) -> None:
-    """Have the daemon raise an error of the bucket or the disk. told: the kinds of these.
+def _decline() -> bytes:
+    raise LookupError("its descriptor did not come")
 
-    After another one, as this process lacks memory or descriptors, or finds no trusted certificates, the socket ends:
-    the daemon does the work itself.
+
+def _failure(error: Exception, told: tuple[type[Exception], ...]) -> bytes:
+    """Return the answer that has the daemon raise an error of the bucket or the disk. told: the kinds of these.
+
+    After another one, as this process lacks memory or descriptors, or finds no trusted certificates, the order is
+    declined: the daemon does the work itself.
     """
     # The daemon looks at the cause too: of a certificate that is not trusted.
     errors = [each for each in (error, error.__cause__) if each]
     is_own = any(isinstance(each, OSError) and each.errno in _LACKS for each in errors)
     if is_own or not isinstance(error, told):
         sys.stderr.write(f"mover: an order was not carried out error={error!r}\n")
-    else:
-        answers.send(FAILED + pickle.dumps([(type(each), each.args, {**vars(each)}) for each in errors]))
+        return DECLINED
+    return FAILED + pickle.dumps([(type(each), each.args, {**vars(each)}) for each in errors])
 
 
 def unpacked(data: bytes) -> Exception:

@@ -70,6 +70,7 @@ class Carried:
         return await trio.to_thread.run_sync(partial(self.get, *arguments))
 
     def close(self) -> None:
+        self.carrier.remove(self.line)
         self.mover.socket.close()
         self.mover.close()
         self.store.close()
@@ -332,6 +333,7 @@ def test_an_order_for_which_the_system_has_no_thread_waits_for_one_of_the_movers
         goes_on.set()
         assert answers.recv(ORDER_BYTES) == DONE + granule_checksums(memory)
     orders._threads.shutdown()
+    orders._answers[order.answers].close()
     assert (tmp_path / "file").read_bytes() == DATA
 
 
@@ -364,6 +366,21 @@ async def test_what_a_mover_without_descriptors_or_memory_does_not_do_is_done_by
             for number, size in enumerate(sizes, 1):
                 path = tmp_path / "files" / f"{number:02x}" / f"{number:x}"
                 assert path.read_bytes()[:size] == DATA[size : 2 * size]
+
+
+async def test_orders_one_after_the_other_share_one_socket_for_their_answers(tmp_path: Path) -> None:
+    with S3Server() as server:
+        server.control.put(KEY, DATA)
+        async with carried(server) as one:
+            object_id = (await trio.to_thread.run_sync(one.store.head, KEY)).object_id
+            files = CacheFiles(tmp_path / "files", one.carrier.store)
+            for number in range(5):
+                assert await one.fetch(object_id, Extent(number, 1000)) == DATA[number:1000]
+                with pytest.raises(ObjectMissing):
+                    await one.fetch(ObjectId("no-such-key", object_id.etag), Extent(0, 10))
+                memory = one.buffers.large[0][:1000]
+                assert await stored(one, files, number + 1, 1000) == granule_checksums(memory)
+            assert len(one.line.idle) == 1
 
 
 async def test_many_fetches_at_once_fill_their_own_places() -> None:

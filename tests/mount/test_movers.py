@@ -18,6 +18,7 @@ import pytest
 from fusecache.fuse import mover
 from fusecache.fuse.movers import STALL_SECONDS
 from tests.mount.conftest import ExpectedLog
+from tests.support.control_groups import memory_group, memory_used
 from tests.support.mounts import (
     FUSECACHE,
     NEEDS_OWN_SESSION,
@@ -335,14 +336,11 @@ def test_movers_end_with_a_daemon_that_is_killed_and_its_mount_fails(
     made.detach()
 
 
-@pytest.mark.timeout(60 + 10 * DAEMON_KILLS)
-def test_daemons_that_die_under_load_spoil_no_read_and_leave_nothing(moved: MakeMount) -> None:
-    made = moved("--keep-mounted")
+def die_under_load(made: Mount, times: int) -> None:
+    """Kill the daemon while programs read, again and again; returns when the last one works."""
     seen = set(working(made, 2))
-    keeper = made.keeper()
-    held = len(list(Path(f"/proc/{keeper}/fd").iterdir()))
     with readers(made.path / "file") as wrong:
-        for _ in range(DAEMON_KILLS):
+        for _ in range(times):
             before = made.pid
             os.kill(before, signal.SIGKILL)
             made.pid = wait_until(
@@ -358,7 +356,43 @@ def test_daemons_that_die_under_load_spoil_no_read_and_leave_nothing(moved: Make
     left = [pid for pid in seen - set(made.helpers(mover)) if is_running(pid)]
     assert left == []
     working(made, 2)
+
+
+@pytest.mark.timeout(60 + 10 * DAEMON_KILLS)
+def test_daemons_that_die_under_load_spoil_no_read_and_leave_nothing(moved: MakeMount) -> None:
+    made = moved("--keep-mounted")
+    keeper = made.keeper()
+    held = len(list(Path(f"/proc/{keeper}/fd").iterdir()))
+    die_under_load(made, DAEMON_KILLS)
     assert len(list(Path(f"/proc/{keeper}/fd").iterdir())) <= held
+
+
+# Of a mount: the buffers, twice, as the next daemon may be there already; and what it needs besides.
+GROUP_BYTES = 2 * 2**30
+# The daemon and its standby were started later; the readers' requests may be kept in other places.
+MEMORY_SLACK_BYTES = 64 * MIB
+
+
+@pytest.mark.timeout(120 + 10 * DAEMON_KILLS)
+def test_daemons_that_die_under_load_leave_no_memory(
+    moved: MakeMount, record_property: Callable[[str, object], None]
+) -> None:
+    made = moved("--keep-mounted")
+    with memory_group(GROUP_BYTES) as group:
+        processes = group / "cgroup.procs"
+        for pid in (made.keeper(), made.pid, made.standby(), *made.helpers(mover)):
+            processes.write_text(str(pid))
+        # What those have got already counts elsewhere: it is gone with the next daemon.
+        die_under_load(made, 2)
+        made.standby()
+        before = memory_used(group)
+        die_under_load(made, DAEMON_KILLS)
+        made.standby()
+        after = memory_used(group)
+        record_property("group bytes", (before, after))
+        made.unmount()
+        wait_until(lambda: not processes.read_text(), "the end of all processes of the mount")
+    assert after - before < MEMORY_SLACK_BYTES
 
 
 # Orphans come to this process, as they do to the first one of a container.

@@ -25,3 +25,11 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
         yield group
     finally:
         group.rmdir()
+
+
+def memory_used(group: Path) -> int:
+    """Return the bytes that a control group's processes use now, without what the kernel can drop at once."""
+    name = "memory.usage_in_bytes" if (group / "memory.usage_in_bytes").exists() else "memory.current"
+    facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    cached = sum(int(facts[each]) for each in ("active_file", "inactive_file"))
+    return int((group / name).read_text()) - cached
