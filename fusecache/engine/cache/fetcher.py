@@ -17,7 +17,6 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -53,9 +52,6 @@ from fusecache.policy.cache.fetch_order import Cause, FetchQueue
 from fusecache.policy.cache.granules import CHUNK_BYTES, GRANULES_PER_CHUNK, pieces, runs
 from fusecache.policy.cache.stall_timeout import EARLY_RETRIES, WaitHistory
 from fusecache.remote.store import Interruption, Peers, ReadStore
-
-if TYPE_CHECKING:
-    from collections.abc import Sized
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +172,7 @@ class FetchTasks:
             elif now - last > fetch.longest_gap_seconds:
                 fetch.longest_gap_seconds = now - last
             last = now
-            if received >= fetch.wake_at:
+            if fetch.wake_at <= received < extent.size:  # at its end, the call wakes the loop
                 fetch.wake_at = 1 << 62
                 self._offload.call_soon(self._on_progress, fetch)
 
@@ -350,11 +346,8 @@ class Fetcher:
         # When the last fetch of a queue, or of a source, started.
         self._moved_at: dict[FetchQueue[Fetch] | FetchSource, float] = {}
         self._tickets: FetchQueue[RangeTicket] = FetchQueue()
-        self._all_queues: tuple[Sized, ...] = (
-            *self._queues.values(),
-            *self._buffered.values(),
-            self._tickets,
-        )
+        fetches = (*self._queues.values(), *self._buffered.values())
+        self._queued = (*(each.queued for each in fetches), self._tickets.queued)
         self.disk = disk
 
     def request(
@@ -476,8 +469,8 @@ class Fetcher:
 
     def pump(self) -> None:
         """Start fetches while connections and buffers allow."""
-        if not any(map(len, self._all_queues)):
-            return  # the usual case: every end of a fetch calls this
+        if not any(self._queued):
+            return  # the usual case: every end of a fetch or of a reply calls this
         for source in FetchSource:
             buffered = self._buffered[source]
             queues = (buffered, self._queues[source, True], self._queues[source, False])

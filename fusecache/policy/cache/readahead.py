@@ -68,11 +68,15 @@ def observe(pattern: ReadPattern, start: int, stop: int) -> ReadPattern:
         skips = pattern.skips + 1 if step > MIB else max(0, pattern.skips - 1) if step == 0 else pattern.skips
         if not -BACKWARD_SEEK_BYTES <= step <= FORWARD_SEEK_BYTES or skips >= SKIPS_FOR_RANDOM:
             return side_stream(stop, pattern.near_bytes)
-        return replace(
-            pattern,
-            position=max(pattern.position, stop),
-            consumed_bytes=pattern.consumed_bytes + length,
-            skips=skips,
+        return ReadPattern(  # of each read: `replace` takes three times as long
+            pattern.phase,
+            max(pattern.position, stop),
+            pattern.window_bytes,
+            pattern.consumed_bytes + length,
+            pattern.streak,
+            skips,
+            pattern.calm_until,
+            pattern.near_bytes,
         )
     if not continues(pattern, start):
         return side_stream(stop, pattern.near_bytes)
