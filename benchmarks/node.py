@@ -2,8 +2,8 @@
 
 On two cores, the reader and the server end before the daemon does. So the case `loop` leaves out what they and the disk
 do: GETs and stores only wait (`node_waits.py`), a reply has its first 4 KiB alone, and 12 readers read with O_DIRECT.
-What is left is the daemon's own work for each GiB, and with movers their part of it. The other cases move all bytes, with one reader: `cold` from the server, `disk` from the
-disk cache.
+What is left is the daemon's own work for each GiB, and its movers'. The other cases move all bytes, with one reader:
+`cold` from the server, `disk` from the disk cache.
 
 For each case and number of movers: GiB a second; processor seconds a GiB of the daemon's main process, of its loop's
 thread alone, and of its movers; and the ceiling, which is one GiB through the loop's seconds.
