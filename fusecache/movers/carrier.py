@@ -37,7 +37,7 @@ _HEAD_BYTES = ORDER_BYTES // 2
 
 
 @dataclass(slots=True, eq=False)
-class Answers:
+class AnswerSocket:
     """Where the answers to one order come, and later those to others: a thread reads the last one before it returns.
 
     theirs: the mover's end, until it has got it with the first order.
@@ -69,7 +69,7 @@ class OrderLine:
         self.socket = orders
         self.busy = 0
         self.is_over = False
-        self.idle: list[Answers] = []
+        self.idle: list[AnswerSocket] = []
 
     def close_if_idle(self) -> None:
         """Close the sockets of a mover that takes no orders, once no thread uses them: their numbers are used again."""
@@ -79,7 +79,7 @@ class OrderLine:
                 each.ours.close()
             self.idle.clear()
 
-    def send(self, order: object, answers: Answers, fds: list[int]) -> bool:
+    def send(self, order: object, answers: AnswerSocket, fds: list[int]) -> bool:
         """Send an order; return False if the mover has ended."""
         message, theirs = pickle.dumps(order), answers.theirs
         try:
@@ -195,7 +195,7 @@ class Carrier:
                 line.busy += 1
             return line
 
-    def _answers(self, line: OrderLine) -> Answers | None:
+    def _answers(self, line: OrderLine) -> AnswerSocket | None:
         """Return where the answers to the next order come; None without another descriptor."""
         with suppress(IndexError):
             return line.idle.pop()
@@ -203,9 +203,9 @@ class Carrier:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError:
             return None
-        return Answers(next(self._numbers), ours, theirs)
+        return AnswerSocket(next(self._numbers), ours, theirs)
 
-    def _end(self, line: OrderLine, answers: Answers | None) -> None:
+    def _end(self, line: OrderLine, answers: AnswerSocket | None) -> None:
         with self._lock:
             line.busy -= 1
             if answers is not None and answers.is_open:
@@ -215,7 +215,7 @@ class Carrier:
             line.close_if_idle()
 
     def _await_body(
-        self, line: OrderLine, number: int, get: GetRequest, answers: Answers
+        self, line: OrderLine, number: int, get: GetRequest, answers: AnswerSocket
     ) -> Literal[True] | None:
         received = 0
         has_ended = False

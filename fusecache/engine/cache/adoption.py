@@ -226,7 +226,7 @@ class Adoption:
 
     def _fill_chunks(self, file: "_Adopted") -> None:
         """Mark the chunks of a file as present as a whole. Without reading its rows, as that may fail."""
-        file.entry.blocks = file.blocks
+        file.entry.blocks, file.entry.rows = file.blocks, -1
         chunk_sums = GRANULES_PER_CHUNK * _CHECKSUM_BYTES
         for chunk in file.entry.chunks.values():
             first = chunk.index * chunk_sums

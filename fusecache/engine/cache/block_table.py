@@ -124,6 +124,8 @@ class BlockTable:
                     if row is not None and row.size == entry.size and entry.number is None:
                         entry.number, entry.blocks = row.number, row.blocks
                         self.by_number[row.number] = entry
+                    if row is None and entry.number is None:
+                        entry.rows = 0
                     entry.loaded = True
         finally:
             for entry, event in loading:
@@ -141,7 +143,7 @@ class BlockTable:
         if chunk is None:
             chunk = entry.chunks[index] = Chunk(entry, index)
             chunk.stamp = self.clock
-            chunk.loaded = entry.loaded and not entry.blocks
+            chunk.loaded = entry.loaded and not (entry.blocks and entry.rows >> index & 1)
         return chunk
 
     async def loaded_chunk(self, entry: CachedObject, index: int) -> Chunk:

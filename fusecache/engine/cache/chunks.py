@@ -59,11 +59,11 @@ class ChunkWaiter:
 
 @dataclass(eq=False, slots=True)
 class CachedObject:
-    """One object version in memory. blocks: how many of its blocks have a granule on disk; warming: how many warm-ups
-    are fetching it; number: of its cache file. load_begins_at: where the weights of a model begin in it, infinity if it
-    has none, None if that is not known; is_loading: all of it is being fetched, as a program loads these; sending: how
-    many pieces of it other processes send, or wait for. tensor_ends: of a model that does not fit into the cache,
-    ascending."""
+    """One object version in memory. blocks: how many of its blocks have a granule on disk; rows: which chunks may have
+    rows in the index, as a mask, -1 if any may; warming: how many warm-ups are fetching it; number: of its cache file.
+    load_begins_at: where the weights of a model begin in it, infinity if it has none, None if that is not known;
+    is_loading: all of it is being fetched, as a program loads these; sending: how many pieces of it other processes
+    send, or wait for. tensor_ends: of a model that does not fit into the cache, ascending."""
 
     object_id: ObjectId
     size: int
@@ -71,6 +71,7 @@ class CachedObject:
     loaded: bool = False
     number: int | None = None
     blocks: int = 0
+    rows: int = -1
     handles: int = 0
     warming: int = 0
     load_begins_at: float | None = None
@@ -155,6 +156,7 @@ class Chunk:
 
     def add_present(self, mask: int) -> None:
         """The bytes of these granules are on disk now."""
+        self.owner.rows |= 1 << self.index
         for block in range(BLOCKS_PER_CHUNK):
             shift = block * GRANULES_PER_BLOCK
             if mask >> shift & BLOCK_MASK:

@@ -8,11 +8,14 @@ import trio
 
 from fusecache.disk.cache_files import granule_checksums
 from fusecache.engine.cache.adoption import StagedObject
+from fusecache.index.cache_index import BlockRow, CacheIndex
 from fusecache.model.errors import NoSpace, ObjectChanged, ObjectMissing
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId
+from fusecache.policy.cache.granules import BLOCKS_PER_CHUNK
 from tests.support.block_caches import (
     Bucket,
     bucket_of_one,
+    fill_all,
     new_bucket,
     pages_of,
     read_all,
@@ -145,6 +148,32 @@ async def test_a_restart_finds_the_blocks(tmp_path: Path) -> None:
     async with running_cache(bucket.watched, tmp_path) as cache:
         assert cache.statistics().used_bytes == pages_of(len(data))
         assert await read_all(cache, object_id, len(data)) == data
+    assert bucket.memory.statistics().gets == before
+
+
+async def test_the_index_is_asked_only_for_chunks_that_it_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    find = CacheIndex.block_rows
+
+    def counted(index: CacheIndex, number: int, first: int, stop: int) -> dict[int, BlockRow]:
+        asked.append(first // BLOCKS_PER_CHUNK)
+        return find(index, number, first, stop)
+
+    monkeypatch.setattr(CacheIndex, "block_rows", counted)
+    bucket, object_id, data = bucket_of_one(80 * MIB)
+    async with running_cache(bucket.watched, tmp_path, buffer_bytes=32 * MIB) as cache:
+        handle = cache.open(object_id, len(data))
+        await fill_all(cache, object_id, len(data))
+        assert await read_all(cache, object_id, len(data)) == data
+        assert asked == []
+        before = bucket.memory.statistics().gets
+        await cache._table.flush_rows()
+        cache._table.trim_chunks(0)
+        assert await read_all(cache, object_id, len(data)) == data
+        assert asked == sorted(set(asked)) != []
+        cache.close(handle)
     assert bucket.memory.statistics().gets == before
 
 
