@@ -61,8 +61,7 @@ class AnswerSocket:
 class OrderLine:
     """The way to one mover. busy: orders that have not ended. is_over: it takes none any more. idle: no order has them.
 
-    A socket for each order would cost as much as all else about it: 12 system calls, each of which passes the
-    interpreter's lock on.
+    A new socket for each order would take six more system calls. Each may pass the interpreter's lock on.
     """
 
     def __init__(self, orders: socket.socket) -> None:

@@ -116,9 +116,8 @@ class Orders:
         if order.answers not in self._answers and fds:
             self._answers[order.answers] = socket.socket(fileno=fds.pop(0))
         answers = self._answers.get(order.answers)
-        if (
-            answers is None
-        ):  # no descriptor was left for it: the daemon hears its end, and does the work itself
+        if answers is None:
+            # No descriptor was left for it: the daemon hears its end, and does the work itself.
             sys.stderr.write("mover: an order was not carried out: its descriptors did not come\n")
         elif isinstance(order, BodyOrder):
             with self._lock:
