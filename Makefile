@@ -360,7 +360,7 @@ kept-training: setup $(VENV)/.trainers ## two ranks train while their mount's da
 .PHONY: movers
 movers: KILLS = 500
 movers: DAEMON_KILLS = 100
-movers: setup ## reads while helper processes and daemons are killed, every byte compared: 20 minutes as root; KILLS, DAEMON_KILLS
+movers: setup ## reads while helper processes and daemons are killed, every byte compared: 30 minutes as root; KILLS, DAEMON_KILLS
 	FUSECACHE_TEST_MOVER_KILLS=$(KILLS) FUSECACHE_TEST_MOVER_DAEMON_KILLS=$(DAEMON_KILLS) \
 	    $(VENV)/bin/python -m pytest tests/mount/test_movers.py $(PYTEST_ARGS)
 
