@@ -23,7 +23,7 @@ from fusecache.serve.objects import DaemonObjects, Found
 from tests.mount.serving import client_of, key_file, served
 from tests.s3server.certificate import make_certificate
 from tests.support.block_caches import some_bytes
-from tests.support.mounts import FUSECACHE, Mount, run
+from tests.support.mounts import FUSECACHE, Mount, run, wait_until
 from tests.support.s3_buckets import Bucket
 
 if TYPE_CHECKING:
@@ -312,7 +312,17 @@ def test_many_connections_leave_the_server_alive(url: str, client: "S3Client", b
     finally:
         for each in held:
             each.close()
-    assert client.get_object(Bucket=bucket.service.bucket, Key=f"{bucket.prefix}other")["Body"].read() == b"1"
+
+    def is_answered() -> bool:
+        try:
+            answer = client.get_object(Bucket=bucket.service.bucket, Key=f"{bucket.prefix}other")
+        except ClientError as exc:
+            if exc.response["ResponseMetadata"]["HTTPStatusCode"] != 503:
+                raise
+            return False  # the server has not seen yet that the others have gone
+        return answer["Body"].read() == b"1"
+
+    wait_until(is_answered, "an answer once the others have gone")
 
 
 def test_client_that_goes_in_the_middle_of_a_body_leaves_nothing_held(
