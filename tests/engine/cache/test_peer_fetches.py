@@ -1,4 +1,4 @@
-"""Fetches from other nodes: those that none delivers, and those that a third node wants too."""
+"""Fetches from other nodes. No node delivers the bytes, or a third node asks for the same bytes."""
 
 import os
 import threading
@@ -67,27 +67,23 @@ async def test_new_token_has_its_time_after_nodes_that_failed(tmp_path: Path) ->
 
 
 class OutOfReach:
-    """A bucket that no request reaches."""
+    """A bucket that no request reaches. asked: how often it was asked."""
 
     def __init__(self) -> None:
         self.asked = 0
 
-    def get_into(self, *asked: Any) -> None:
+    def get_into(self, *_: Any) -> None:
         """Fail."""
         self.asked += 1
         raise Unavailable("no answer")
 
 
 class HeldNode(DeadNodes):
-    """A node that sends `first` bytes, and the rest once the test says so. asked: how often it was asked."""
+    """A node that sends `first` bytes, and the rest once `may_go_on` is set. asked: how often it was asked."""
 
     def __init__(self, data: bytes, first: int) -> None:
         self._data, self._first = data, first
         self.asked, self.may_go_on = 0, threading.Event()
-
-    def owner(self, object_id: ObjectId, group: int) -> str | None:
-        """Return the node; the second group of an object is this node's own."""
-        return None if group else "node"
 
     def get_into(self, *asked: Any) -> None:
         """Send, unless the fetch is interrupted."""
@@ -113,11 +109,10 @@ class Reading:
     nursery: trio.Nursery
     found: list[bytes]
 
-    async def third(self, group: int = 0) -> bytes:
-        """Ask for the begin of a group, as a third node does."""
-        extent = Extent(group * CHUNK_BYTES, group * CHUNK_BYTES + MIB)
-        async with self.cache.pieces.hold(self.object_id, SIZE, extent, for_peer=True) as piece:
-            data = os.pread(piece.fd, MIB, extent.start)
+    async def third(self) -> bytes:
+        """Ask for the first MiB, as a third node does."""
+        async with self.cache.pieces.hold(self.object_id, SIZE, Extent(0, MIB), for_peer=True) as piece:
+            data = os.pread(piece.fd, MIB, 0)
             os.close(piece.fd)
             return data
 
