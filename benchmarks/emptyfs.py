@@ -11,6 +11,7 @@ import sys
 import pyfuse3
 import trio
 
+from fusecache.config.node_memory import request_memory
 from fusecache.fs.kernel import tune
 
 FILE_INODE = 2
@@ -61,7 +62,7 @@ async def _run(mountpoint: str) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pyfuse3.main, 1, 99)
         await trio.to_thread.run_sync(os.stat, mountpoint)
-        await trio.to_thread.run_sync(tune, mountpoint)
+        await trio.to_thread.run_sync(tune, mountpoint, request_memory())
         sys.stderr.write("ready\n")
         sys.stderr.flush()
 

@@ -24,6 +24,7 @@ from pathlib import Path
 import trio
 
 from benchmarks.session_client import CASES, FILE_BYTES, MIB
+from fusecache.config.node_memory import request_memory
 from fusecache.daemon.main import SWITCH_INTERVAL_SECONDS
 from fusecache.fs.kernel import tune
 from fusecache.fuse.handlers import RequestHandlers
@@ -118,7 +119,7 @@ def serve(library: str, mountpoint: str, border: int) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(session_of_mount.serve)
             await trio.to_thread.run_sync(os.stat, mountpoint)
-            await trio.to_thread.run_sync(tune, mountpoint)
+            await trio.to_thread.run_sync(tune, mountpoint, request_memory())
             sys.stdout.write("ready\n")
             sys.stdout.flush()
 
