@@ -99,7 +99,11 @@ def _fusecache(kind: str, path: str, batch: int) -> Epoch:
     from loader.torch.collate import collate
 
     dataset, sampler = _ours(path, batch)
-    batches: DataLoader[Any] = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)
+    batches: DataLoader[Any] = DataLoader(
+        dataset,  # type: ignore[arg-type]  # a map-style data set, without torch as its base
+        batch_sampler=sampler,
+        collate_fn=collate,
+    )
 
     def epoch(number: int) -> Iterable[Any]:
         sampler.set_epoch(number)

@@ -179,8 +179,8 @@ def main() -> int:
     sys.stdout.write("| case | movers | GiB/s | main, s a GiB | loop's thread | movers | ceiling, GiB/s |\n")
     sys.stdout.write("|---|---|---|---|---|---|---|\n")
     is_met = True
-    for (case, movers), figures in sorted(rounds.items()):
-        medians = {key: statistics.median(each[key] for each in figures) for key in columns}
+    for (case, movers), measured in sorted(rounds.items()):
+        medians = {key: statistics.median(each[key] for each in measured) for key in columns}
         sys.stdout.write(f"| {case} | {movers} | {' | '.join(f'{medians[key]:.2f}' for key in columns)} |\n")
         is_met = is_met and not (movers and medians["main"] > BARS.get((case, "main"), 1e9))
     return 0 if is_met else 1

@@ -39,7 +39,7 @@ def serve(words: list[str]) -> int:
         return info
 
     child.start = start_waiting
-    Operations.open = open_direct  # type: ignore[method-assign]
+    Operations.open = open_direct  # type: ignore[method-assign,assignment]
     Device.send = _shortened(Device.send)  # type: ignore[method-assign]
     Movers.carry = _shortened(Movers.carry)  # type: ignore[method-assign]
     sys.argv = ["fusecache", *words]
@@ -61,14 +61,14 @@ def _wait_instead() -> None:
     from fusecache.movers import orders
     from fusecache.remote.http import ranged_get
 
-    def ask(get: Any, _timeout: float, connection: Any, _head: bytes) -> Literal[True]:
+    def ask(get: Any, read_timeout: float, connection: Any, request: bytes) -> Literal[True]:
         with get.interruption.by(connection.interrupt):
             time.sleep(GET_SECONDS)
             get.progress(get.extent.size)
         connection.is_clean = True
         return True
 
-    def written(_fd: int, _memory: Any, size: int, _offset: int) -> bytes:
+    def written(fd: int, memory: memoryview, size: int, offset: int) -> bytes:
         time.sleep(STORE_SECONDS)
         return bytes(_CHECKSUM_BYTES * -(-size // GRANULE_BYTES))
 

@@ -104,7 +104,7 @@ def measure(url: str, bucket: str, access_key: str, secret_key: str, repeat: int
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        *where, count = sys.argv[2:]
-        print(json.dumps(measure(*where, int(count))))  # noqa: T201 (read by its parent)
+        url, bucket, access_key, secret_key, count = sys.argv[2:]
+        print(json.dumps(measure(url, bucket, access_key, secret_key, int(count))))  # noqa: T201 (read by its parent)
     else:
         main()

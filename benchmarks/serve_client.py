@@ -5,6 +5,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from tests.mount.serving import client_of
 
@@ -66,4 +67,5 @@ def _received(connection: socket.socket, size: int, began: float) -> float:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{ {'get': get, 'bare': bare}[sys.argv[1]](*sys.argv[2:]) }\n")
+    ways: dict[str, Callable[..., float]] = {"get": get, "bare": bare}
+    sys.stdout.write(f"{ways[sys.argv[1]](*sys.argv[2:])}\n")

@@ -81,7 +81,7 @@ def sampled(bench: Bench, origin: Origin) -> None:
     for way, peer in ((US, FUSECACHE), (UNGUESSED, WITHOUT)):
         if way == US or has_option("--whole-files"):
             task = partial(_tensors, "sampled", count=SAMPLES, seed=bench.round)
-            one = partial(_one, lambda path, task=task: task(path=path), name="data.bin")
+            one = partial(_one, partial(_mapped, task), name="data.bin")
             _cold(bench, origin, f"sampled {origin.name}", way, peer, SAMPLED, one)
 
 
@@ -101,7 +101,7 @@ def again(bench: Bench, origin: Origin) -> None:
             for way in _turn(bench, [US, NATIVE]):
                 bench.drop(mount)
                 task = partial(_tensors, "load", paths=[str(paths[way])], seed=bench.round)
-                bench.record(case, way, lambda task=task: _rated(task()))
+                bench.record(case, way, partial(_measured, task))
     except BenchmarkError as exc:
         bench.record_failure(case, US, exc)
 
@@ -117,6 +117,14 @@ def _one(task: Callable[[str], dict[str, Any]], folder: Path, name: str = FILE) 
 
 def _tensors(task: str, **request: Any) -> dict[str, Any]:
     return run_child("benchmarks.tensors", {"task": task, **request}, seconds=LIMIT_SECONDS)
+
+
+def _mapped(task: Callable[..., dict[str, Any]], path: str) -> dict[str, Any]:
+    return task(path=path)
+
+
+def _measured(task: Callable[[], dict[str, Any]]) -> dict[str, float]:
+    return _rated(task())
 
 
 def _rated(answer: dict[str, Any]) -> dict[str, float]:
