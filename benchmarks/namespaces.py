@@ -161,7 +161,11 @@ class Cluster:
         self.server.host = f"{_NET}.1"
         self._stack.enter_context(self.server)
         environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("FUSECACHE_")},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith("FUSECACHE_") or name in PASSED_ON
+            },
             "AWS_ACCESS_KEY_ID": self.server.access_key,
             "AWS_SECRET_ACCESS_KEY": self.server.secret_key,
             "AWS_CONFIG_FILE": "/dev/null",

@@ -23,6 +23,7 @@ from fusecache.movers.orders import (
     ORDER_BYTES,
     PROGRESS,
     BodyOrder,
+    CloseOrder,
     InterruptOrder,
     PeerPlace,
     StoreOrder,
@@ -34,6 +35,9 @@ from fusecache.remote.http.tls import TlsContext
 
 # A longer request goes with the daemon's own connection.
 _HEAD_BYTES = ORDER_BYTES // 2
+# Sockets for answers that are kept for the next orders of a mover: as many as buffers are stored at once. A burst needs
+# more, and each one is a descriptor here and there.
+IDLE_MAX = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +99,12 @@ class OrderLine:
                 theirs.close()
                 answers.theirs = None
         return answers.is_open
+
+    def close(self, answers: AnswerSocket) -> None:
+        """Close a socket for answers on both sides."""
+        answers.ours.close()
+        with suppress(OSError):  # the mover has ended
+            self.socket.send(pickle.dumps(CloseOrder(answers.number)))
 
     def interrupt(self, number: int) -> None:
         """End a fetch early. Never blocks the loop."""
@@ -206,11 +216,13 @@ class Carrier:
 
     def _end(self, line: OrderLine, answers: AnswerSocket | None) -> None:
         with self._lock:
-            line.busy -= 1
-            if answers is not None and answers.is_open:
+            if answers is not None and answers.is_open and len(line.idle) < IDLE_MAX:
                 line.idle.append(answers)
-            elif answers is not None:
-                answers.ours.close()
+                answers = None
+        if answers is not None:
+            line.close(answers)
+        with self._lock:
+            line.busy -= 1
             line.close_if_idle()
 
     def _await_body(

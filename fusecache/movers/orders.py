@@ -84,6 +84,13 @@ class InterruptOrder:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class CloseOrder:
+    """Closes the socket for answers with this number: no order has it any more."""
+
+    answers: int
+
+
 class Orders:
     """The orders of one daemon."""
 
@@ -106,12 +113,16 @@ class Orders:
                 return
             self._begin(pickle.loads(message), fds)
 
-    def _begin(self, order: BodyOrder | StoreOrder | InterruptOrder, fds: list[int]) -> None:
+    def _begin(self, order: BodyOrder | StoreOrder | InterruptOrder | CloseOrder, fds: list[int]) -> None:
         if isinstance(order, InterruptOrder):
             with self._lock:
                 fetch = self._fetching.get(order.number)
             if fetch is not None:
                 fetch.interrupt()
+            return
+        if isinstance(order, CloseOrder):
+            if order.answers in self._answers:  # else it never came
+                self._answers.pop(order.answers).close()
             return
         if order.answers not in self._answers and fds:
             self._answers[order.answers] = socket.socket(fileno=fds.pop(0))

@@ -22,7 +22,7 @@ from fusecache.fuse import mover
 from fusecache.fuse.movers import _Mover
 from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Unavailable, Untrusted
 from fusecache.model.objects import MIB, Extent, ObjectId
-from fusecache.movers.carrier import Carrier
+from fusecache.movers.carrier import IDLE_MAX, Carrier
 from fusecache.movers.orders import DONE, ORDER_BYTES, InterruptOrder, Orders, StoreOrder
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.s3.store import S3Store
@@ -91,6 +91,16 @@ def connections_of(pid: int) -> int:
     inodes = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
     rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     return sum(f"socket:[{row[9]}]" in inodes for row in rows)
+
+
+def unix_sockets_of(pid: int) -> int:
+    """Return how many sockets to processes of this machine a process has."""
+    sockets = set()
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # of this process: what it has just looked with
+            sockets.add(os.readlink(each))
+    rows = Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]
+    return sum(f"socket:[{row.split()[6]}]" in sockets for row in rows)
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
@@ -381,6 +391,27 @@ async def test_orders_one_after_the_other_share_one_socket_for_their_answers(tmp
                 memory = one.buffers.large[0][:1000]
                 assert await stored(one, files, number + 1, 1000) == granule_checksums(memory)
             assert len(one.line.idle) == 1
+
+
+async def test_a_burst_of_orders_leaves_few_sockets_for_answers_open_on_both_sides() -> None:
+    with S3Server() as server:
+        server.control.put(KEY, DATA)
+        async with carried(server) as one:
+            object_id = (await trio.to_thread.run_sync(one.store.head, KEY)).object_id
+            assert await one.fetch(object_id, Extent(0, 1000)) == DATA[:1000]
+            # Only root sees the mover's.
+            pids = [os.getpid(), one.mover.process.pid][: 2 if os.geteuid() == 0 else 1]
+            before = list(map(unix_sockets_of, pids))
+            # All of a burst run at once.
+            server.control.set(latency=0.3)
+            for _ in range(2):
+                async with trio.open_nursery() as nursery:
+                    for number in range(40):
+                        nursery.start_soon(one.fetch, object_id, Extent(number, number + 1), number * 4096)
+            # The mover takes orders one after the other: it has closed its ends before it answers this one.
+            assert await one.fetch(object_id, Extent(0, 1000)) == DATA[:1000]
+            more = [unix_sockets_of(pid) - early for pid, early in zip(pids, before, strict=True)]
+            assert more == [IDLE_MAX - 1] * len(pids)
 
 
 async def test_many_fetches_at_once_fill_their_own_places() -> None:
