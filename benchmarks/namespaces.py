@@ -19,6 +19,7 @@ from typing import Any, Self
 from benchmarks.processes import BenchmarkError
 from tests.s3server import ServerProcess
 from tests.support.mounts import FUSECACHE
+from tests.support.s3_buckets import PASSED_ON
 
 PORT = 9470
 _START_SECONDS = 60.0
