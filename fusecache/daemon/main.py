@@ -322,7 +322,8 @@ class _Daemon:
 
     def _mount(self, operations: Operations, memory: LentBuffers) -> FuseSession:
         options = self._options
-        if movers_of(options):
+        movers = movers_of(options) if memory.fd >= 0 else 0
+        if movers:
             self._carrier.attach(memory.offset_of)
         # Users name the bucket: as the mount table's device it must not forge a line.
         name = printable(options.source)
@@ -333,7 +334,7 @@ class _Daemon:
                 plan,
                 options.session.fuse_library,
                 self._kept,
-                MoverPlan(movers_of(options), memory, self._carrier),
+                MoverPlan(movers, memory, self._carrier),
             )
         except MountRefused as exc:
             raise MountError(

@@ -35,8 +35,8 @@ from fusecache.remote.http.tls import TlsContext
 
 # A longer request goes with the daemon's own connection.
 _HEAD_BYTES = ORDER_BYTES // 2
-# Sockets for answers that are kept for the next orders of a mover: as many as buffers are stored at once. A burst needs
-# more, and each one is a descriptor here and there.
+# Sockets for answers that are kept for the next orders, those to all movers together: as many as buffers are stored at
+# once. A burst needs more, and each one is a descriptor here and in its mover.
 IDLE_MAX = 8
 
 
@@ -216,7 +216,8 @@ class Carrier:
 
     def _end(self, line: OrderLine, answers: AnswerSocket | None) -> None:
         with self._lock:
-            if answers is not None and answers.is_open and len(line.idle) < IDLE_MAX:
+            kept = sum(len(each.idle) for each in self._lines)
+            if answers is not None and answers.is_open and kept < IDLE_MAX:
                 line.idle.append(answers)
                 answers = None
         if answers is not None:

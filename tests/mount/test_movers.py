@@ -148,6 +148,37 @@ def test_a_mover_has_no_keys_and_no_other_descriptors(moved: MakeMount) -> None:
         assert [each for each in targets if not each.startswith((*allowed, str(made.log_path)))] == []
 
 
+# memfd_create(2) fails with EACCES, as where a filter of a container forbids it. The numbers: linux/seccomp.h, filter.h.
+WITHOUT_SHARED_MEMORY = """
+import ctypes, os, struct, sys
+number = {"x86_64": 319, "aarch64": 279}[os.uname().machine]
+rows = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x0005000D), (0x06, 0, 0, 0x7FFF0000)]
+rules = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *row) for row in rows))
+PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
+prctl = ctypes.CDLL(None).prctl
+prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, struct.pack("HxxxxxxP", len(rows), ctypes.addressof(rules)), 0, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_a_mount_that_gets_no_shared_memory_works_without_movers(moved: MakeMount) -> None:
+    made = moved()
+    made.unmount()
+    command = made.command("--movers", "2", "--foreground")
+    environment = made.bucket.service.environment()
+    words = [sys.executable, "-c", WITHOUT_SHARED_MEMORY, *command]
+    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as daemon:
+        wait_until(lambda: daemon.poll() is not None or made.path.is_mount(), "the mount")
+        assert daemon.poll() is None, daemon.communicate()[1]
+        made.pid = made.status()["pid"]
+        assert read_all(made.path / "file")
+        assert made.helpers(mover) == []
+        run(FUSECACHE, "unmount", made.path)
+        assert "the daemon works without movers, as it gets no shared memory" in daemon.communicate()[1]
+        assert daemon.returncode == 0
+
+
 def kill_one(made: Mount, chance: random.Random) -> bool:
     """Kill a mover that works, and now and then one that only starts; return whether there was one."""
     pids = made.helpers(mover)

@@ -116,7 +116,11 @@ class BlockCache:
         self._options = options
         self._offload = offload
         self._counters = Counters()
-        self._pool = AlignedBuffers(options.buffer_bytes, is_shared=options.are_buffers_shared)
+        try:
+            self._pool = AlignedBuffers(options.buffer_bytes, is_shared=options.are_buffers_shared)
+        except (AttributeError, OSError) as exc:  # AttributeError: a C library without it
+            log.warning("the daemon works without movers, as it gets no shared memory error=%s", exc)
+            self._pool = AlignedBuffers(options.buffer_bytes)
         self._index = CacheIndex(directory / "index", boot_id=options.boot_id, described=[files_directory])
         ledger = SpaceLedger(options.limit_bytes, options.write_reserve_bytes)
         try:
