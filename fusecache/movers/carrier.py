@@ -11,8 +11,8 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Literal
 
 from fusecache.model.errors import Unavailable
@@ -25,8 +25,9 @@ from fusecache.movers.orders import (
     BodyOrder,
     CloseOrder,
     InterruptOrder,
-    PeerPlace,
+    Order,
     StoreOrder,
+    packed,
     unpacked,
 )
 from fusecache.remote.http.connection_pool import Peer
@@ -82,9 +83,9 @@ class OrderLine:
                 each.ours.close()
             self.idle.clear()
 
-    def send(self, order: object, answers: AnswerSocket, fds: list[int]) -> bool:
+    def send(self, order: Order, answers: AnswerSocket, fds: list[int]) -> bool:
         """Send an order; return False if the mover has ended."""
-        message, theirs = pickle.dumps(order), answers.theirs
+        message, theirs = packed(order), answers.theirs
         try:
             if theirs is not None:
                 socket.send_fds(self.socket, [message], [theirs.fileno(), *fds])
@@ -104,11 +105,11 @@ class OrderLine:
         """Close a socket for answers on both sides."""
         answers.ours.close()
         with suppress(OSError):  # the mover has ended
-            self.socket.send(pickle.dumps(CloseOrder(answers.number)))
+            self.socket.send(packed(CloseOrder(answers.number)))
 
     def interrupt(self, number: int) -> None:
         """End a fetch early. Never blocks the loop."""
-        message = pickle.dumps(InterruptOrder(number))
+        message = packed(InterruptOrder(number))
         try:
             self.socket.send(message, socket.MSG_DONTWAIT)
         except BlockingIOError:  # many orders wait; a mover that takes none stands still, and is killed
@@ -164,10 +165,11 @@ class Carrier:
         try:
             if answers is None:
                 return None
-            number = next(self._numbers)
+            number, asked, extent = next(self._numbers), get.object_id, get.extent
             order = BodyOrder(
-                number, answers.number, get.what, get.object_id, get.extent, offset, place, head
-            )
+                number, answers.number, get.what, asked.key, asked.etag, extent.start, extent.stop,
+                offset, place, head,
+            )  # fmt: skip
             return self._await_body(line, number, get, answers) if line.send(order, answers, []) else None
         finally:
             self._end(line, answers)
@@ -253,10 +255,11 @@ class Carrier:
                     pass
 
 
-def _place(peer: Peer) -> PeerPlace | None:
+@lru_cache(maxsize=8)
+def _place(peer: Peer) -> bytes | None:
+    """Return a place as an order has it; None with TLS by `ssl`. Kept: all orders to an endpoint have the same."""
     if peer.tls is None:
-        return PeerPlace(peer, None)
+        return pickle.dumps((peer, None))
     if not isinstance(peer.tls, TlsContext):
         return None
-    plain = Peer(peer.host, peer.port, None, peer.connect_timeout, peer.read_timeout, peer.proxy)
-    return PeerPlace(plain, peer.tls.trusted)
+    return pickle.dumps((replace(peer, tls=None), peer.tls.trusted))

@@ -1,7 +1,6 @@
 """Bodies that a mover fetches, and buffers that it stores, beside a real server: the same bytes and the same errors."""
 
 import os
-import pickle
 import resource
 import shutil
 import signal
@@ -23,7 +22,7 @@ from fusecache.fuse.movers import _Mover
 from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Unavailable, Untrusted
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.movers.carrier import IDLE_MAX, Carrier
-from fusecache.movers.orders import DONE, ORDER_BYTES, InterruptOrder, Orders, StoreOrder
+from fusecache.movers.orders import DONE, ORDER_BYTES, InterruptOrder, Orders, StoreOrder, packed
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Interruption
@@ -170,7 +169,7 @@ async def test_an_interrupt_that_finds_the_way_to_the_mover_full_comes_later() -
                     one.mover.process.send_signal(signal.SIGSTOP)
                     with suppress(BlockingIOError):
                         while True:
-                            one.line.socket.send(pickle.dumps(InterruptOrder(0)), socket.MSG_DONTWAIT)
+                            one.line.socket.send(packed(InterruptOrder(0)), socket.MSG_DONTWAIT)
                     ended.interrupt()
                     one.mover.process.send_signal(signal.SIGCONT)
 
@@ -336,7 +335,7 @@ def test_an_order_for_which_the_system_has_no_thread_waits_for_one_of_the_movers
         with suppress(RuntimeError):
             orders._threads.submit(goes_on.wait)
         order = StoreOrder(1, 0, len(DATA), len(DATA), 0)
-        socket.send_fds(ours, [pickle.dumps(order)], [their_answers.fileno(), file.fileno()])
+        socket.send_fds(ours, [packed(order)], [their_answers.fileno(), file.fileno()])
         their_answers.close()
         ours.shutdown(socket.SHUT_WR)
         running.join()

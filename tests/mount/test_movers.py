@@ -148,7 +148,7 @@ def test_a_mover_has_no_keys_and_no_other_descriptors(moved: MakeMount) -> None:
         assert [each for each in targets if not each.startswith((*allowed, str(made.log_path)))] == []
 
 
-# memfd_create(2) fails with EACCES, as where a filter of a container forbids it. The numbers: linux/seccomp.h, filter.h.
+# memfd_create(2) fails with EACCES, as where a container forbids it. The numbers: linux/seccomp.h, linux/filter.h.
 WITHOUT_SHARED_MEMORY = """
 import ctypes, os, struct, sys
 number = {"x86_64": 319, "aarch64": 279}[os.uname().machine]
