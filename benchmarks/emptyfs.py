@@ -11,7 +11,7 @@ import sys
 import pyfuse3
 import trio
 
-from fusecache.config.node_memory import request_memory
+from fusecache.config.node_limits import request_memory
 from fusecache.fs.kernel import tune
 
 FILE_INODE = 2

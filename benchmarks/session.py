@@ -24,7 +24,7 @@ from pathlib import Path
 import trio
 
 from benchmarks.session_client import CASES, FILE_BYTES, MIB
-from fusecache.config.node_memory import request_memory
+from fusecache.config.node_limits import request_memory
 from fusecache.daemon.main import SWITCH_INTERVAL_SECONDS
 from fusecache.fs.kernel import tune
 from fusecache.fuse.handlers import RequestHandlers

@@ -45,7 +45,7 @@ REASONS = {
     "whole_files": "Set it for weights with other names; empty if programs read large parts of weights, but never all.",
     "symlinks": "Set it to all if you trust each writer of the bucket, to none to follow no symlink.",
     "fuse_library": "Set it to pyfuse3 if the daemon's own library fails on your kernel.",
-    "movers": "On a machine with 6 processors or more, set one for each 4 beyond 2, and measure.",
+    "movers": "Set 0 where other programs keep all processors busy; for a faster network set more, and measure.",
     "keep_mounted": "Turn it off if something else starts the daemon again.",
     "settle_seconds": "Lower it if other nodes wait for files; raise it for programs that rewrite files at once.",
     "temp_names": "Set it if your programs rename from names that the list lacks.",

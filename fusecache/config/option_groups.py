@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fusecache.config.node_limits import default_movers
 from fusecache.config.values import (
     Duration,
     as_bucket,
@@ -79,7 +80,8 @@ class SessionOptions:
         as_movers,
         "helper processes that fetch and store bytes and copy them to the kernel, so that one mount can use more "
         "processors; 0 leaves that to the daemon; needs the own FUSE library",
-        default=0,
+        default_factory=default_movers,
+        default_text="one for each 4 processors beyond 2, 4 at most; none below 6 processors",
         metavar="0-16",
     )
 

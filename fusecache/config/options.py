@@ -24,7 +24,7 @@ from typing import Any
 
 from fusecache.config.bucket_options import bucket_tables, bucket_values, check_apart
 from fusecache.config.endpoint_options import own_endpoint, resolve_endpoints, resolve_family
-from fusecache.config.node_memory import SMALLEST_MEMORY_BYTES, default_memory
+from fusecache.config.node_limits import SMALLEST_MEMORY_BYTES, default_memory
 from fusecache.config.option_groups import (
     WHOLE_FILES,
     EndpointOptions,

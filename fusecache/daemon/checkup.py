@@ -28,7 +28,7 @@ from statistics import median
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from fusecache.config.node_memory import memory_bytes
+from fusecache.config.node_limits import memory_bytes
 from fusecache.config.options import SMALLEST_CACHE_BYTES, MountOptions
 from fusecache.daemon.connect import keys_from, open_stores
 from fusecache.daemon.peer_list import nodes_of, open_peers

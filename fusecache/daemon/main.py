@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from fusecache.config.node_memory import request_memory
+from fusecache.config.node_limits import request_memory
 from fusecache.config.options import MountOptions
 from fusecache.daemon.bucket_link import (
     BucketLink,

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fusecache.config.node_memory import memory_bytes
+from fusecache.config.node_limits import memory_bytes
 from loader.base.cached_files import CachedFiles
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.config.node_memory import request_memory
+from fusecache.config.node_limits import request_memory
 from fusecache.fs import kernel
 from fusecache.model.objects import MIB
 from tests.support import ROOT

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.config.node_memory import request_memory
+from fusecache.config.node_limits import request_memory
 from fusecache.model.objects import MIB
 from tests.s3server import Fault, FaultAction
 from tests.support.mounts import NEEDS_OWN_SESSION, Mount, pattern, run, wait_until

@@ -236,7 +236,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "loader.base",
         "loader.errors",
         "loader.world",
-        "fusecache.config.node_memory",
+        "fusecache.config.node_limits",
         "fusecache.model.hints",
     ),
     "loader.torch": (

@@ -1,4 +1,4 @@
-"""The memory of a node: the least that its control groups allow, and the default of `memory` in it."""
+"""Memory and processors of a node: the least that its control groups allow, and the defaults that follow."""
 
 import os
 import subprocess
@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.config.node_memory import default_memory, memory_bytes, request_memory
+from fusecache.config.node_limits import (
+    default_memory,
+    default_movers,
+    memory_bytes,
+    request_memory,
+    usable_processors,
+)
+from fusecache.config.options import load_options
 from fusecache.model.objects import GIB, MIB
 from tests.support import ROOT
 from tests.support.control_groups import memory_group
@@ -34,12 +41,17 @@ LIMIT = 96 * MIB
 def test_the_least_limit_of_all_groups_counts(
     tmp_path: Path, groups: str, limits: dict[str, str], expected: int
 ) -> None:
+    make_groups(tmp_path, groups, limits)
+    assert memory_bytes(tmp_path) == expected
+
+
+def make_groups(root: Path, groups: str, limits: dict[str, str]) -> None:
+    """Write the files of control groups. groups: of this process; limits: texts by path."""
     files = {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()}}
     for name, text in files.items():
-        path = tmp_path / name
+        path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert memory_bytes(tmp_path) == expected
 
 
 def test_without_control_groups_it_is_the_machines(tmp_path: Path) -> None:
@@ -53,7 +65,7 @@ def test_without_control_groups_it_is_the_machines(tmp_path: Path) -> None:
 def test_the_default_is_an_eighth_within_bounds(
     monkeypatch: pytest.MonkeyPatch, node: int, default: int
 ) -> None:
-    monkeypatch.setattr("fusecache.config.node_memory.memory_bytes", lambda: node)
+    monkeypatch.setattr("fusecache.config.node_limits.memory_bytes", lambda: node)
     assert default_memory() == default
 
 
@@ -77,5 +89,40 @@ def test_a_mount_in_a_small_control_group_takes_less() -> None:
 def test_requests_that_wait_have_a_share_of_the_memory(
     monkeypatch: pytest.MonkeyPatch, node: int, expected: int
 ) -> None:
-    monkeypatch.setattr("fusecache.config.node_memory.memory_bytes", lambda: node)
+    monkeypatch.setattr("fusecache.config.node_limits.memory_bytes", lambda: node)
     assert request_memory() == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "expected"),
+    [
+        ("", {}, 16),
+        ("0::/job\n", {"job/cpu.max": "max 100000\n"}, 16),
+        ("0::/job/task\n", {"job/cpu.max": "400000 100000\n", "job/task/cpu.max": "max 100000\n"}, 4),
+        ("0::/host/path\n", {"cpu.max": "50000 100000\n"}, 0.5),
+        ("3:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 16),
+        (
+            "3:cpu,cpuacct:/a\n",
+            {"cpu/a/cpu.cfs_quota_us": "250000\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
+            2.5,
+        ),
+    ],
+)
+def test_a_quota_of_processor_time_counts_as_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str, limits: dict[str, str], expected: float
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
+    make_groups(tmp_path, groups, limits)
+    assert usable_processors(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("processors", "movers"), [(0.5, 0), (2, 0), (5.9, 0), (6, 1), (9.5, 1), (10, 2), (18, 4), (192, 4)]
+)
+def test_movers_come_with_the_processors(
+    monkeypatch: pytest.MonkeyPatch, processors: float, movers: int
+) -> None:
+    monkeypatch.setattr("fusecache.config.node_limits.usable_processors", lambda: processors)
+    assert default_movers() == movers
+    assert load_options({"source": "s3://b", "mountpoint": "/m"}, {}).session.movers == movers
+    assert load_options({"source": "s3://b", "mountpoint": "/m", "movers": "0"}, {}).session.movers == 0
