@@ -172,12 +172,14 @@ class CacheMaintenance:
         """Store missing granules that are in memory."""
         pending = chunk.pending()
         for buffer in list(chunk.buffers):
-            for first, stop in runs(buffer.valid & missing & ~pending):
-                self._buffer_pool.acquire_use(buffer)
-                try:
+            if buffer.chunk is not chunk:  # it was given away while another one was stored
+                continue
+            self._buffer_pool.acquire_use(buffer)
+            try:
+                for first, stop in runs(buffer.valid & missing & ~pending):
                     await self._fetcher.disk.store(chunk, buffer, first, stop)
-                finally:
-                    self._buffer_pool.release_use(buffer, trio.current_time())
+            finally:
+                self._buffer_pool.release_use(buffer, trio.current_time())
 
     async def missing(self, entry: CachedObject, index: int, mask: int) -> int:
         """Return granules of a chunk that are neither on disk nor in flight. The caller keeps the object in memory."""
