@@ -59,7 +59,7 @@ class ReplyMemory(Protocol):
     def lend(self, payload: memoryview) -> tuple[int, Callable[[], None]] | None:
         """Keep the bytes of a reply as they are; return where they begin, and what gives them back.
 
-        None: they lie elsewhere.
+        None: they lie elsewhere, or will not stay: copy them now.
         """
         ...
 

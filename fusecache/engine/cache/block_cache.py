@@ -267,12 +267,7 @@ class BlockCache:
             self._counters.misses += 1
             return data, ReadSource.BUCKET
         self._counters.hits += 1
-        chunk = stream.entry.chunks[start // CHUNK_BYTES]
-        chunk.readers += 1  # else the read-ahead might take, and write to, the buffer that the reply views
-        try:
-            self._readahead.run(stream)
-        finally:
-            chunk.readers -= 1
+        self._readahead.run(stream)  # perhaps into the buffer of this reply, but not before it is sent
         return data, source
 
     async def _read_exactly(self, stream: ReadStream, start: int, stop: int) -> memoryview | None:

@@ -139,12 +139,14 @@ class LentBuffers:
     def lend(self, payload: memoryview) -> tuple[int, Callable[[], None]] | None:
         """Keep the bytes of a reply as they are; return where they begin, and what gives them back.
 
-        None: they lie elsewhere.
+        None: they lie elsewhere, or a fetch was just given their buffer: copy them now.
         """
         offset = self._memory.offset_of(payload)
         if offset is None:
             return None
         buffer = self._buffers.at(offset)
+        if not buffer.valid:
+            return None
         self._buffers.acquire_use(buffer)
         return offset, partial(self._give_back, buffer)
 

@@ -629,14 +629,23 @@ class Fetcher:
             if buffer is None:
                 return None
             self._buffer_pool.give(buffer, chunk, 0)
-            self._merge_small_buffers(chunk, buffer)
             self._move_to_buffered(chunk, fetch)
         finally:
             chunk.readers -= 1
         return buffer
 
+    async def _run(self, run: Callable[[Fetch], Awaitable[None]], fetch: Fetch) -> None:
+        """Run a fetch as a task: the first that writes to its buffer.
+
+        The task that started it may still view the buffer, in a reply with the bytes that it held before.
+        """
+        assert fetch.buffer is not None
+        if not fetch.buffer.small:
+            self._merge_small_buffers(fetch.chunk, fetch.buffer)
+        await run(fetch)
+
     def _merge_small_buffers(self, chunk: Chunk, large: Buffer) -> None:
-        """Copy the chunk's small buffers into its new large one, so that one buffer answers a read."""
+        """Copy the chunk's small buffers into its large one, so that one buffer answers a read."""
         for buffer in [buffer for buffer in chunk.buffers if buffer.small and not buffer.busy]:
             for first, stop in runs(buffer.valid):
                 start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
@@ -660,7 +669,9 @@ class Fetcher:
         if fetch.source is FetchSource.PEER and self._peers is not None:
             run, name = self._peers.run, "cache-peer"
         about = fetch.chunk.owner.object_id.key
-        self.tasks.start_soon(name, run, fetch, about=about, on_failed=partial(self.on_failed, fetch))
+        self.tasks.start_soon(
+            name, self._run, run, fetch, about=about, on_failed=partial(self.on_failed, fetch)
+        )
 
     def on_body(self, nbytes: int, seconds: float) -> None:
         """The bucket has sent a body in so much time."""
