@@ -4,7 +4,8 @@ This module is the interface for callers. `Fetcher` fills buffers, `DiskTier` lo
 `DiskSpace` accounts for the disk, and the pure functions of `policy.cache.readahead` decide what to prefetch.
 
 Invariants:
-1. A reply is a view of a pool buffer. The buffer is not reused before the reader's next checkpoint.
+1. A reply is a view of a pool buffer. Nothing is written to it before the reader's next checkpoint, though a fetch may
+   have got it.
 2. Memory is bounded: by the pool, by the chunks of open objects, and by changed rows that are at most a second old.
 3. A cancelled reader does not break a fetch.
 """

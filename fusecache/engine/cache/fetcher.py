@@ -515,6 +515,7 @@ class Fetcher:
         chunk.fetches.append(fetch)
         buffer = fetch.buffer
         assert buffer is not None
+        self._merge_small_buffers(chunk, buffer)  # no reply views it: this task has not read yet
         self._small_loads += 1
         try:
             found = await self.disk.load(chunk, buffer, first, stop)
@@ -640,18 +641,23 @@ class Fetcher:
         The task that started it may still view the buffer, in a reply with the bytes that it held before.
         """
         assert fetch.buffer is not None
-        if not fetch.buffer.small:
-            self._merge_small_buffers(fetch.chunk, fetch.buffer)
+        if self._merge_small_buffers(fetch.chunk, fetch.buffer):
+            self.pump()  # fetches may wait for a small buffer
         await run(fetch)
 
-    def _merge_small_buffers(self, chunk: Chunk, large: Buffer) -> None:
-        """Copy the chunk's small buffers into its large one, so that one buffer answers a read."""
-        for buffer in [buffer for buffer in chunk.buffers if buffer.small and not buffer.busy]:
+    def _merge_small_buffers(self, chunk: Chunk, large: Buffer) -> bool:
+        """Copy the chunk's small buffers into its large one, so that one buffer answers a read.
+
+        Return whether it had some. Does nothing if `large` is a small one, too.
+        """
+        merged = [buffer for buffer in chunk.buffers if buffer.small and not buffer.busy and not large.small]
+        for buffer in merged:
             for first, stop in runs(buffer.valid):
                 start, end = first * GRANULE_BYTES, min(stop * GRANULE_BYTES, chunk.size)
                 large.view(start, end)[:] = buffer.view(start, end)
             large.valid |= buffer.valid
             self._buffer_pool.release(buffer)
+        return bool(merged)
 
     def _start(self, fetch: Fetch) -> None:
         fetch.state = FetchState.RUNNING
