@@ -38,17 +38,23 @@ def messages(mount: Mount) -> Iterator[str]:
         yield words_of("status", mount.path / each["path"])
 
 
-def run_named_commands(mount: Mount, texts: Iterator[str]) -> set[str]:
-    """Run each command that the texts name, and return the commands. `recover` must list something."""
+def run_named_commands(mount: Mount, texts: Iterator[str], end_cause: Callable[[], None]) -> set[str]:
+    """Run each command that the texts name, and return the commands. `recover` must list something.
+
+    end_cause: called before the first command that changes something. A rename whose cause is gone heals by itself, and
+    is listed no more.
+    """
     has_rejected = mount.status()["rejected_files"] > 0
     named = {command for text in texts for command in COMMAND.findall(text)}
     for command in sorted(named, key=lambda each: "--" in each):  # commands that change nothing come first
         words = shlex.split(command)
+        if "--" in command:
+            end_cause()
         assert not any(word.isupper() for word in words), f"{command}: a placeholder is no command"
         done = subprocess.run(
             [FUSECACHE, *words[1:]], cwd="/", capture_output=True, text=True, timeout=60, check=False
         )
-        # A rename whose cause is gone heals by itself, perhaps before the command that would repeat it.
+        # Perhaps it has healed before the command that would repeat it.
         is_healed = has_rejected and "--restore" in words and not mount.status()["rejected_files"]
         assert done.returncode == 0 or is_healed, (command, done.stdout, done.stderr)
         if words[1] == "recover" and len(words) == 3:
@@ -143,8 +149,7 @@ def test_each_command_that_a_message_names_leads_somewhere(
     try:
         situation(one, bucket)
         texts = list(messages(one))
-        bucket.control.clear_faults()
-        named = run_named_commands(one, iter(texts))
+        named = run_named_commands(one, iter(texts), bucket.control.clear_faults)
     finally:
         bucket.control.clear_faults()
     assert named, texts
