@@ -71,7 +71,7 @@ from fusecache.remote.endpoints import Endpoint, Transport
 log = logging.getLogger(__name__)
 
 # Threads for GETs: more than may be in flight (`CacheOptions.connections`). The buffer pool bounds them too.
-NETWORK_THREADS = 80
+NETWORK_THREADS = 96
 # Maximum uploads of bodies in flight.
 UPLOAD_THREADS = 16
 # Threads for publishing requests that send few bytes, so that they never queue behind large uploads.

@@ -272,6 +272,11 @@ class Fetch:
         """How many bytes it will still deliver."""
         return min(self.stop * GRANULE_BYTES, self.chunk.size) - self.first * GRANULE_BYTES
 
+    @property
+    def is_small(self) -> bool:
+        """Whether what is left fits a small buffer."""
+        return self.stop - self.first <= SMALL_GRANULES
+
     def begin_attempt(self) -> None:
         """Start a new attempt: reset the fields of the earlier one."""
         self.attempts += 1

@@ -22,7 +22,6 @@ import trio
 
 from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import (
-    SMALL_GRANULES,
     Buffer,
     Chunk,
     ChunkWaiter,
@@ -331,8 +330,7 @@ class Fetcher:
         self._gets = FetchTasks(store, offload, counters, self.limit, self._running, self)
         self._peers: PeerFetches | None = None
         if peers is not None:
-            large = buffer_pool.large_count
-            self._peers = PeerFetches(peers, offload, self._running, self, large_buffers=large)
+            self._peers = PeerFetches(peers, offload, buffer_pool, self)
         self._small_loads = 0
         # One queue per source and buffer size: a lack of large buffers must not stop small reads.
         self._queues: dict[tuple[FetchSource, bool], FetchQueue[Fetch]] = {
@@ -442,7 +440,7 @@ class Fetcher:
                 if fetch.queue is None or fetch not in fetch.queue:
                     continue
                 # Queues share the slots, so a queue without one waits its turn while others move.
-                line = fetch.queue if self._has_slot(fetch.source) else fetch.source
+                line = fetch.queue if self._has_place(fetch) else fetch.source
                 stands_since = max(began, self._moved_at.get(line, began))
                 if now >= stands_since + patience:
                     self._give_up(fetch, waiter)
@@ -454,7 +452,7 @@ class Fetcher:
         """A reader stops waiting for a queued fetch. It leaves the queue unless others need it."""
         chunk = fetch.chunk
         what = "buffer of the read path (is the cache disk slow?)"
-        if not self._has_slot(fetch.source):
+        if not self._has_place(fetch):
             what = f"slot for {fetch.source.value}"
         waiter.error = Unavailable(
             f"{chunk.owner.object_id.key}: no free {what} for {self.limit.patience_seconds:.0f} s; retry the read, "
@@ -481,7 +479,7 @@ class Fetcher:
                 heads = [
                     (head.cause, head.depth, head.queued_at, rank, queue, head)
                     for rank, queue in enumerate(queues)
-                    if (head := queue.peek()) is not None
+                    if (head := queue.peek()) is not None and self._has_place(head)
                 ]
                 for *_, queue, head in sorted(heads, key=lambda row: row[:4]):
                     if self._assign_buffer(head):
@@ -576,15 +574,22 @@ class Fetcher:
         if source is FetchSource.DISK:
             return self._running[source] < DISK_LOADS
         if source is FetchSource.PEER:
-            return self._peers is not None and self._running[source] < self._peers.limit
+            return self._peers is not None and any(
+                self._peers.has_place(is_small=each) for each in (True, False)
+            )
         return trio.current_time() >= self.limit.free_at and self._running[source] < self.limit.limit
+
+    def _has_place(self, fetch: Fetch) -> bool:
+        if fetch.source is FetchSource.PEER and self._peers is not None:
+            return self._peers.has_place(is_small=fetch.is_small)
+        return self._has_slot(fetch.source)
 
     def _push(self, fetch: Fetch) -> None:
         chunk = fetch.chunk
         if chunk.buffer_for(fetch.first, fetch.stop) is not None:
             fetch.queue = self._buffered[fetch.source]
         else:
-            fetch.queue = self._queues[fetch.source, _is_small(fetch)]
+            fetch.queue = self._queues[fetch.source, fetch.is_small]
         fetch.queue.push(fetch, fetch.cause, fetch.depth)
 
     def _move_to_buffered(self, chunk: Chunk, but: Fetch) -> None:
@@ -620,12 +625,14 @@ class Fetcher:
             return buffer
         chunk.readers += 1  # recycling must not take this chunk's own buffers
         try:
-            if _is_small(fetch):
+            if fetch.is_small:
                 buffer = self._buffer_pool.acquire(small=True, cause=fetch.cause, now=now)
                 if buffer is not None:
                     self._buffer_pool.give(buffer, chunk, fetch.first)
                     self._move_to_buffered(chunk, fetch)
                     return buffer
+                if fetch.source is FetchSource.PEER:
+                    return None  # what other nodes ask for needs the large ones
             buffer = self._buffer_pool.acquire(small=False, cause=fetch.cause, now=now)
             if buffer is None:
                 return None
@@ -661,7 +668,10 @@ class Fetcher:
 
     def _start(self, fetch: Fetch) -> None:
         fetch.state = FetchState.RUNNING
-        self._running[fetch.source] += 1
+        if fetch.source is FetchSource.PEER and self._peers is not None:
+            self._peers.running[fetch.is_small] += 1
+        else:
+            self._running[fetch.source] += 1
         now = trio.current_time()
         if is_get := fetch.source is FetchSource.NETWORK:
             self._gets.pay(fetch.size, now)
@@ -711,7 +721,7 @@ class Fetcher:
 
         Whether a queued write may be dropped depends on its age and on its readers. Neither sends an event, so poll.
         """
-        self._write_queue.drop_oldest(small=_is_small(fetch), cause=fetch.cause)
+        self._write_queue.drop_oldest(small=fetch.is_small, cause=fetch.cause)
         if not self._is_polling and (fetch.cause is Cause.DEMAND or self._write_queue):
             self._is_polling = True
             self.tasks.keep({"slow-disk": self._poll_write_queue})
@@ -753,8 +763,3 @@ class Fetcher:
             self._running[FetchSource.DISK] -= 1
             self._buffer_pool.release_use(buffer, trio.current_time())
         self.end(fetch)
-
-
-def _is_small(fetch: Fetch) -> bool:
-    """Return whether the fetch fits a small buffer."""
-    return fetch.stop - fetch.first <= SMALL_GRANULES

@@ -3,8 +3,8 @@
 Invariants:
 1. What is fetched for another node is never asked of a third one unless that sends already: each could wait for the
    other.
-2. A fetch from a node takes no place of those for the bucket, and at most half of the buffers: nodes that wait for each
-   other can still fetch for each other.
+2. A fetch from a node takes no place of those for the bucket, and all of them at most half of the buffers of a size:
+   nodes that wait for each other can still fetch for each other.
 3. What a node does not deliver, the same fetch asks for elsewhere at once: of the next owner, then of the bucket. So
    nodes that lose the same node do not all ask the bucket.
 """
@@ -12,6 +12,7 @@ Invariants:
 from functools import partial
 from typing import Protocol
 
+from fusecache.engine.cache.buffer_pool import BufferPool
 from fusecache.engine.cache.chunks import Buffer, Chunk, Fetch, FetchSource, FetchState
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
@@ -53,17 +54,22 @@ class PeerFetches:
         self,
         peers: Peers,
         offload: Offload,
-        running: dict[FetchSource, int],
+        buffers: BufferPool,
         scheduler: FetchScheduler,
-        *,
-        large_buffers: int,
     ) -> None:
-        """running: how many GETs and loads are in flight, shared with the fetcher."""
         self.peers = peers
         self._offload = offload
-        self._running = running
         self._scheduler = scheduler
-        self.limit = max(1, min(PEER_GETS, large_buffers // 2))
+        # By whether they are small: those must not wait for large ones, as they do not at the bucket.
+        self.running = {True: 0, False: 0}
+        self._most = {
+            True: max(1, min(PEER_GETS, buffers.small_count // 2)),
+            False: max(1, min(PEER_GETS, buffers.large_count // 2)),
+        }
+
+    def has_place(self, *, is_small: bool) -> bool:
+        """Return whether one more fetch may start."""
+        return self.running[is_small] < self._most[is_small]
 
     def node_for(self, chunk: Chunk) -> str | None:
         """Return the node to ask for granules of a chunk; None: the bucket."""
@@ -84,7 +90,7 @@ class PeerFetches:
         """Ask a node; then store on disk what came, and ask elsewhere for the rest."""
         chunk, buffer, first = fetch.chunk, fetch.buffer, fetch.first
         assert buffer is not None
-        stop = fetch.stop
+        stop, is_small = fetch.stop, fetch.is_small
         try:
             fetch.begin_attempt()
             if fetch.is_for_peer and fetch.interruption is not None:
@@ -112,7 +118,7 @@ class PeerFetches:
             await self._scheduler.store_on_disk(chunk, buffer, first, first, must_store=False)
             raise
         finally:
-            self._running[FetchSource.PEER] -= 1
+            self.running[is_small] -= 1
         store = partial(
             self._scheduler.store_on_disk, chunk, buffer, first, stop, must_store=fetch.kept is not None
         )

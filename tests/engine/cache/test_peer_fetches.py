@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
+from fusecache.engine.cache.chunks import FetchSource
 from fusecache.engine.cache.fetcher import ACCESS_DENIED_RETRIES
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
@@ -159,3 +160,46 @@ async def test_what_a_node_sends_goes_on_though_a_third_one_waits_for_it(tmp_pat
         await until(lambda: bool(third))
     assert (here.found, third) == ([data[:MIB]], [data[:MIB]])
     assert (node.asked, here.bucket.asked) == (1, 0)
+
+
+class BusyNode(HeldNode):
+    """A node that keeps large bodies back, and sends small ones at once."""
+
+    def get_into(self, *asked: Any) -> None:
+        """Send what is small."""
+        extent, buffer, progress = asked[3], asked[4], asked[5]
+        if extent.size > 128 * KIB:
+            super().get_into(*asked)
+            return
+        buffer[:] = self._data[extent.start : extent.stop]
+        progress(extent.size)
+
+
+@pytest.mark.real_time
+async def test_small_read_does_not_wait_for_large_ones(tmp_path: Path) -> None:
+    """With little memory few large bodies are asked for at once; they keep no small one waiting."""
+    size = 8 * CHUNK_BYTES
+    _, object_id, data = bucket_of_one(size)
+    node, supervisor = BusyNode(data, 0), Supervisor()
+    options = CacheOptions(tmp_path, 1 << 30, buffer_bytes=40 * MIB, free_space_floor_bytes=0)
+    offload = Offload(supervisor, network_threads=32, upload_threads=4)
+    cache = BlockCache(OutOfReach(), offload, options, supervisor, peers=node)  # type: ignore[arg-type]  # any store
+
+    async def read(offset: int, length: int) -> None:
+        handle = cache.open(object_id, size)
+        assert bytes(await cache.read(handle, offset, length)) == data[offset : offset + length]
+        cache.close(handle)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(cache.run)
+        try:
+            for index in range(4):
+                nursery.start_soon(read, index * CHUNK_BYTES, MIB)
+            await until(
+                lambda: bool(node.asked) and any(cache._fetcher._queues[FetchSource.PEER, False].queued)
+            )
+            with trio.fail_after(10):
+                await read(7 * CHUNK_BYTES, 64 * KIB)
+        finally:
+            node.may_go_on.set()
+        nursery.cancel_scope.cancel()
