@@ -17,7 +17,7 @@ from fusecache.engine.cache.fetcher import ACCESS_DENIED_RETRIES
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.errors import AccessDenied, Unavailable
-from fusecache.model.objects import MIB, Extent, ObjectId
+from fusecache.model.objects import KIB, MIB, Extent, ObjectId
 from fusecache.policy.cache.granules import CHUNK_BYTES
 from tests.support.block_caches import bucket_of_one, read_all, until
 from tests.support.inline_offload import InlineOffload
