@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from fusecache.config.endpoint_options import WRITE_KEYS, key_family, parse_table
+from fusecache.config.node_limits import default_movers
 from fusecache.config.values import SLOWEST_RATE, as_prefix
 from fusecache.model.errors import ConfigError
 from fusecache.remote.endpoints import StoreKind, choose_endpoint
@@ -119,6 +120,7 @@ def bucket_values(
         found.pop("cache_size", None)
     if "memory" not in row:
         found["memory"] = int(_share("memory", rows, values.get("memory", default_memory)))
+    found.setdefault("movers", default_movers() // len(rows))
     for key in _RATES:
         if key in values and key not in row:
             found[key] = _share(key, rows, values[key])

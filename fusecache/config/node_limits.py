@@ -21,7 +21,7 @@ _MOST_REQUEST_BYTES = 256 * MIB
 
 # With fewer, the loop, the readers and the network share them, and a mover only adds a switch of processes.
 _LEAST_PROCESSORS = 6
-# A mover carries about 1.4 GiB/s, and the loop 6.
+# A mover carries about 1.4 GiB/s, and the loop decides for 6 (docs/decisions/0011-more-cores.md).
 _MOST_MOVERS = 4
 
 
@@ -55,17 +55,16 @@ def default_movers() -> int:
 
 
 def usable_processors(root: Path = Path("/")) -> float:
-    """Return on how many processors this process may run, or the time a second that its control groups give it if that
-    is less.
+    """Return on how many processors this process may run, or the quota of its control groups, in processors, if less.
 
     root: of the file system; tests pass their own.
     """
     usable = float(len(os.sched_getaffinity(0)))
     for group in _groups(root, "cpu"):
-        with suppress(OSError, ValueError):  # "max" means no limit
+        with suppress(OSError, ValueError, ZeroDivisionError):  # "max" means no limit
             quota, period = (group / "cpu.max").read_text().split()
             usable = min(usable, int(quota) / int(period))
-        with suppress(OSError):
+        with suppress(OSError, ValueError, ZeroDivisionError):
             quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
             if int(quota) > 0:  # -1 means no limit
                 usable = min(usable, int(quota) / int(period))
@@ -75,7 +74,7 @@ def usable_processors(root: Path = Path("/")) -> float:
 def _groups(root: Path, controller: str) -> Iterator[Path]:
     """Yield the control groups that limit this process, of either version: each group limits all below it."""
     with suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
+        for line in (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines():
             _, controllers, path = line.split(":", 2)
             top = root / "sys/fs/cgroup"
             if controller in controllers.split(","):  # version 1

@@ -340,7 +340,10 @@ class _Daemon:
             raise MountError(
                 f"{options.mountpoint}: mounting failed: {exc}; the log is {options.cache_dir}/fusecache.log"
             ) from exc
-        self._facts["options"]["fuse_library"] = self._session.library
+        self._facts["options"] |= {
+            "fuse_library": self._session.library,
+            "movers": movers if self._session.library == "own" else 0,
+        }
         self._kernel_caches.attach(self._session)
         operations.passthrough.attach(self._session)
         operations.handed_files.attach(str(options.mountpoint))

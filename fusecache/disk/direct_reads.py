@@ -53,7 +53,12 @@ class AlignedBuffers:
         small_count = small_bytes // SMALL_BYTES
         nbytes = large_count * LARGE_BYTES + small_count * SMALL_BYTES
         self.fd = os.memfd_create("fusecache-buffers", os.MFD_CLOEXEC) if is_shared else -1
-        memory = self._memory = _memory(nbytes, self.fd)
+        try:
+            memory = self._memory = _memory(nbytes, self.fd)
+        except OSError:
+            if is_shared:
+                os.close(self.fd)
+            raise
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._toucher: threading.Thread | None = None
         self._is_closed = False

@@ -174,6 +174,7 @@ def test_a_mount_that_gets_no_shared_memory_works_without_movers(moved: MakeMoun
         made.pid = made.status()["pid"]
         assert read_all(made.path / "file")
         assert made.helpers(mover) == []
+        assert made.status()["options"]["movers"] == 0
         run(FUSECACHE, "unmount", made.path)
         assert "the daemon works without movers, as it gets no shared memory" in daemon.communicate()[1]
         assert daemon.returncode == 0

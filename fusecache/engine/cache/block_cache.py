@@ -117,11 +117,7 @@ class BlockCache:
         self._options = options
         self._offload = offload
         self._counters = Counters()
-        try:
-            self._pool = AlignedBuffers(options.buffer_bytes, is_shared=options.are_buffers_shared)
-        except (AttributeError, OSError) as exc:  # AttributeError: a C library without it
-            log.warning("the daemon works without movers, as it gets no shared memory error=%s", exc)
-            self._pool = AlignedBuffers(options.buffer_bytes)
+        self._pool = _memory_for(options)
         self._index = CacheIndex(directory / "index", boot_id=options.boot_id, described=[files_directory])
         ledger = SpaceLedger(options.limit_bytes, options.write_reserve_bytes)
         try:
@@ -518,3 +514,12 @@ class BlockCache:
             await self._offload.disk(delete_tree, folder)
         if self._index.opening.unclean:
             await self._disk_tier.delete_unindexed_files()
+
+
+def _memory_for(options: CacheOptions) -> AlignedBuffers:
+    if options.are_buffers_shared:
+        try:
+            return AlignedBuffers(options.buffer_bytes, is_shared=True)
+        except (AttributeError, OSError) as exc:  # AttributeError: a C library without it
+            log.warning("the daemon works without movers, as it gets no shared memory error=%s", exc)
+    return AlignedBuffers(options.buffer_bytes)

@@ -14,7 +14,7 @@ from fusecache.config.node_limits import (
     request_memory,
     usable_processors,
 )
-from fusecache.config.options import load_options
+from fusecache.config.options import load_mounts, load_options
 from fusecache.model.objects import GIB, MIB
 from tests.support import ROOT
 from tests.support.control_groups import memory_group
@@ -51,7 +51,7 @@ def make_groups(root: Path, groups: str, limits: dict[str, str]) -> None:
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, errors="surrogateescape")
 
 
 def test_without_control_groups_it_is_the_machines(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_mount_in_a_small_control_group_takes_less() -> None:
     """In a real group, with whichever version of control groups this machine has."""
     code = (
         "import os, sys; from pathlib import Path; Path(sys.argv[1]).write_text(str(os.getpid())); "
-        "from fusecache.config.options import load_options; "
+        "from fusecache.config.options import load_mounts, load_options; "
         "print(load_options({'source': 's3://b', 'mountpoint': '/m'}, {}).memory)"
     )
     with memory_group(512 * MIB) as group:
@@ -100,6 +100,9 @@ def test_requests_that_wait_have_a_share_of_the_memory(
         ("0::/job\n", {"job/cpu.max": "max 100000\n"}, 16),
         ("0::/job/task\n", {"job/cpu.max": "400000 100000\n", "job/task/cpu.max": "max 100000\n"}, 4),
         ("0::/host/path\n", {"cpu.max": "50000 100000\n"}, 0.5),
+        ("0::/a\n", {"a/cpu.max": "100000 0\n"}, 16),
+        ("0::/a\udcff\n", {"cpu.max": "\n"}, 16),
+        ("3:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 16),
         ("3:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 16),
         (
             "3:cpu,cpuacct:/a\n",
@@ -126,3 +129,15 @@ def test_movers_come_with_the_processors(
     assert default_movers() == movers
     assert load_options({"source": "s3://b", "mountpoint": "/m"}, {}).session.movers == movers
     assert load_options({"source": "s3://b", "mountpoint": "/m", "movers": "0"}, {}).session.movers == 0
+
+
+def test_several_buckets_share_the_movers_of_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(18))
+    mounts = load_mounts(
+        {"mountpoint": "/mnt/x"},
+        {},
+        buckets=["a=s3://a", "b=s3://b"],
+        home=tmp_path,
+        free_bytes=lambda _: 2**40,
+    )
+    assert [each.session.movers for each in mounts.values()] == [2, 2]
