@@ -385,7 +385,7 @@ class ModelLoads:
                     if not await load.pages.read(file.node, index * CHUNK_BYTES, nbytes):
                         return
                     load.read_at = trio.current_time()  # a program that finds its pages reads on unseen
-                    if load.read_at <= now + _PAGES_SECONDS:
+                    if load.read_at <= load.paging_at + _PAGES_SECONDS:
                         load.paging_at = math.inf
                     load.read.set()
         finally:

@@ -318,39 +318,3 @@ async def test_a_shard_is_fetched_though_the_kernel_has_not_read_the_one_before(
             while slow.told < 2 * len(data):  # noqa: ASYNC110  # polled on a virtual clock
                 await trio.sleep(1)
         await user.fs.file_io.release(handle)
-
-
-class RecoveringReader(SlowReader):
-    """A page reader that stands still with its first chunks, and then is quick. ahead: most bytes fetched before it."""
-
-    user: User
-
-    def __init__(self) -> None:
-        super().__init__(read_seconds=1)
-        self.ahead = 0
-
-    async def read(self, node: Node, start: int, nbytes: int) -> bool:
-        self.ahead = max(self.ahead, fetched(self.user) - self.told)
-        await super().read(node, start, nbytes)
-        self.read_seconds = 0.1
-        return True
-
-
-async def test_the_fetch_waits_again_for_a_kernel_that_was_slow_once(
-    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, reader, allowed = weights(48), RecoveringReader(), [24 * MIB]
-    bucket.memory.put_bytes(MODEL, data)
-    monkeypatch.setattr(KernelPages, "reader", lambda _: reader.reader())
-    monkeypatch.setattr(model_loads, "allowed_bytes", lambda _: allowed[0])
-    async with running_node(bucket, cache, whole_files=("*.safetensors",), buffer_bytes=64 * MIB) as user:
-        reader.user = user
-        handle = await begin(user)
-        while reader.told < 24 * MIB:  # noqa: ASYNC110  # polled on a virtual clock
-            await trio.sleep(1)
-        reader.ahead, allowed[0] = 0, len(data)
-        await user.fs.file_io.read(handle, 160 * MIB, PAGE)
-        while reader.told < len(data):  # noqa: ASYNC110  # polled on a virtual clock
-            await trio.sleep(1)
-        assert reader.ahead <= len(data) // 2
-        await user.fs.file_io.release(handle)
