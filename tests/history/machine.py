@@ -8,8 +8,10 @@ from typing import TypeVar
 import trio
 
 from fusecache.engine.namespace.nodes import FileHandle
+from fusecache.model.errors import ObjectChanged
 from fusecache.model.records import PosixAttributes
 from tests.history.bucket import WatchedBucket
+from tests.history.checkpoints import Checkpoints
 from tests.history.past import NOTHING, Cause, Change, Link, Past, Value, Values
 from tests.history.programs import Step
 from tests.history.rules import Violation
@@ -58,9 +60,12 @@ class Handle:
 class Machine:
     """The model of a tree, over all lives of its node."""
 
-    def __init__(self, bucket: WatchedBucket, past: Past, *, is_slow: bool = False) -> None:
+    def __init__(
+        self, bucket: WatchedBucket, past: Past, checkpoints: Checkpoints, *, is_slow: bool = False
+    ) -> None:
         self.bucket = bucket
         self.past = past
+        self._checkpoints = checkpoints
         self._is_slow = is_slow
         self.names: dict[str, Inode | Link] = {}
         self.folders: set[str] = set()
@@ -162,7 +167,7 @@ class Machine:
             return
         changes = self._moved(old, new, Cause.RENAME)
         async with self._held(old, new):
-            await self._promise(changes, Cause.RENAME, self.user.rename(old, new))
+            await self._promise(changes, Cause.RENAME, self._rename(old, new))
         if new in self.names:
             self._lose_name(new)
         self._move_name(old, new)
@@ -186,7 +191,7 @@ class Machine:
             else:
                 changes |= self._moved(path, moved, Cause.FOLDER_RENAME)
         async with self._held(old, new):
-            await self._promise(changes, Cause.FOLDER_RENAME, self.user.rename(old, new), folders=folders)
+            await self._promise(changes, Cause.FOLDER_RENAME, self._rename(old, new), folders=folders)
         for path in [old, *below]:
             moved = new + path[len(old) :]
             if path in self.folders:
@@ -340,6 +345,14 @@ class Machine:
         await self.do_save_by_rename(f"{folder}/.metadata", 40)
         await self.do_save("latest", 10)
 
+    async def do_complete(self, *paths: str) -> None:
+        """A program calls closed files a checkpoint."""
+        files = [self.names.get(path) for path in paths]
+        if all(isinstance(each, Inode) and each.is_closed and not each.writers for each in files):
+            values = [self.past.now(path) for path in paths]
+            if all(len(each) == 1 for each in values):
+                self._checkpoints.complete(self.past.step, frozenset[Value]().union(*values))
+
     async def do_remove_all(self, folder: str) -> None:
         for path in sorted(self._below(folder), reverse=True):
             await (self.do_rmdir(path) if path in self.folders else self.do_unlink(path))
@@ -402,6 +415,12 @@ class Machine:
             raise Violation(f"on the node: directories {folders}, not {self.folders}")
 
     # ---- inside
+
+    async def _rename(self, old: str, new: str) -> None:
+        try:
+            await self.user.rename(old, new)
+        except ObjectChanged:
+            await self.user.rename(old, new)  # as the kernel does after ESTALE
 
     @asynccontextmanager
     async def _held(self, *paths: str) -> AsyncIterator[None]:

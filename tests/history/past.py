@@ -5,7 +5,7 @@ what was and what will be are allowed; a crash decides which.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -79,8 +79,10 @@ class Promise:
 class Past:
     """Every name's entries, oldest first; folders: (promise, is there, why) of each directory."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_tree: Callable[[int, Iterable[Values]], None] = lambda _step, _tree: None) -> None:
+        """on_tree: told of the tree after each promise, as soon as the promise may be kept."""
         self.step = 0
+        self._on_tree = on_tree
         self.files: dict[str, list[Entry]] = {}
         self.folders: dict[str, list[tuple[int, bool, Cause]]] = {}
         self.pending: list[Promise] = []
@@ -107,6 +109,7 @@ class Past:
             self.folders.setdefault(path, [(0, False, cause)]).append((self.step, is_there, cause))
             promise.folders.append((path, is_there))
         self.pending.append(promise)
+        self._show_tree(promise)
         return promise
 
     def keep(self, promise: Promise) -> None:
@@ -128,6 +131,7 @@ class Past:
         last = self.files.setdefault(path, [_first()])[-1]
         last.late |= values - last.values
         last.values |= values
+        self._show_tree()
 
     def settle(self, path: str, value: Value) -> None:
         """It is known now which of the allowed values the name holds."""
@@ -195,6 +199,12 @@ class Past:
     def tree_folders(self) -> set[str]:
         """Return the directories that there are now."""
         return {path for path, entries in self.folders.items() if entries[-1][1]}
+
+    def _show_tree(self, promise: Promise | None = None) -> None:
+        tree = {path: entries[-1].values for path, entries in self.files.items()}
+        if promise is not None:
+            tree |= {path: after for path, _, after in promise.files}
+        self._on_tree(self.step, tree.values())
 
     def _last(self, path: str) -> Entry:
         entries = self.files.get(path)

@@ -18,6 +18,10 @@ SLOTS = 4
 # Bytes; beyond 64 KiB a file is sent in parts.
 SIZES = (0, 1, 7, 100, 5000, 150_000)
 WAITS = (0.05, 0.3, 0.7, 1.2, 3.0, 10.0, 65.0)
+# Steps that `runs.py` carries out: the node stops in order, or is killed, and starts again on what it left. Its queue
+# is not empty.
+STOP: Step = ("stop",)
+KILL: Step = ("kill",)
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,131 @@ def make_program(seed: int, *, slow_threads: bool = False) -> Program:
             steps.append(("save", path, rng.choice(SIZES)))
         steps.append(("drain",))
     kinds, weights = zip(*_STEPS, strict=True)
-    for make in rng.choices(kinds, weights, k=rng.randrange(3, 16)):
-        steps.append(make(rng))
-    return Program(seed, tuple(steps), slow_threads=slow_threads)
+    others = [make(rng) for make in rng.choices(kinds, weights, k=rng.randrange(3, 16))]
+    if rng.random() < 0.5:
+        trains = _training(rng)
+        places = sorted(rng.randrange(len(trains) + 1) for _ in others)
+        for place, other in reversed(list(zip(places, others, strict=True))):
+            trains.insert(place, other)
+        others = trains
+    return Program(seed, (*steps, *others), slow_threads=slow_threads)
+
+
+def _training(rng: random.Random) -> list[Step]:
+    folder = rng.choice(("", "", "d/", "e/"))
+    steps: list[Step] = [("mkdir", folder.rstrip("/"))] if folder else []
+    replaces, size = rng.choice(list(REPLACES.values())), rng.choice((100, 5000, 150_000))
+    return [*steps, *training(replaces, folder, rng.randrange(2, 5), size, is_drained=rng.random() < 0.8)]
+
+
+def training(
+    replaces: "Replaces", folder: str, rounds: int, size: int, *, is_drained: bool = True
+) -> list[Step]:
+    """Return a run that keeps one checkpoint. replaces: how; is_drained: the bucket has the first one at once."""
+    steps: list[Step] = []
+    for number in range(1, rounds + 1):
+        steps += replaces(folder, number, size)
+        if number == 1 and is_drained:
+            steps.append(("drain",))
+    return steps
+
+
+def _saved(size: int, *paths: str) -> list[Step]:
+    return [*(("save", path, size) for path in paths), ("complete", *paths)]
+
+
+def _by_new_name(folder: str, number: int, size: int) -> list[Step]:
+    return [*_saved(size, f"{folder}s{number}"), ("unlink", f"{folder}s{number - 1}")]
+
+
+def _delete_before_rename(suffix: str) -> "Replaces":
+    def replaces(folder: str, number: int, size: int) -> list[Step]:
+        new, old = f"{folder}s{number}", f"{folder}s{number - 1}"
+        return [*_saved(size, new + suffix), ("unlink", old), ("rename", new + suffix, new)]
+
+    return replaces
+
+
+def _delete_after_rename(folder: str, number: int, size: int) -> list[Step]:
+    new, old = f"{folder}s{number}", f"{folder}s{number - 1}"
+    return [*_saved(size, f"{new}.tmp"), ("rename", f"{new}.tmp", new), ("unlink", old)]
+
+
+def _same_name(name: str) -> "Replaces":
+    def replaces(folder: str, _number: int, size: int) -> list[Step]:
+        path = folder + name
+        return [*_saved(size, f"{path}.tmp"), ("unlink", path), ("rename", f"{path}.tmp", path)]
+
+    return replaces
+
+
+def _over(folder: str, _number: int, size: int) -> list[Step]:
+    return [*_saved(size, f"{folder}ckpt.tmp"), ("rename", f"{folder}ckpt.tmp", f"{folder}ckpt")]
+
+
+def _with_backup(folder: str, _number: int, size: int) -> list[Step]:
+    path = f"{folder}ckpt"
+    moves: list[Step] = [
+        ("rename", path, f"{path}.old"),
+        ("rename", f"{path}.tmp", path),
+        ("unlink", f"{path}.old"),
+    ]
+    return [*_saved(size, f"{path}.tmp"), *moves]
+
+
+def _rewritten(folder: str, number: int, size: int) -> list[Step]:
+    path = f"{folder}ckpt"
+    moves: list[Step] = [("rename", path, f"{folder}s{number}.tmp"), ("unlink", f"{folder}s{number - 1}")]
+    return [
+        *_saved(size, path),
+        *moves,
+        ("rename", f"{folder}s{number}.tmp", f"{folder}s{number}"),
+        ("save", path, 7),
+    ]
+
+
+def _by_folder(folder: str, number: int, size: int) -> list[Step]:
+    new, old = f"{folder}w{number}", f"{folder}s{number - 1}"
+    steps: list[Step] = [("mkdir", new), *_saved(size, f"{new}/x", f"{new}/y")]
+    return [*steps, ("remove_all", old), ("rename_folder", new, f"{folder}s{number}")]
+
+
+def _over_folder(folder: str, _number: int, size: int) -> list[Step]:
+    new, old = f"{folder}w", f"{folder}s"
+    steps: list[Step] = [("mkdir", new), *_saved(size, f"{new}/x", f"{new}/.metadata")]
+    return [*steps, ("remove_all", old), ("rename_folder", new, old)]
+
+
+def _several_ranks(folder: str, number: int, size: int) -> list[Step]:
+    ranks = [f"{folder}r{rank}-" for rank in range(3)]
+    deletes: list[Step] = [("unlink", f"{rank}{number - 1}") for rank in ranks]
+    renames: list[Step] = [("rename", f"{rank}{number}.tmp", f"{rank}{number}") for rank in ranks]
+    return [*_saved(size, *(f"{rank}{number}.tmp" for rank in ranks)), *deletes, *renames]
+
+
+def _tried_twice(folder: str, number: int, size: int) -> list[Step]:
+    new, first, second = (f"{folder}s{number}{suffix}" for suffix in ("", ".1.tmp", ".2.tmp"))
+    steps: list[Step] = [*_saved(size, first), ("unlink", f"{folder}s{number - 1}"), *_saved(size, second)]
+    return [*steps, ("unlink", first), ("rename", second, new)]
+
+
+# Steps by which a trainer replaces its checkpoint: in a folder, by one of a number, with files of a size.
+Replaces = Callable[[str, int, int], list[Step]]
+REPLACES: dict[str, Replaces] = {
+    "a new name": _by_new_name,
+    "a delete before the rename": _delete_before_rename(".tmp"),
+    "a delete before the rename of a name that is not temporary": _delete_before_rename(".new"),
+    "a delete after the rename": _delete_after_rename,
+    "the same name": _same_name("ckpt"),
+    "the same name, a commit marker's": _same_name("last.ckpt"),
+    "a rename over it": _over,
+    "a backup": _with_backup,
+    "rewritten, then renamed twice": _rewritten,
+    "a folder": _by_folder,
+    "a folder of the same name": _over_folder,
+    "several ranks": _several_ranks,
+    "a second try": _tried_twice,
+}
 
 
 def choose_moments(rng: random.Random, counts: dict[str, int]) -> tuple[Moment, ...]:
@@ -159,6 +285,8 @@ _STEPS: list[tuple[Callable[[random.Random], Step], int]] = [
     (lambda rng: ("rmdir", rng.choice(FOLDERS)), 3),
     (lambda rng: ("wait", rng.choice(WAITS)), 16),
     (lambda rng: ("drain",), 3),
+    (lambda rng: STOP, 5),
+    (lambda rng: KILL, 5),
     (lambda rng: ("outage",), 3),
     (lambda rng: ("fail", rng.randrange(4), rng.choice(WHENS)), 4),
     (lambda rng: ("look",), 4),

@@ -8,8 +8,9 @@
    file showed under its old name, with two exceptions: a commit marker's goes before ordering points in its directory's
    subtree, and that of any file before the marker of its directory.
 4. A rename never leaves neither name; of what a directory's rename moves, what names others appears after these.
-5. A file under a temporary name stays away for 60 seconds after its close.
-6. A version that was written over need not show if an older file beside it or below was removed and never showed.
+5. A file under a temporary name stays away for 60 seconds after its close, unless it is renamed meanwhile.
+6. From the first checkpoint on, the bucket always has one (`checkpoints.py`).
+7. A version that was written over need not show if an older file beside it or below was removed and never showed.
 New files that are none of these may come in any order. The position of an overwrite is that of the oldest change of
 its name that the bucket lacks, as newer content takes the place of the older.
 """
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 
 from fusecache.config.option_groups import ORDER_LAST, TEMP_NAMES
 from fusecache.policy.name_patterns import matches_any
+from tests.history.checkpoints import Checkpoints
 from tests.history.past import NOTHING, RENAMES, Cause, Entry, Link, Past, Value
 
 TEMPORARY_SECONDS = 60.0
@@ -40,9 +42,10 @@ class Effect:
 class Rules:
     """Holds every effect against the past. Raises Violation."""
 
-    def __init__(self, past: Past, now: Callable[[], float]) -> None:
+    def __init__(self, past: Past, now: Callable[[], float], checkpoints: Checkpoints | None = None) -> None:
         self._past = past
         self._now = now
+        self._checkpoints = checkpoints or Checkpoints()
         self.shown: dict[str, Value] = {}
         self._matched: dict[str, int] = {}
         # Of each name, the entries that the bucket has shown.
@@ -50,6 +53,11 @@ class Rules:
 
     def see(self, effect: Effect) -> None:
         """The bucket changed: is it a state that it may show?"""
+        self._see(effect)
+        if why := self._checkpoints.objection(self.shown):
+            raise Violation(f"{_words(effect)}: {why}")
+
+    def _see(self, effect: Effect) -> None:
         if effect.key.endswith("/"):
             self._see_marker(effect)
             return
@@ -88,6 +96,8 @@ class Rules:
             folders = (folder, _folder(entry.other))
             return self._before(entry.step, folders, {key, entry.other}, side_by_side=is_one_of_many)
         if isinstance(value, bytes) and before is None and _is_temporary(key):
+            if any(each.cause in RENAMES for each in self._past.files[key][index + 1 :]):
+                return ""
             age = self._now() - entry.closed_at
             return f"a temporary name, closed {age:.1f} s ago" if age < TEMPORARY_SECONDS - 0.001 else ""
         if isinstance(value, Link) or _is_marker(key):

@@ -17,10 +17,11 @@ from fusecache.disk import direct_reads
 from fusecache.model.objects import MIB
 from fusecache.policy.writeback import multipart
 from tests.history.bucket import PART_BYTES, WatchedBucket
-from tests.history.crashes import COMMIT, Crash, Moment, Reaper
+from tests.history.checkpoints import Checkpoints
+from tests.history.crashes import COMMIT, Crash, Reaper
 from tests.history.machine import Machine
 from tests.history.past import Past
-from tests.history.programs import Program, choose_moments, make_program, shrink
+from tests.history.programs import KILL, STOP, Program, Step, choose_moments, make_program, shrink
 from tests.history.rules import Rules, Violation
 from tests.support.node import running_node
 from tests.support.threads import SlowThreads
@@ -58,28 +59,29 @@ def run_program(program: Program) -> Outcome:
     memory = Path("/dev/shm")  # a life makes some folders and files: quick there
 
     async def main() -> None:
-        past = Past()
-        bucket.rules = Rules(past, trio.current_time)
-        machine = Machine(bucket, past, is_slow=program.slow_threads)
+        checkpoints = Checkpoints()
+        past = Past(checkpoints.see_node)
+        bucket.rules = Rules(past, trio.current_time, checkpoints)
+        machine = Machine(bucket, past, checkpoints, is_slow=program.slow_threads)
         steps = iter(program.steps)
-        moments: list[Moment | None] = [*program.moments, None]
-        for life, moment in enumerate(moments):
-            place, next_place = directory / str(life), directory / str(life + 1)
+        place = directory / "0"
+        for life in itertools.count():
+            moment = program.moments[life] if life < len(program.moments) else None
+            next_place = directory / str(life + 1)
             reaper.begin(moment, place, next_place)
             try:
                 offload = SlowThreads(program.seed) if program.slow_threads else None
                 async with running_node(bucket, place, buffer_bytes=24 * MIB, offload=offload) as user:
                     await machine.start(user)
-                    for step in steps:
-                        await machine.take(step)
-                    await machine.finish()
-                    return
+                    if await _live(machine, steps, reaper):
+                        return
             except BaseException as exc:
                 # Of a node that is gone, all that its tasks say afterwards means nothing.
                 if not reaper.is_dead or not all(
                     isinstance(leaf, Crash | Exception) for leaf in leaves_of(exc)
                 ):
                     raise
+                place = next_place
             finally:
                 if life == 0:
                     counts.update(reaper.counts)
@@ -101,6 +103,19 @@ def run_program(program: Program) -> Outcome:
     if not why and bucket.violation is not None:
         why = str(bucket.violation)
     return Outcome(counts, reaper.labels, bucket.requests, why)
+
+
+async def _live(machine: Machine, steps: Iterator[Step], reaper: Reaper) -> bool:
+    """Take steps until the node stops, and return False; after the last step drain, and return True. Raises Crash."""
+    for step in steps:
+        if step == STOP:
+            reaper.labels["stop"] += 1
+            return False
+        if step == KILL:
+            reaper.die("kill")
+        await machine.take(step)
+    await machine.finish()
+    return True
 
 
 def run_histories(
@@ -201,6 +216,7 @@ def _kind(why: str) -> frozenset[str]:
     words = (
         "after a restart", "after a drain", "on the node", "left behind", "never held", "still shows", "moved to",
         "moved with", "temporary name", "not durable", "did not return", "unexpected", "directory", "is None", "speaks",
+        "checkpoint",
     )  # fmt: skip
     return frozenset(word for word in words if word in why)
 

@@ -1,12 +1,13 @@
 """Random and chosen programs, their node ended at any commit, request and file operation: no promise is ever broken."""
 
+import itertools
 import os
 import re
 
 import pytest
 
 from tests.history.crashes import COMMIT, FILE, REQUEST, Moment
-from tests.history.programs import Program, Step, every_moment
+from tests.history.programs import KILL, REPLACES, STOP, Program, Step, every_moment, training
 from tests.history.runs import Findings, raise_failed, run_histories, run_one, run_program, seeds_from
 
 # Of random programs; `make fuzz` is for more.
@@ -29,6 +30,9 @@ RENAMES: tuple[Step, ...] = (
     ("rename_folder", "d", "e"),
     ("safetensors", "latest", 100),
 )
+# A checkpoint under a temporary name, and another one.
+SAVES_1: tuple[Step, ...] = (("save", "1.tmp", 100), ("complete", "1.tmp"))
+SAVES_2: tuple[Step, ...] = (("save", "2.tmp", 100), ("complete", "2.tmp"))
 REWRITES: tuple[Step, ...] = (
     ("save", "a", LARGE),
     ("wait", 1.2),
@@ -97,6 +101,23 @@ def test_every_point_of_a_files_way_is_one_at_which_nodes_ended() -> None:
     ):  # fmt: skip
         assert re.search(label, ended), f"no node ended at {label!r}: {ended}"
     assert findings.labels["upload_part after"] == 3  # after part 1, 2, and all
+
+
+@pytest.mark.case(34)
+@pytest.mark.parametrize("replaces", REPLACES)
+@pytest.mark.parametrize("pause", [0.0, 1.2])
+def test_a_trainer_finds_a_checkpoint_wherever_its_node_stops_or_is_killed(
+    replaces: str, pause: float
+) -> None:
+    """With work pending, and it goes on. pause: seconds after each step, in which the bucket takes what is due."""
+    saves = training(REPLACES[replaces], "", 3, 100)
+    steps = [each for step in saves for each in ((step, ("wait", pause)) if pause else (step,))]
+    first = steps.index(("drain",)) + 1
+    ends = zip(
+        range(first, len(steps) + 1), itertools.cycle((STOP, KILL) if pause else (KILL, STOP)), strict=False
+    )
+    programs = [Program(1, (*steps[:place], end, *steps[place:])) for place, end in ends]
+    assert {run_program(program).why for program in programs} == {""}
 
 
 # ---- what was broken once
@@ -242,6 +263,42 @@ def test_every_point_of_a_files_way_is_one_at_which_nodes_ended() -> None:
              ("rename", "d/c.tmp", "d/a"), ("open", 2, "d/a", "truncate")],
             [Moment(REQUEST, 3, "before")],
             id="a drain after a restart includes the delete of a temporary name that was published",
+        ),
+        pytest.param(
+            [("save", "old", 100), ("complete", "old"), ("drain",), ("save", "new.tmp", 100), ("complete", "new.tmp"),
+             ("unlink", "old"), ("rename", "new.tmp", "new")],
+            [],
+            id="a delete before the rename of a newer checkpoint",
+        ),
+        pytest.param(
+            [("save", "old", 100), ("complete", "old"), ("drain",), ("save", "new.1", 100), ("complete", "new.1"),
+             ("unlink", "old"), STOP, ("rename", "new.1", "new")],
+            [],
+            id="a restart between a delete and the rename of a newer checkpoint",
+        ),
+        pytest.param(
+            [("save", "last.ckpt", 100), ("complete", "last.ckpt"), ("drain",), ("save", "last.ckpt.tmp", 100),
+             ("complete", "last.ckpt.tmp"), ("unlink", "last.ckpt"), ("save", "a", 7),
+             ("rename", "last.ckpt.tmp", "last.ckpt")],
+            [],
+            id="a file is written between the delete and the rename of a checkpoint with a commit marker's name",
+        ),
+        pytest.param(
+            [("save", "old", 100), ("complete", "old"), ("drain",), *SAVES_1, ("unlink", "old"), *SAVES_2,
+             ("unlink", "1.tmp")],
+            [],
+            id="a newer checkpoint under a temporary name is removed for an even newer one",
+        ),
+        pytest.param(
+            [("save", "old", 100), ("complete", "old"), ("drain",), *SAVES_1, ("unlink", "old"), *SAVES_2,
+             ("wait", 40.0), *SAVES_1, *SAVES_2, ("wait", 30.0), ("unlink", "1.tmp")],
+            [],
+            id="the same later than a delete follows",
+        ),
+        pytest.param(
+            [*training(REPLACES["a folder of the same name"], "", 3, 100), STOP],
+            [],
+            id="content whose directory was removed after it was renamed, and was made again",
         ),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.history.checkpoints import Checkpoints
 from tests.history.past import NOTHING, Cause, Change, Link, Past, Value
 from tests.history.rules import Effect, Rules, Violation
 
@@ -10,12 +11,18 @@ class Story:
     """A past and a bucket, told step by step."""
 
     def __init__(self) -> None:
-        self.past = Past()
+        self.checkpoints = Checkpoints()
+        self.past = Past(self.checkpoints.see_node)
         self.time = 0.0
-        self.rules = Rules(self.past, lambda: self.time)
+        self.rules = Rules(self.past, lambda: self.time, self.checkpoints)
 
     def close(self, path: str, value: Value) -> None:
         self._promise({path: Change(frozenset({value}), Cause.CLOSE)}, Cause.CLOSE)
+
+    def checkpoint(self, files: dict[str, Value]) -> None:
+        for path, value in files.items():
+            self.close(path, value)
+        self.checkpoints.complete(self.past.step, frozenset(files.values()))
 
     def unlink(self, path: str) -> None:
         self._promise({path: Change(NOTHING, Cause.UNLINK)}, Cause.UNLINK)
@@ -201,3 +208,49 @@ def test_removing_a_directory_before_what_was_removed_in_it_is_forbidden(story: 
     story.past.keep(story.past.begin({}, {"d": False}, Cause.RMDIR, 0.0))
     with pytest.raises(Violation, match="d/old still shows"):
         story.delete("d/")
+
+
+# ---- checkpoints
+
+
+def come_to_a_delete_before_a_rename(story: Story) -> None:
+    """The newer checkpoint has a temporary name as the older one is deleted."""
+    story.checkpoint({"old": b"1"})
+    story.put("old", b"1")
+    story.time = 100.0
+    story.close("new.tmp", b"2")
+    story.checkpoints.complete(story.past.step, frozenset({b"2"}))
+    story.unlink("old")
+    story.rename("new.tmp", "new")
+
+
+def test_deleting_the_only_checkpoint_is_forbidden(story: Story) -> None:
+    come_to_a_delete_before_a_rename(story)
+    with pytest.raises(Violation, match="no checkpoint is whole any more"):
+        story.delete("old")
+
+
+def test_deleting_a_checkpoint_is_allowed_once_the_newer_one_shows(story: Story) -> None:
+    come_to_a_delete_before_a_rename(story)
+    story.put("new", b"2")
+    story.delete("old")
+    story.unlink("new")
+    story.delete("new")  # the node has none either
+
+
+def test_half_a_checkpoint_is_none(story: Story) -> None:
+    story.checkpoint({"d/a": b"1", "d/b": b"2"})
+    story.put("d/a", b"1")
+    story.put("d/b", b"2")
+    story.checkpoint({"e/c": b"3"})
+    story.close("d/a", b"4")
+    with pytest.raises(Violation, match="no checkpoint is whole any more"):
+        story.put("d/a", b"4")
+
+
+def test_a_bucket_without_a_checkpoint_is_allowed_where_the_node_had_none(story: Story) -> None:
+    story.checkpoint({"a": b"1"})
+    story.put("a", b"1")
+    story.unlink("a")
+    story.checkpoint({"b": b"2"})
+    story.delete("a")
