@@ -181,6 +181,8 @@ class OperationKind(Enum):
     RENAME = "rename"  # `key` is copied to `target` in the bucket, then deleted
 
 
+# The size in the row of a DELETE that was not sent. An earlier version does not read it there.
+_UNSENT = 1
 # The ETag of a rename's source if the object there belongs to another client.
 ANOTHERS = "another's"
 
@@ -193,7 +195,8 @@ class OperationRecord:
     describe the object under `key`; link is its target if it is a symlink; with_directory: it is one of those of a
     directory's rename. For SYMLINK `target` is the symlink's target. For DELETE `target` is the key that newer,
     unpublished content of the name was moved to, or empty.
-    error: why the bucket rejected it, at `moment` (seconds since 1970); "": it is queued.
+    error: why the bucket rejected it, at `moment` (seconds since 1970); "": it is queued. sent: the request of a DELETE
+    may have been sent.
     """
 
     sequence: int
@@ -210,14 +213,18 @@ class OperationRecord:
     with_directory: bool = False
     error: str = ""
     moment: float = 0.0
+    sent: bool = False
 
 
 def to_row(record: FileRecord | OperationRecord | ConflictRecord) -> dict[str, Any]:
     """Return a record as plain values for the journal."""
     # Not `asdict`, which copies deeply: rows are encoded several times for each file.
     row: dict[str, Any] = {name: getattr(record, name) for name in record.__slots__}
-    if isinstance(record, OperationRecord) and not record.error:
-        del row["error"], row["moment"]  # an earlier version reads the rows of queued changes
+    if isinstance(record, OperationRecord):  # an earlier version reads the rows of queued changes
+        if not record.error:
+            del row["error"], row["moment"]
+        if not row.pop("sent") and record.kind is OperationKind.DELETE:
+            row["size"] = _UNSENT
     for name, value in row.items():
         if isinstance(value, Enum):
             row[name] = value.value
@@ -241,7 +248,11 @@ def file_from_row(row: dict[str, Any]) -> FileRecord:
 def operation_from_row(row: dict[str, Any]) -> OperationRecord:
     """Return the record of a row. Raises ValueError, TypeError or KeyError if the row is invalid."""
     row = _known(OperationRecord, row)
-    row["kind"] = OperationKind(row["kind"])
+    kind = row["kind"] = OperationKind(row["kind"])
+    if kind is OperationKind.DELETE:
+        # An earlier version sent none with a target, and did not say whether it had sent the others.
+        row["sent"] = row["size"] != _UNSENT and not row["target"]
+        row["size"] = 0
     if row["attributes"] is not None:
         row["attributes"] = PosixAttributes(**row["attributes"])
     return OperationRecord(**row)

@@ -500,7 +500,8 @@ class Operation:
     """One queued change of names. queued_at: loop time.
 
     in_flight: the request may have been sent, by this daemon or by the previous one. readers: the removed file, which
-    may still be open. times_moved_back: how often a removal got a later position while it was the oldest one.
+    may still be open. follows_since: loop time from which on a removal follows what is renamed; times_followed: how
+    often it has done so since.
     has_dependent_write: a write waits for this removal, so it must not be deferred. Either newer content of the same
     name could not supersede it, or content is rewritten below a commit marker that this removes.
     """
@@ -510,9 +511,10 @@ class Operation:
     in_flight: bool = False
     readers: Node | None = None
     error: FusecacheError | None = None
-    times_moved_back: int = 0
     has_dependent_write: bool = False
     queued_at: float = field(default_factory=trio.current_time)
+    follows_since: float = field(default_factory=trio.current_time)
+    times_followed: int = 0
 
     @property
     def sequence(self) -> int:

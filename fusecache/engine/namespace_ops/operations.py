@@ -112,7 +112,7 @@ class NamespaceOps:
         self._immutable = immutable
         self._operations = operations = OperationQueue(tree, write.disposal, queue, journal)
         self._rotation = rotation = CheckpointRotation(
-            tree, queue, write.states.dirty_versions, self._dequeue, operations.requeue_last
+            tree, queue, write.placement, write.states.dirty_versions, self._dequeue, operations.requeue_last
         )
         self._markers = markers = DirectoryMarkers(tree, lookup, queue, operations)
         self._rename = Rename(tree, write, queue, journal, operations, rotation, events)
@@ -287,10 +287,8 @@ class NamespaceOps:
         """Withdraw what is queued for the node's key, and queue a DELETE if the bucket shows, or will show, the key."""
         key = self._tree.key(node)
         published = self._operations.shown(node)
-        left: list[QueuedChange] = []
-        for item in self._withdrawable(node, key):
-            if not self._queue.is_deferred(item):  # no delete waits for the sequence of a deferred item
-                left.append(item)
+        left = self._withdrawable(node, key)
+        for item in left:
             changes += self._dequeue(item)
         version = node.version
         # A version that is still queued stays queued: a delete depends on it, or a rename behind it moves it.
@@ -309,7 +307,10 @@ class NamespaceOps:
             )
             self._tree.add_tombstone(key)
         for item in left:
-            changes += self._rotation.on_gone(item.sequence, key)
+            if self._queue.is_deferred(item):
+                changes += self._rotation.on_vacated(item.sequence, follows=True)
+            else:
+                changes += self._rotation.on_gone(item.sequence, key)
 
     def _withdrawable(self, node: Node, key: str) -> list[QueuedChange]:
         """Return the queued items of a removed node that need not be published for the sake of other changes."""

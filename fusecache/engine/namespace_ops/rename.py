@@ -72,8 +72,9 @@ class Rename:
                 self._tree.detach(target)
         sequences = self.sequences_of([(node, key_before)])
         self._tree.move(node, new_parent, new_name)
-        fixed = self.newest_fixed_delete(sequences)
-        self.move_content(node, key_before, self._tree.key(node), base, changes, newest_fixed=fixed)
+        key_now = self._tree.key(node)
+        fixed = self.newest_fixed_delete(sequences, frozenset({key_now}))
+        self.move_content(node, key_before, key_now, base, changes, newest_fixed=fixed)
         self.on_position_vacated(sequences, changes)
 
     def _is_queued(self, node: Node) -> bool:
@@ -151,24 +152,29 @@ class Rename:
         self._tree.set_object(node, None if base is None else ObjectInfo(key_now, base, 0, 0.0))
 
     def sequences_of(self, nodes: list[tuple[Node, str]]) -> list[tuple[int, str]]:
-        """Return the sequences of the nodes' queued items, with their keys, in order; deferred items do not count."""
+        """Return the sequences of the nodes' queued items, with their keys, in order."""
         return sorted(
             (item.sequence, key)
             for node, key in nodes
             for item in self._queue.for_key(key)
-            if item.node is node and not self._queue.is_deferred(item)
+            if item.node is node
         )
 
-    def newest_fixed_delete(self, sequences: list[tuple[int, str]]) -> int:
-        """Return the sequence of the newest delete for which these sequences must not be vacated; 0: there is none."""
-        return self._rotation.newest_fixed_delete() if sequences else 0
+    def newest_fixed_delete(self, sequences: list[tuple[int, str]], names: frozenset[str]) -> int:
+        """Return the newest delete for which these sequences must not be vacated; 0: there is none.
+
+        names: the new names of the items.
+        """
+        if not sequences:
+            return 0
+        return self._rotation.newest_fixed_delete(sequences[0][0], follows=True, names=names)
 
     def on_position_vacated(self, sequences: list[tuple[int, str]], changes: list[Change]) -> None:
         """Have deletes that waited for these sequences wait for what came since, as renames have vacated them."""
         for sequence, key in sequences:
             item = self._queue.get(sequence)
             if item is None or key not in item.changed_keys():
-                changes += self._rotation.on_removed(sequence, key)
+                changes += self._rotation.on_vacated(sequence, follows=True)
                 break
 
     def _dependent_deletes(
@@ -192,9 +198,7 @@ class Rename:
             and self._queue.ends_with(each)
             and not is_closed_at(self._tree, each.record.key)
         ]
-        is_fixed = removals != dependents or any(
-            self._rotation.blocks_a_fixed_delete(item, newest_fixed) for item in queued
-        )
+        is_fixed = removals != dependents or any(item.sequence < newest_fixed for item in queued)
         return None if is_fixed else dependents
 
     def _rekey(self, version: FileVersion, key: str, base: str | None) -> list[Change]:

@@ -174,7 +174,10 @@ class DirectoryRename:
         members = sorted(self._tree.walk(node), key=lambda member: self._move_order(member, listed))
         moved = [(member, self._tree.key(member)) for member in members]
         sequences = self._rename.sequences_of(moved)
-        newest_fixed = self._rename.newest_fixed_delete(sequences)
+        names = frozenset(
+            new_key + key[len(old_key) :] for member, key in moved if member.kind is not Kind.DIRECTORY
+        )
+        newest_fixed = self._rename.newest_fixed_delete(sequences, names)
         self._tree.move(node, new_parent, new_name)
         directories = []
         for member, key_before in moved:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import trio
 
-from fusecache.engine.namespace.nodes import FileVersion, QueuedChange, is_removal
+from fusecache.engine.namespace.nodes import FileVersion, QueuedChange
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.publish.bucket_writer import CREATES
 from fusecache.engine.runtime.journal_writer import JournalWriter
@@ -22,7 +22,7 @@ from fusecache.engine.write.version_states import VersionStates
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import Refused
 from fusecache.model.names import parent_prefix
-from fusecache.model.records import FileState, Reason
+from fusecache.model.records import Reason
 
 # Nothing tells of the end of a rejected change. To look costs the product of held markers and rejected changes.
 _CHECK_SECONDS = 1.0
@@ -56,13 +56,6 @@ class CommitMarkers:
         for each in [*items, *self._queue.contents, *self._states.dirty_versions()]:
             if isinstance(each, FileVersion) and each.record.reason is not Reason.NONE:
                 self._hold(each)
-        for removal in filter(is_removal, self._queue.unordered()):
-            blocking = self._queue.markers_blocking(removal)
-            # Its turn comes after that of an older marker, or it waited for a newer one: it was not sent.
-            was_blocked = any(
-                each.sequence < removal.sequence or each.state is not FileState.REJECTED for each in blocking
-            )
-            removal.in_flight &= not was_blocked
 
     def check(self, version: FileVersion) -> None:
         """Raise Refused for a marker that announces something that the bucket rejected."""

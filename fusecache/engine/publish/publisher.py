@@ -18,6 +18,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -390,8 +391,9 @@ class Publisher:
             return
         if not self._schedule.may_go(item, trio.current_time()):
             return
-        if item.record.kind is OperationKind.DELETE and item.record.target:
-            self._queue.settle(item)  # a DELETE with a target counts as not sent after a crash
+        if item.record.kind is OperationKind.DELETE and not item.record.sent:
+            self._queue.settle(item)
+            item.record = replace(item.record, sent=True)
             self._journal.submit(PutOperation(item.record))
         item.in_flight = True
         await self._journal.wait_all_committed()  # the row must be on disk before the bucket can change

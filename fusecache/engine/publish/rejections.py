@@ -216,8 +216,8 @@ class Rejections:
         node = item.node
         if item.record.base_etag is not None or node is None or node.parent is None:
             return False
-        if self._tree.key(node) != item.record.key:
-            return False
+        if not self._tree.is_linked(node) or self._tree.key(node) != item.record.key:
+            return False  # it was removed, perhaps with its directory, or renamed
         return any(row.is_directory for row in self._lookup.listed(node.parent, node.name)[0])
 
     def may_hide(self, item: Operation) -> bool:

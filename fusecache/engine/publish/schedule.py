@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 import trio
 
 from fusecache.engine.namespace.events import Events
-from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal
+from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal, is_rename
 from fusecache.engine.publish.bucket_writer import CREATES, BucketWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.writeback.queue import WritebackQueue
@@ -96,6 +96,9 @@ class PublishSchedule:
         until = self._deferred_until(item, now)
         if until > now:
             self._look_at(item, until)
+        if is_rename(item):
+            for content in self._queue.for_key(item.record.key)[:-1]:
+                self._look_at(content, now)  # not deferred any more, if its name was temporary
         self._on_dependent_write(item, now, is_deferred=until > now)
 
     def _on_dependent_write(self, item: QueuedChange, now: float, *, is_deferred: bool) -> None:
@@ -276,8 +279,12 @@ class PublishSchedule:
         if self._is_draining:
             return float("-inf")
         if isinstance(item, FileVersion):
-            is_temporary = matches_any(item.record.key.rpartition("/")[2], self._temp_names)
-            return item.sealed_at + TEMPORARY_SECONDS if is_temporary else float("-inf")
+            key = item.record.key
+            if not matches_any(key.rpartition("/")[2], self._temp_names):
+                return float("-inf")
+            newer = [each for each in self._queue.for_key(key) if each.sequence > item.sequence]
+            is_renamed = any(is_rename(each) and each.record.key == key for each in newer)
+            return float("-inf") if is_renamed else item.sealed_at + TEMPORARY_SECONDS
         return (
             self._delete_deferred_until(item, now)
             if item.record.kind is OperationKind.DELETE

@@ -622,11 +622,10 @@ def _replay(record: OperationRecord, tree: Tree, queue: WritebackQueue) -> Queue
             tree.add_tombstone(record.key)
     if node is not None:
         tree.hold_local(node)
-    # In flight: the previous daemon may have sent the request. Not an RMDIR, which a mkdir may cancel regardless: if
-    # the directory marker is gone already, the MKDIR makes it again, as that has no precondition. Nor a DELETE that
-    # waits for other content: it loses its target before its request is sent.
-    waits = record.kind is OperationKind.DELETE and record.target
-    in_flight = record.kind is not OperationKind.RMDIR and not waits
+    # In flight: the previous daemon may have sent the request. The row of a DELETE says whether. An RMDIR is not, as a
+    # mkdir may cancel it regardless: if the directory marker is gone already, the MKDIR makes it again, as that has no
+    # precondition.
+    in_flight = record.sent if record.kind is OperationKind.DELETE else record.kind is not OperationKind.RMDIR
     return Operation(record, node, in_flight=in_flight, readers=readers)
 
 

@@ -6,6 +6,7 @@ Invariant: nothing here awaits. The caller journals the returned rows in one tra
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -15,6 +16,9 @@ from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropOperation
 from fusecache.model.objects import MIB
 from fusecache.model.records import FileState
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 log = logging.getLogger(__name__)
 # A commit marker up to this size names other files. A larger one is a checkpoint by itself: `last.ckpt`.
@@ -43,11 +47,7 @@ class QueuePlacement:
         last = queued[-1] if queued else None
         is_newest = last is not None and self._queue.ends_with(last)
         self._queue.add(version)
-        if (
-            is_removal(last)
-            and not last.in_flight
-            and not self._must_publish_delete(last, before=version.sequence)
-        ):
+        if is_removal(last) and self.is_superseded(last, before=version.sequence):
             self._queue.remove(last)  # the version inherits its base
             return self._forget(last)
         if not isinstance(last, FileVersion) or last.node is not version.node or last.in_flight:
@@ -95,26 +95,29 @@ class QueuePlacement:
         """
         queued = self._queue.for_key(key)
         last = queued[-1] if queued else None
-        but = frozenset(item.sequence for item in moved)
-        if is_removal(last) and not last.in_flight and not self._must_publish_delete(last, but=but):
+        if is_removal(last) and self.is_superseded(last, frozenset(item.sequence for item in moved)):
             self._queue.remove(last)
             changes += self._forget(last)
             return last.record.base_etag
         return None
 
-    def _must_publish_delete(
-        self, removal: Operation, *, before: float = float("inf"), but: frozenset[int] = frozenset()
+    def is_superseded(
+        self, removal: Operation, but: "Container[int]" = (), *, before: float = float("inf")
     ) -> bool:
-        """Return whether a delete must be published: it is of a commit marker, and files beside it were queued since.
+        """Return whether new content of its name supersedes a delete, so that this need not be published.
 
-        Files deeper than its directory do not count, nor do deferred ones, those at or after `before`, those in `but`.
+        It must be published if its request may have been sent, or if it is of a commit marker, and files beside it were
+        queued since. Files deeper than its directory do not count, nor do deferred ones, those at or after `before`,
+        and those in `but`.
         """
         key = removal.record.key
-        if not self._queue.is_commit_marker(key) or self._queue.markers_blocking(removal):
+        if removal.in_flight:
             return False
+        if not self._queue.is_commit_marker(key) or self._queue.markers_blocking(removal):
+            return True
         between = self._queue.rotation.written_between(removal.sequence, before, key)
         written = [self._queue.get(sequence) for sequence in between if sequence not in but]
-        return any(item is not None and not self._queue.is_deferred(item) for item in written)
+        return all(item is None or self._queue.is_deferred(item) for item in written)
 
     def withdraw(self, removal: Operation) -> list[Change]:
         """Give a queued delete up: its object shows again."""

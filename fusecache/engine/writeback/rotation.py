@@ -10,17 +10,21 @@ Invariant: nothing here awaits. The caller journals the returned rows in one tra
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
+import trio
+
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal, is_symlink
 from fusecache.engine.namespace.tree import Tree
-from fusecache.engine.writeback.placement import is_closed_at
+from fusecache.engine.writeback.placement import QueuePlacement, is_closed_at
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change
 from fusecache.model.names import parent_path
 from fusecache.model.records import FileState, OperationKind
 
-# How often the oldest delete may move to the end of the queue. Then it stays, so that new writes cannot delay it for
-# ever, and what it waits for keeps its sequence (`blocks_a_fixed_delete`).
-_DELAYS_MAX = 16
+# A delete follows content that is renamed, or removed under a temporary name, for as long as a temporary name waits for
+# its rename. Then it stays, so that renames cannot delay it for ever, and what it waits for keeps its sequence.
+_FOLLOWS_SECONDS = 60.0
+# And so often: each time costs as much as all deletes that move.
+_FOLLOWS_MAX = 16
 
 
 class CheckpointRotation:
@@ -34,12 +38,14 @@ class CheckpointRotation:
         self,
         tree: Tree,
         queue: WritebackQueue,
+        placement: QueuePlacement,
         dirty_versions: Callable[[], list[FileVersion]],
         dequeue: Callable[[QueuedChange], list[Change]],
         requeue: Callable[[Operation, list[Change]], None],
     ) -> None:
         self._tree = tree
         self._queue = queue
+        self._placement = placement
         self._dirty_versions = dirty_versions
         self._dequeue = dequeue
         self._requeue = requeue
@@ -51,30 +57,41 @@ class CheckpointRotation:
         that may not move back to wait for newer content.
         """
         is_whole = item.state is FileState.SEALED if isinstance(item, FileVersion) else is_symlink(item)
-        if not is_whole or self._queue.is_deferred(item):
-            return False
         rotation = self._queue.rotation
-        if not rotation.deletes_blocked_by(item.sequence):
+        if not is_whole or not rotation.deletes_blocked_by(item.sequence):
             return False
-        oldest_waits = rotation.blocks_a_delete(item.sequence)
-        return oldest_waits or self.blocks_a_fixed_delete(item, self.newest_fixed_delete())
+        is_deferred = self._queue.is_deferred(item)
+        if not is_deferred and rotation.blocks_a_delete(item.sequence):
+            return True
+        return bool(self.newest_fixed_delete(item.sequence, follows=is_deferred))
 
-    def newest_fixed_delete(self) -> int:
-        """Return the sequence of the newest delete that must not move back; 0 if all may. It looks at each delete."""
-        for number in self._queue.rotation.removals_newest_first():
+    def newest_fixed_delete(
+        self, sequence: int, *, follows: bool, names: frozenset[str] = frozenset()
+    ) -> int:
+        """Return the newest delete that waits for a sequence, and must not move back; 0: all may, or none waits.
+
+        follows: whether it would follow what is renamed, for which it has limited time. names: the new names.
+        """
+        now = trio.current_time()
+        for number in reversed(self._queue.rotation.deletes_after(sequence)):
             removal = self._queue.get(number)
-            if isinstance(removal, Operation) and not self._may_move_back(removal):
+            if not isinstance(removal, Operation):
+                continue
+            if removal.in_flight:  # its request failed, or older content came since: the next attempt waits for that
+                return number
+            if names == {removal.record.key} and self._placement.is_superseded(removal):
+                continue
+            is_late = follows and (
+                now >= removal.follows_since + _FOLLOWS_SECONDS or removal.times_followed >= _FOLLOWS_MAX
+            )
+            above = (each.record.key[:-1] for each in self._marker_deletes_behind(removal))
+            if (
+                is_late
+                or not names.isdisjoint((removal.record.key, *above))
+                or not self._may_move_back(removal)
+            ):
                 return number
         return 0
-
-    def blocks_a_fixed_delete(self, item: QueuedChange, newest_fixed: int) -> bool:
-        """Return whether a delete that must not move back waits for an item: the item must keep its sequence.
-
-        newest_fixed: `newest_fixed_delete`, of which one call serves many items.
-        """
-        if item.sequence > newest_fixed or self._queue.is_deferred(item):
-            return False  # no such delete waits for it
-        return bool(self._queue.rotation.deletes_blocked_by(item.sequence))
 
     def on_gone(self, sequence: int, key: str) -> list[Change]:
         """After an item was dropped, drop queued commit markers that may name it, and move deletes that waited for it.
@@ -89,17 +106,22 @@ class CheckpointRotation:
             if not folder:
                 break
             folder = folder.rpartition("/")[0]
-        return [*changes, *self.on_removed(sequence, key)]
+        return [*changes, *self.on_vacated(sequence, follows=False)]
 
-    def on_removed(self, sequence: int, key: str) -> list[Change]:
-        """After an item of `key` left its sequence, move deletes that waited for it behind what was written since."""
+    def on_vacated(self, sequence: int, *, follows: bool) -> list[Change]:
+        """After an item left its sequence, move deletes that waited for it behind what was written since.
+
+        follows: as in `newest_fixed_delete`.
+        """
         changes: list[Change] = []
-        rotation = self._queue.rotation
         marker_deletes: dict[Operation, None] = {}
-        for number in rotation.deletes_blocked_by(sequence):
+        for number in self._queue.rotation.deletes_blocked_by(sequence):
             removal = self._queue.get(number)
-            if isinstance(removal, Operation) and self._may_move_back(removal):
-                removal.times_moved_back += rotation.is_oldest_removal(number)
+            if isinstance(removal, Operation) and not removal.in_flight and self._may_move_back(removal):
+                if follows:
+                    removal.times_followed += 1
+                else:
+                    removal.follows_since, removal.times_followed = trio.current_time(), 0
                 marker_deletes |= dict.fromkeys(self._marker_deletes_behind(removal))
                 self._requeue(removal, changes)
         for each in sorted(marker_deletes, key=lambda item: item.sequence):
@@ -132,8 +154,6 @@ class CheckpointRotation:
     def _may_move_back(self, removal: Operation) -> bool:
         """Return whether a delete may move to the end of the queue without breaking the order of other changes."""
         key = removal.record.key
-        if removal.in_flight or removal.times_moved_back >= _DELAYS_MAX:
-            return False
         if self._queue.for_key(key)[-1] is not removal or self._queue.for_key(key + "/"):
             return False  # another queued change has that name, as a file or as a directory
         above = [(each, each.record.key[:-1]) for each in self._marker_deletes_behind(removal)]

@@ -14,7 +14,6 @@ the mount, so all of these count.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
 
 from fusecache.model.names import parent_path
 from fusecache.policy.writeback.publish_order import SequenceBarrier
@@ -67,18 +66,14 @@ class Rotation:
         oldest = self._removals[index] if index < len(self._removals) else None
         return oldest is not None and sequence < oldest < -self._writes.lowest
 
+    def deletes_after(self, sequence: int) -> list[int]:
+        """Return the deletes that wait for a write, the oldest first."""
+        return self._removals[bisect_right(self._removals, sequence) :]
+
     def deletes_blocked_by(self, sequence: int) -> list[int]:
         """Return the deletes that wait for a write; none if they already wait for every write since then."""
-        removals = self._removals[bisect_right(self._removals, sequence) :]
+        removals = self.deletes_after(sequence)
         return removals if removals and removals[0] < -self._writes.lowest else []
-
-    def removals_newest_first(self) -> Iterator[int]:
-        """Return all queued deletes."""
-        return reversed(self._removals)
-
-    def is_oldest_removal(self, sequence: int) -> bool:
-        """Return whether a delete is the oldest of all."""
-        return self._removals[0] == sequence
 
     def is_written_since(self, sequence: int, key: str) -> bool:
         """Return whether a file right in the directory of `key` was written after `sequence`."""

@@ -26,8 +26,7 @@ def test_removals_that_relied_on_what_left_are_told_until_they_wait_for_the_newe
     assert queue.deletes_blocked_by(1) == [2, 4, 6], "all, so that they keep their order"
     assert queue.deletes_blocked_by(3) == [4, 6]
     assert queue.deletes_blocked_by(5) == []
-    assert queue.is_oldest_removal(2)
-    assert not queue.is_oldest_removal(4)
+    assert queue.deletes_after(5) == [6]
 
 
 def test_what_is_written_anew_in_a_directory_is_known() -> None:
