@@ -484,3 +484,23 @@ async def test_an_abort_that_one_mount_cannot_do_is_the_next_ones(
         await trio.sleep(5)
         assert user.fs.journal.journal.aborts() == []
     assert bucket.memory.uploads() == ()
+
+
+@pytest.mark.parametrize("was_sent", [False, True])
+async def test_new_content_supersedes_a_delete_of_the_daemon_before_only_if_that_was_not_sent(
+    bucket: Bucket, tmp_path: Path, *, was_sent: bool
+) -> None:
+    async with running_node(bucket, tmp_path / "1") as user:
+        await user.write("a", b"old")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        await user.unlink("a")
+        await trio.sleep(10 if was_sent else 0.1)  # it settles for 1 s
+        photograph(tmp_path / "1", tmp_path / "2")
+    bucket.come_back()
+    bucket.requests.clear()
+    async with running_node(bucket, tmp_path / "2") as user:
+        await user.write("a", b"new")
+        assert await user.drained() == "durable"
+    assert bucket.sent("delete") == (["a"] if was_sent else [])
+    assert bucket.shows() == {"a": b"new"}
