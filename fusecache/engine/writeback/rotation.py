@@ -77,7 +77,9 @@ class CheckpointRotation:
             removal = self._queue.get(number)
             if not isinstance(removal, Operation):
                 continue
-            if removal.in_flight:  # its request failed, or older content came since: the next attempt waits for that
+            if (
+                removal.in_flight
+            ):  # its request failed, or older content came since: the next attempt waits for that
                 return number
             if names == {removal.record.key} and self._placement.is_superseded(removal):
                 continue

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from fusecache.model.errors import Unavailable
 from fusecache.model.objects import MIB
 from fusecache.remote.store import FileSlice
 from tests.support.inline_offload import InlineOffload
@@ -479,3 +480,49 @@ async def test_a_rename_frees_no_delete_that_must_stay(bucket: Bucket, cache: Pa
     for state in bucket.states:
         assert content(0) in state.values() or content(1) in state.values()
     assert set(files_in(bucket.shows())) == {"run/20.log", "run/newest", "run/best"}
+
+
+async def test_content_that_joins_before_a_delete_that_failed_stays_before_it(
+    bucket: Bucket, cache: Path
+) -> None:
+    def refuse(method: str, _key: str) -> None:
+        if method == "delete" and is_refusing:
+            raise Unavailable("503")
+
+    is_refusing, bucket.on_request = True, refuse
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        await user.write("old", content(0))
+        assert await user.drained() == "durable"
+        bucket.states.clear()
+        handle = await user.open("new")
+        await user.fs.file_io.write(handle, 0, content(1))
+        await user.fs.close_protocol.flush(handle)
+        await user.unlink("old")
+        await trio.sleep(5)  # its request fails
+        await user.fs.file_io.release(handle)
+        await user.write("log", b"log")
+        await user.rename("new", "best")
+        is_refusing = False
+        assert await user.drained() == "durable"
+    for state in bucket.states:
+        assert content(0) in state.values() or content(1) in state.values(), sorted(state)
+
+
+async def test_renames_move_a_delete_a_limited_number_of_times(bucket: Bucket, cache: Path) -> None:
+    """Each time costs as much as all deletes that move, and the mount waits for it."""
+    async with running_node(bucket, cache) as user:
+        await user.write("old", b"old")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        for number in range(20):
+            await user.write(f"{number}.tmp", b"new")
+        await user.unlink("old")
+        positions = set()
+        for number in range(20):
+            await user.rename(f"{number}.tmp", f"{number}")
+            (delete,) = user.fs.queue.for_key("old")
+            positions.add(delete.sequence)
+        assert len(positions) == 16
+        bucket.come_back()
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {f"{number}": b"new" for number in range(20)}

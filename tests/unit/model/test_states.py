@@ -22,6 +22,12 @@ from fusecache.model.records import (
     to_row,
 )
 
+# Of the row of a change that the bucket has not rejected. A version that is gone back to refuses other ones.
+EARLIER_FIELDS = (
+    "sequence", "kind", "key", "target", "base_etag", "source_etag", "size", "modified", "uuid", "attributes", "link",
+    "with_directory",
+)  # fmt: skip
+
 texts = st.text(max_size=20)
 numbers = st.integers(0, 1 << 53)
 attributes = st.builds(PosixAttributes, st.integers(0, 0o7777), numbers, numbers, numbers)
@@ -43,10 +49,19 @@ files = st.builds(
     part_etags=st.lists(texts, max_size=3).map(tuple),
     error=texts,
 )
-operations = st.builds(
+removals = st.builds(
     OperationRecord,
     sequence=numbers,
-    kind=st.sampled_from(OperationKind),
+    kind=st.just(OperationKind.DELETE),
+    key=texts,
+    base_etag=st.none() | texts,
+    uuid=texts,
+    sent=st.booleans(),
+)
+operations = removals | st.builds(
+    OperationRecord,
+    sequence=numbers,
+    kind=st.sampled_from(OperationKind).filter(lambda kind: kind is not OperationKind.DELETE),
     key=texts,
     target=texts,
     base_etag=st.none() | texts,
@@ -103,6 +118,25 @@ def test_a_files_row_tells_all_of_it(record: FileRecord) -> None:
 @given(operations)
 def test_a_changes_row_tells_all_of_it(record: OperationRecord) -> None:
     assert operation_from_row(json.loads(json.dumps(to_row(record)))) == record
+
+
+@given(removals)
+def test_an_earlier_version_can_read_the_row_of_a_delete(record: OperationRecord) -> None:
+    assert set(to_row(record)) <= {*EARLIER_FIELDS}
+
+
+@pytest.mark.parametrize(("target", "may_be_sent"), [("", True), ("b", False)])
+def test_a_delete_of_an_earlier_version_may_have_been_sent_unless_it_waits_for_other_content(
+    target: str, *, may_be_sent: bool
+) -> None:
+    row = {
+        **dict.fromkeys(EARLIER_FIELDS, ""),
+        "kind": "delete",
+        "target": target,
+        "size": 0,
+        "attributes": None,
+    }
+    assert operation_from_row(row).sent is may_be_sent
 
 
 @given(files, texts)
