@@ -4,9 +4,8 @@ Invariant: nothing here awaits. The caller journals the returned rows in one tra
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -16,9 +15,6 @@ from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.journal import Change, DropOperation
 from fusecache.model.objects import MIB
 from fusecache.model.records import FileState
-
-if TYPE_CHECKING:
-    from collections.abc import Container
 
 log = logging.getLogger(__name__)
 # A commit marker up to this size names other files. A larger one is a checkpoint by itself: `last.ckpt`.
@@ -102,7 +98,7 @@ class QueuePlacement:
         return None
 
     def is_superseded(
-        self, removal: Operation, but: "Container[int]" = (), *, before: float = float("inf")
+        self, removal: Operation, but: Container[int] = (), *, before: float = float("inf")
     ) -> bool:
         """Return whether new content of its name supersedes a delete, so that this need not be published.
 

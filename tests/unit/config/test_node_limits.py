@@ -74,7 +74,7 @@ def test_a_mount_in_a_small_control_group_takes_less() -> None:
     """In a real group, with whichever version of control groups this machine has."""
     code = (
         "import os, sys; from pathlib import Path; Path(sys.argv[1]).write_text(str(os.getpid())); "
-        "from fusecache.config.options import load_mounts, load_options; "
+        "from fusecache.config.options import load_options; "
         "print(load_options({'source': 's3://b', 'mountpoint': '/m'}, {}).memory)"
     )
     with memory_group(512 * MIB) as group:
