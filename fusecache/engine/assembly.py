@@ -219,6 +219,7 @@ def build_write_back(
     events.model_loads = ModelLoads(
         lookup,
         cache,
+        offload,
         names.hints,
         tasks,
         KernelPages(tree),

@@ -21,7 +21,7 @@ class InlineOffload(Offload):
         await trio.lowlevel.checkpoint()
         return call(*args)
 
-    upload = disk = rows = network
+    upload = disk = rows = compute = network
 
     async def metadata(self, call: Callable[..., T], ended: Callable[[], None]) -> T:
         """Run the call like any other read from the bucket."""

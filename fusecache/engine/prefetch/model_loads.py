@@ -25,6 +25,7 @@ from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.prefetch.hint_service import HintService
 from fusecache.engine.prefetch.kernel_pages import KernelPages, PageReader
+from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.model.errors import FusecacheError, NoSpace
 from fusecache.model.format_text import size_text
@@ -166,6 +167,7 @@ class ModelLoads:
         self,
         lookup: Lookup,
         cache: BlockCache,
+        offload: Offload,
         hints: HintService,
         tasks: TaskNursery,
         pages: KernelPages,
@@ -175,6 +177,7 @@ class ModelLoads:
         """patterns: of the names of weights."""
         self._lookup = lookup
         self._cache = cache
+        self._offload = offload
         self._hints = hints
         self._tasks = tasks
         self.pages = pages
@@ -265,7 +268,7 @@ class ModelLoads:
                 remote = (await self._lookup.lookup(parent, index)).object
                 if remote is not None and is_index_size(remote.size):
                     content = await self._content(remote.object_id, remote.size, remote.size)
-                    return await trio.to_thread.run_sync(shards_in_order, content)
+                    return await self._offload.compute(shards_in_order, content)
             except (FusecacheError, ValueError) as exc:
                 log.debug("no index beside a shard name=%s error=%s", index, exc)
         return []
@@ -416,7 +419,7 @@ class ModelLoads:
         if stop and not entry.tensor_ends:
             try:
                 content = await self._content(entry.object_id, entry.size, stop)
-                entry.tensor_ends = await trio.to_thread.run_sync(tensor_ends, content)
+                entry.tensor_ends = await self._offload.compute(tensor_ends, content)
             except (FusecacheError, ValueError) as exc:
                 log.debug("a header is not read key=%s error=%s", entry.object_id.key, exc)
 

@@ -183,6 +183,10 @@ class Offload:
         """Run an LMDB transaction that may wait for the disk (a synced commit)."""
         return await self._rows.run(call, *args)
 
+    async def compute(self, call: Callable[..., T], *args: object) -> T:
+        """Run code that would hold up the loop, as of a large JSON."""
+        return await trio.to_thread.run_sync(call, *args)
+
     def call_soon(self, call: Callable[..., object], *args: object) -> None:
         """Run `call` on the loop soon; the only method that other threads may use."""
         self._token.run_sync_soon(call, *args)

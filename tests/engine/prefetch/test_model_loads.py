@@ -3,10 +3,9 @@
 import json
 import math
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -159,17 +158,8 @@ class Kernel:
             del missing[:stop]
 
 
-async def inline(call: Callable[..., Any], *args: Any) -> Any:
-    """Run a call as `trio.to_thread.run_sync` does, without a thread: a virtual clock does not wait for one."""
-    await trio.lowlevel.checkpoint()
-    return call(*args)
-
-
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_a_model_larger_than_the_cache_comes_once(
-    bucket: Bucket, cache: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trio.to_thread, "run_sync", inline)
+async def test_a_model_larger_than_the_cache_comes_once(bucket: Bucket, cache: Path, seed: int) -> None:
     data, count = weights(48), 48
     start = len(data) - count * TENSOR_BYTES
     async with running_node(
