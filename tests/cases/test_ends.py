@@ -7,7 +7,8 @@ import pytest
 
 from tests.crash.test_kill import answered_parts, published, shows, wait_until_journaled
 from tests.s3server import Fault, FaultAction, ServerProcess
-from tests.support.daemons import MIB, Daemon, some_bytes, wait_until
+from tests.support.daemons import MIB, Daemon, some_bytes
+from tests.support.mounts import wait_until
 
 SIZES = {"a": 200 * MIB, "b": MIB, "c": 130 * MIB, "d": 0, "e": 70 * MIB}
 PARTS_OF_A = 4

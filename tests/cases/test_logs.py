@@ -10,7 +10,8 @@ import pytest
 
 from tests.crash.test_kill import shows
 from tests.s3server import ServerProcess
-from tests.support.daemons import Daemon, wait_until
+from tests.support.daemons import Daemon
+from tests.support.mounts import wait_until
 
 # An open file is published after 1 s instead of 60, one that is rewritten all the time after 2 s instead of 10.
 HURRIED = (

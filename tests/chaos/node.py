@@ -18,8 +18,9 @@ from fusecache.model.errors import MountError
 from fusecache.mount.control_client import find_mount
 from tests.chaos.plan import FEW_DESCRIPTORS_SHARE
 from tests.s3server import ServerProcess
-from tests.support.daemons import Daemon, wait_until
+from tests.support.daemons import Daemon
 from tests.support.disks import Disk
+from tests.support.mounts import wait_until
 
 MIB = 1 << 20
 CACHE_BYTES = 256 * MIB

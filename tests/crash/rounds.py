@@ -19,7 +19,8 @@ from typing import IO
 from fusecache.model.objects import SYMLINK_TARGET
 from tests.s3server import Fault, FaultAction, ServerProcess
 from tests.support import ROOT
-from tests.support.daemons import Daemon, wait_until
+from tests.support.daemons import Daemon
+from tests.support.mounts import wait_until
 
 WRITERS = 2
 CLOSES = 25  # at most so many, before the time begins after which the daemon is killed

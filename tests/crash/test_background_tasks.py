@@ -8,7 +8,8 @@ import pytest
 
 from tests.crash.test_kill import shows
 from tests.s3server import ServerProcess
-from tests.support.daemons import Daemon, wait_until
+from tests.support.daemons import Daemon
+from tests.support.mounts import wait_until
 
 # A daemon whose status line fails twice, and whose control socket is lost once.
 FAULTY = """

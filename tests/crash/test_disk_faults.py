@@ -15,8 +15,9 @@ import pytest
 
 from fusecache.index.listings import RETRY_SECONDS
 from tests.s3server import Fault, FaultAction, ServerProcess
-from tests.support.daemons import Daemon, some_bytes, wait_until
+from tests.support.daemons import Daemon, some_bytes
 from tests.support.disks import Disk, has_disks
+from tests.support.mounts import wait_until
 
 pytestmark = [
     pytest.mark.whole_machine,

@@ -17,8 +17,9 @@ import pytest
 
 from tests.crash.test_kill import published, shows
 from tests.s3server import Account, Fault, FaultAction, ServerProcess
-from tests.support.daemons import MIB, Daemon, some_bytes, wait_until
+from tests.support.daemons import MIB, Daemon, some_bytes
 from tests.support.frozen import frozen
+from tests.support.mounts import wait_until
 
 # Nothing settles while a test is at work: what is owed goes when the daemon drains.
 NEVER_SETTLES = ("--settle-seconds", "3600")

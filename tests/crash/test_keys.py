@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.s3server import Account, Fault, FaultAction, ServerProcess
-from tests.support.daemons import Daemon, wait_until
+from tests.support.daemons import Daemon
+from tests.support.mounts import wait_until
 
 # A daemon that looks at its keys ten times a second.
 IMPATIENT = (

@@ -10,7 +10,8 @@ import pytest
 
 from fusecache.index.journal import Journal
 from tests.s3server import Fault, FaultAction, LogEntry, ServerProcess
-from tests.support.daemons import MIB, Daemon, some_bytes, wait_until
+from tests.support.daemons import MIB, Daemon, some_bytes
+from tests.support.mounts import wait_until
 
 PUBLISHING = ("PutObject", "CompleteMultipartUpload", "CopyObject", "DeleteObject")
 LARGE = some_bytes(70 * MIB, 1)

@@ -13,8 +13,9 @@ import pytest
 from fusecache.index.journal import Journal
 from fusecache.model.records import DOUBTFUL, OWED, FileState
 from tests.s3server import Fault, FaultAction, ServerProcess
-from tests.support.daemons import Daemon, some_bytes, wait_until
+from tests.support.daemons import Daemon, some_bytes
 from tests.support.disks import Disk, has_disks
+from tests.support.mounts import wait_until
 
 pytestmark = [
     pytest.mark.whole_machine,

@@ -7,7 +7,8 @@ import pytest
 
 from tests.crash.test_kill import shows
 from tests.s3server import Fault, FaultAction, ServerProcess
-from tests.support.daemons import MIB, Daemon, some_bytes, wait_until
+from tests.support.daemons import MIB, Daemon, some_bytes
+from tests.support.mounts import wait_until
 
 REFUSED = Fault(FaultAction.ANSWER, operation="PutObject", status=403, code="AccessDenied")
 

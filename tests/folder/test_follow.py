@@ -23,8 +23,8 @@ from loader import ElasticBatchSampler, MDSDataset, MDSWriter, World
 from loader.base.pulled_files import open_pulled
 from tests.folder.conftest import Node, files_of
 from tests.s3server import Fault, FaultAction
-from tests.support.daemons import wait_until
 from tests.support.memory_store import MemoryStore
+from tests.support.mounts import wait_until
 
 SHARDS = 64
 

@@ -14,8 +14,9 @@ from fusecache.folder.pull import Patience, list_bucket
 from fusecache.model.errors import FolderError
 from tests.folder.conftest import Node, bucket_of, files_of
 from tests.s3server import Fault, FaultAction, ServerProcess
-from tests.support.daemons import MIB, some_bytes, wait_until
+from tests.support.daemons import MIB, some_bytes
 from tests.support.memory_store import MemoryStore
+from tests.support.mounts import wait_until
 
 DATA = {
     "a.bin": some_bytes(20 * MIB + 17, 1),

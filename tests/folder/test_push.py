@@ -9,7 +9,8 @@ from subprocess import Popen
 
 from tests.folder.conftest import Node, bucket_of, files_of
 from tests.s3server import Fault, FaultAction
-from tests.support.daemons import MIB, some_bytes, wait_until
+from tests.support.daemons import MIB, some_bytes
+from tests.support.mounts import wait_until
 
 PUBLISHING = ("PutObject", "CompleteMultipartUpload", "DeleteObject")
 

@@ -61,6 +61,61 @@ def service() -> Iterator[Service]:
         assert server.control.offences() == []
 
 
+@pytest.fixture(scope="session")
+def lone_server() -> Iterator[ServerProcess]:
+    """A server whose bucket has a name of its own: commands ask all mounts of this machine on a bucket of one name."""
+    with ServerProcess(bucket=f"lone-{uuid.uuid4().hex}") as server:
+        yield server
+        assert server.control.offences() == []
+
+
+@pytest.fixture
+def lone_bucket(lone_server: ServerProcess) -> Iterator[Bucket]:
+    """An empty bucket with a clock of its own, which no mount is on."""
+    as_new(lone_server)
+    service = Service(
+        lone_server.endpoint_url,
+        lone_server.access_key,
+        lone_server.secret_key,
+        lone_server.bucket,
+        lone_server.control,
+    )
+    client = service.client()
+    yield Bucket(service, client, "run/")
+    client.close()
+    lone_server.control.clear_faults()
+    lone_server.control.close()
+
+
+@pytest.fixture(scope="session")
+def whole_servers() -> Iterator[tuple[ServerProcess, ServerProcess]]:
+    """Two servers of buckets of the same name."""
+    with ServerProcess() as first, ServerProcess() as second:
+        yield first, second
+        for server in (first, second):
+            assert server.control.offences() == []
+
+
+@pytest.fixture
+def two_servers(
+    whole_servers: tuple[ServerProcess, ServerProcess],
+) -> Iterator[tuple[ServerProcess, ServerProcess]]:
+    """Two servers with empty buckets of the same name. A test that stops one starts it again."""
+    for server in whole_servers:
+        as_new(server)
+    yield whole_servers
+    for server in whole_servers:
+        server.control.clear_faults()
+        server.control.close()
+
+
+def as_new(server: ServerProcess) -> None:
+    """Make a server forget what the tests before did, also what of that is still on its way."""
+    server.control.reset()
+    server.control.drop_connections()
+    server.control.reset()
+
+
 @pytest.fixture
 def kernels_names() -> Iterator[None]:
     """Have what the kernel knows of names to oneself: a test makes it forget them, of all mounts."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.mount.conftest import as_new
 from tests.s3server import Account, Fault, FaultAction, ServerProcess
 from tests.support.mounts import FUSECACHE, run
 
@@ -69,18 +70,27 @@ def rights(row: dict[str, Any]) -> set[str]:
     return {right for right, answer in row["can"].items() if answer}
 
 
-@pytest.fixture
-def store() -> Iterator[Store]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    """A server with both buckets."""
     with ServerProcess() as server:
-        found = Store(server)
         for bucket in FAMILIES.values():
             server.control.add_bucket(bucket)
-            server.control.put("shard", b"an object that was there before", bucket=bucket)
-            found.allow(f"{bucket}-read", bucket, writable=False)
-            found.allow(f"{bucket}-write", bucket)
-        yield found
+        yield server
         assert server.control.offences() == []
-        server.control.close()
+
+
+@pytest.fixture
+def store(server: ServerProcess) -> Iterator[Store]:
+    as_new(server)
+    found = Store(server)
+    for bucket in FAMILIES.values():
+        server.control.put("shard", b"an object that was there before", bucket=bucket)
+        found.allow(f"{bucket}-read", bucket, writable=False)
+        found.allow(f"{bucket}-write", bucket)
+    yield found
+    server.control.clear_faults()
+    server.control.close()
 
 
 @pytest.mark.parametrize("words", [BOTH, ()], ids=["named", "found"])

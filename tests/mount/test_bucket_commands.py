@@ -3,32 +3,19 @@
 import json
 import os
 import uuid
-from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import pytest
 
-from tests.s3server import ServerProcess
 from tests.support.mounts import FUSECACHE, run, wait_until
-from tests.support.s3_buckets import Bucket, Service
+from tests.support.s3_buckets import Bucket
 
 
 @pytest.fixture
-def lone(whole_bucket: Bucket) -> Iterator[Bucket]:
-    """A part of a bucket that no mount is on: all mounts of this node on a bucket of its name are asked."""
-    if whole_bucket.service.control is None:
-        yield whole_bucket.below(uuid.uuid4().hex)
-        return
-    with ServerProcess(bucket=f"lone-{uuid.uuid4().hex}") as server:
-        service = Service(
-            server.endpoint_url, server.access_key, server.secret_key, server.bucket, server.control
-        )
-        client = service.client()
-        yield Bucket(service, client, "run/")
-        client.close()
-        assert server.control.offences() == []
-        server.control.close()
+def lone(whole_bucket: Bucket, lone_bucket: Bucket) -> Bucket:
+    """A part of a bucket that no mount is on."""
+    return lone_bucket if whole_bucket.service.control else whole_bucket.below(uuid.uuid4().hex)
 
 
 def command(bucket: Bucket, name: str, *flags: str | Path) -> list[str | Path]:

@@ -5,16 +5,15 @@ import os
 import pty
 import signal
 import subprocess
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from tests.s3server import Account, Fault, FaultAction, ServerProcess
+from tests.s3server import Account, Fault, FaultAction
 from tests.support.mounts import FUSECACHE, Mount, run, wait_until
-from tests.support.s3_buckets import Bucket, Service
+from tests.support.s3_buckets import Bucket
 
 pytestmark = pytest.mark.s3server_only
 
@@ -85,22 +84,13 @@ class Cleaned:
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Iterator[Cleaned]:
+def old(tmp_path: Path, lone_bucket: Bucket) -> Iterator[Cleaned]:
     """A bucket with a clock of its own."""
-    # Of a new name: mounts on a bucket of the same name are asked, and other runs of tests may have some.
-    with ServerProcess(bucket=f"old-{uuid.uuid4().hex}") as server:
-        service = Service(
-            server.endpoint_url, server.access_key, server.secret_key, server.bucket, server.control
-        )
-        client = service.client()
-        cleaned = Cleaned(Bucket(service, client, "run/"), tmp_path / "log" / "clean.log")
-        yield cleaned
-        for process in cleaned.processes:
-            process.kill()
-            process.communicate()
-        client.close()
-        assert server.control.offences() == []
-        server.control.close()
+    cleaned = Cleaned(lone_bucket, tmp_path / "log" / "clean.log")
+    yield cleaned
+    for process in cleaned.processes:
+        process.kill()
+        process.communicate()
 
 
 # ---- what is selected

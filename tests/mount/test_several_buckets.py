@@ -88,18 +88,16 @@ def pair(
     tmp_path: Path,
     expect_log: ExpectedLog,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Pair]:
+    two_servers: tuple[ServerProcess, ServerProcess],
+) -> Pair:
     """Two servers with empty buckets, and the variables of a family for each."""
-    with ServerProcess() as first, ServerProcess() as second:
-        for family, server in zip(FAMILIES, (first, second), strict=True):
-            monkeypatch.setenv(f"{family}_ENDPOINT_URL", server.endpoint_url)
-            monkeypatch.setenv(f"{family}_BUCKET_NAME", server.bucket)
-            for role in ("READ", "WRITE"):
-                monkeypatch.setenv(f"{family}_{role}_ACCESS_KEY_ID", server.access_key)
-                monkeypatch.setenv(f"{family}_{role}_SECRET_ACCESS_KEY", server.secret_key)
-        yield Pair(first, second, mount_several, tmp_path, expect_log)
-        for server in (first, second):
-            assert server.control.offences() == []
+    for family, server in zip(FAMILIES, two_servers, strict=True):
+        monkeypatch.setenv(f"{family}_ENDPOINT_URL", server.endpoint_url)
+        monkeypatch.setenv(f"{family}_BUCKET_NAME", server.bucket)
+        for role in ("READ", "WRITE"):
+            monkeypatch.setenv(f"{family}_{role}_ACCESS_KEY_ID", server.access_key)
+            monkeypatch.setenv(f"{family}_{role}_SECRET_ACCESS_KEY", server.secret_key)
+    return Pair(*two_servers, mount_several, tmp_path, expect_log)
 
 
 def test_each_bucket_is_a_folder(pair: Pair) -> None:

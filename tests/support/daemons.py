@@ -4,26 +4,16 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.s3server import ServerProcess
+from tests.support.mounts import run
+from tests.support.starter import FUSECACHE, Started, can_fork, start_forked
 
-FUSECACHE = Path(sys.executable).parent / "fusecache"
 MIB = 1 << 20
 SETTLE_SECONDS = 0.3
 _SECONDS = 30.0
-
-
-def wait_until(condition: Callable[[], object], what: str, seconds: float = _SECONDS) -> None:
-    """Return once the condition is true. Fails the test after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.02)
 
 
 class Daemon:
@@ -37,18 +27,11 @@ class Daemon:
         self.flags = ["--settle-seconds", str(SETTLE_SECONDS), "--memory", "64MiB", *flags]
         self.program: list[str | Path] = [FUSECACHE]
         self.path.mkdir(parents=True)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Started | None = None
 
     def command(self, *words: str | Path, seconds: float = 120) -> "subprocess.CompletedProcess[str]":
         """Run `fusecache` with the bucket's keys. Raises TimeoutExpired after so many seconds."""
-        return subprocess.run(
-            [FUSECACHE, *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=seconds,
-            env=self._environment(),
-        )
+        return run(FUSECACHE, *words, check=False, seconds=seconds, env=self._environment())
 
     def mount_words(self, *flags: str) -> list[str | Path]:
         """Return the words of the mount command, without the program."""
@@ -59,15 +42,21 @@ class Daemon:
         """Start a daemon; return when its mount answers."""
         reader, writer = os.pipe()
         words = [*self.program, *self.mount_words(*flags), "--ready-fd", str(writer)]
+        environment = self._environment()
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[writer],
-                env=self._environment(),
-            )
+            if can_fork(words, environment):
+                self._process = start_forked(
+                    words, environment, stdout=log.fileno(), stderr=log.fileno(), pass_fds=[writer]
+                )
+            else:
+                self._process = subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[writer],
+                    env=environment,
+                )
         os.close(writer)
         with os.fdopen(reader) as told:
             line = told.readline().strip()

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import starter
+
 # What one look found: what identifies a thing, and how the message names it.
 Found = dict[tuple[str, object], str]
 
@@ -27,6 +29,7 @@ ALLOWED = {
     r"thread tqdm_monitor": "tqdm's own: one thread a process, begun by the first bar",
     r"descriptor .*/matplotlib/mpl-data/fonts/.*": "matplotlib keeps each font open that it has drawn with",
     r"descriptor .*/libuuid/clock\.txt": "libuuid keeps its clock open: one a process (azure-identity calls uuid1)",
+    r"child .* tests\.support\.starter \d+": "the tests' own: one child a test process",
     r"child .* from multiprocessing\.resource_tracker import main.*": "multiprocessing's: one child a process",
 }
 _ALLOWED = re.compile("|".join(f"(?:{pattern})" for pattern in ALLOWED))
@@ -112,9 +115,9 @@ def _descriptors() -> Found:
         with suppress(OSError):  # the listing's own
             target = os.readlink(f"/proc/self/fd/{number}")
             found[target, number] = f"descriptor {number} of {target}"
-    # The pipe to multiprocessing's resource tracker, of which a process has one.
-    tracker = str(resource_tracker._resource_tracker._fd)
-    return {key: name for key, name in found.items() if key[1] != tracker}
+    # The pipe to multiprocessing's resource tracker, and the socket to the daemon starter: a process has one of each.
+    kept = {str(resource_tracker._resource_tracker._fd), str(starter.descriptor())}
+    return {key: name for key, name in found.items() if key[1] not in kept}
 
 
 def _threads() -> Found:

@@ -20,8 +20,8 @@ import pytest
 from fusecache.mount.control_client import ask, find_mount
 from fusecache.mount.launch import READY
 from tests.support.s3_buckets import Bucket
+from tests.support.starter import FUSECACHE, can_fork, run_forked, start_forked
 
-FUSECACHE = Path(sys.executable).parent / "fusecache"
 SYNC_SECONDS = 60.0
 COMMAND_SECONDS = 60.0
 UNMOUNT_SECONDS = 60.0
@@ -37,7 +37,7 @@ HARMLESS = re.compile(
 _POLL_SECONDS = 0.02
 
 
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
     """Return the condition's value once it is true. Fails the test after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
@@ -54,13 +54,17 @@ def run(
 ) -> "subprocess.CompletedProcess[str]":
     """Run a program; fails the test with its words if it fails and `check` is set."""
     words = [str(word) for word in command]
-    done = subprocess.run(
-        words,
-        check=False,
-        text=True,
-        timeout=seconds,
-        **{"stdin": subprocess.DEVNULL, "capture_output": True, **more},
-    )
+    environment = more.get("env") or os.environ
+    if more.keys() <= {"env", "cwd"} and can_fork(command, environment):
+        done = run_forked(command, environment, seconds, more.get("cwd", ""))
+    else:
+        done = subprocess.run(
+            words,
+            check=False,
+            text=True,
+            timeout=seconds,
+            **{"stdin": subprocess.DEVNULL, "capture_output": True, **more},
+        )
     assert not check or done.returncode == 0, (
         f"{words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     )
@@ -148,22 +152,29 @@ class Mount:
     def start(self, *flags: str) -> str:
         """Mount; returns when it answers, with what it said.
 
-        The daemon is started as the command does it, without the command's own interpreter: hundreds of tests mount.
+        The daemon is started as the command does it, without the command: hundreds of tests mount.
         """
         self._read_to = self.log_path.stat().st_size if self.log_path.exists() else 0
         self.cache.mkdir(mode=0o700, exist_ok=True)
         command, mount, *words = self.command(*flags)
         reader, writer = os.pipe()
+        environment = self.bucket.service.environment()
         with open(reader) as told, open(self.log_path, "ab", opener=_private) as log:
+            foreground = [command, mount, "--foreground", "--ready-fd", str(writer), *words]
             try:
-                run(
-                    *("setsid", "--fork", command, mount, "--foreground", "--ready-fd", str(writer), *words),
-                    capture_output=False,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=[writer],
-                    env=self.bucket.service.environment(),
-                )
+                if can_fork(foreground, environment):
+                    start_forked(
+                        foreground, environment, stdout=log.fileno(), stderr=log.fileno(), pass_fds=[writer]
+                    ).leave()
+                else:
+                    run(
+                        *("setsid", "--fork", *foreground),
+                        capture_output=False,
+                        stdout=log,
+                        stderr=log,
+                        pass_fds=[writer],
+                        env=environment,
+                    )
             finally:
                 os.close(writer)
             assert select.select([told], [], [], COMMAND_SECONDS)[0], f"no answer:\n{self.log()[-3000:]}"

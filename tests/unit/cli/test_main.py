@@ -583,7 +583,8 @@ def test_more_paths_than_the_daemon_takes_are_refused_before_they_are_sent(
     root: Path, daemon: Callable[..., FakeDaemon], capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = daemon(done("ok"))
-    assert main(["evict", *(str(root / f"{'x' * 200}{index}") for index in range(6000))]) == 1
+    deep = root.joinpath(*["x" * 200] * 15)
+    assert main(["evict", *(str(deep / str(index)) for index in range(400))]) == 1
     assert "name their directory" in capsys.readouterr().err
     assert served.requests == []
 
