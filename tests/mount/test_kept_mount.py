@@ -728,7 +728,7 @@ def test_the_calls_of_a_daemon_that_can_never_start_again_fail_and_write_nothing
     for call in (lambda: os.listdir(made.path), lambda: (made.path / "step-2").write_bytes(b"lost")):
         with pytest.raises(OSError, match="endpoint is not connected"):
             call()
-    status = subprocess.run([FUSECACHE, "status", made.path], capture_output=True, text=True, check=False)
+    status = run(FUSECACHE, "status", made.path, check=False)
     assert f"clean up with: fusecache unmount {made.path}" in status.stderr
     made.pid = 0
     run(FUSECACHE, "unmount", made.path)

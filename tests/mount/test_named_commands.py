@@ -51,9 +51,7 @@ def run_named_commands(mount: Mount, texts: Iterator[str], end_cause: Callable[[
         if "--" in command:
             end_cause()
         assert not any(word.isupper() for word in words), f"{command}: a placeholder is no command"
-        done = subprocess.run(
-            [FUSECACHE, *words[1:]], cwd="/", capture_output=True, text=True, timeout=60, check=False
-        )
+        done = run(FUSECACHE, *words[1:], cwd="/", check=False)
         # Perhaps it has healed before the command that would repeat it.
         is_healed = has_rejected and "--restore" in words and not mount.status()["rejected_files"]
         assert done.returncode == 0 or is_healed, (command, done.stdout, done.stderr)

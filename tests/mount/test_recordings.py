@@ -347,8 +347,6 @@ def test_what_cannot_be_recorded_or_written_is_refused_at_once(
             f"{one.path}/nope does not exist: name a file or a directory",
         ),
     ):
-        done = subprocess.run(
-            [FUSECACHE, "record", *words], capture_output=True, text=True, check=False, timeout=60
-        )
+        done = run(FUSECACHE, "record", *words, check=False)
         assert (done.returncode, text in done.stderr) == (1, True), done.stderr
     assert not list(tmp_path.glob("*.rec*"))

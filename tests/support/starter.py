@@ -80,7 +80,7 @@ class Started:
 def can_fork(words: Sequence[str | Path], environment: Mapping[str, str]) -> bool:
     """Return whether a fork does the same as this command line with these variables."""
     changed = {name for name, _ in environment.items() ^ os.environ.items()}
-    return words[0] == FUSECACHE and not any(_READ_EARLY.fullmatch(name) for name in changed)
+    return str(words[0]) == str(FUSECACHE) and not any(_READ_EARLY.fullmatch(name) for name in changed)
 
 
 def start_forked(
