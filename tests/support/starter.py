@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import re
+import select
 import selectors
 import signal
 import socket
@@ -30,7 +31,6 @@ FUSECACHE = Path(sys.executable).parent / "fusecache"
 _READ_EARLY = re.compile(r"(PYTHON|LC_|LD_|LANG|MALLOC|GLIBC|TZ)\w*")
 _MESSAGE_BYTES = 128 * 1024
 _PIPE_BYTES = 64 * 1024
-_POLL_SECONDS = 0.02
 # Received descriptors wait above those that a command is told by their numbers.
 _FREE_NUMBERS = 500
 
@@ -55,11 +55,11 @@ class Started:
 
     def wait(self, timeout: float) -> int:
         """Return the exit status. Raises TimeoutExpired."""
-        deadline = time.monotonic() + timeout
-        while (status := self.poll()) is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout)
-            time.sleep(_POLL_SECONDS)
+        if self._status is None:
+            select.select([self._ended], [], [], timeout)
+        status = self.poll()
+        if status is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
         return status
 
     def send_signal(self, number: int) -> None:

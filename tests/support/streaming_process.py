@@ -1,9 +1,9 @@
 """Runs the real StreamingDataset in a process of its own, as it keeps shared memory and lock files.
 
-Arguments: one JSON object {"local", "options", "read", "stop"}; options may have "streams", the arguments of each,
-in place of local. Prints a JSON object with what it read: the
-`id` of every sample by index or by iteration, the other columns' digest, and the state after `stop` samples. Where a
-shard is missing, read "loaders" tells how an epoch ends, without workers and with two: {"count", "end"} of each.
+Each line of stdin is a JSON object {"local", "options", "read", "stop", "locks"}. options may have "streams", the
+arguments of each, in place of local. locks is a folder for lock files. Each is answered with a line of JSON: the `id` of
+every sample by index or by iteration, the other columns' digest, and the state after `stop` samples. If a shard is
+missing, read "loaders" tells how an epoch ends, without workers and with two: {"count", "end"} of each.
 """
 
 import hashlib
@@ -12,6 +12,8 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
+import traceback
 import warnings
 from typing import Any
 
@@ -60,31 +62,43 @@ def digest(sample: dict[str, Any]) -> str:
     return hashlib.sha256(";".join(parts).encode()).hexdigest()
 
 
-def main() -> None:
+def answer(streaming: Any, command: dict[str, Any]) -> Any:
     """Read as told."""
-    command = json.loads(sys.argv[1])
-    streaming = import_streaming()
     warnings.simplefilter("ignore")
     if command["read"] == "loaders":
-        print(json.dumps([epoch(streaming, command, workers) for workers in (0, 2)]), flush=True)  # noqa: T201 -- the answer
-        for worker in multiprocessing.active_children():
-            worker.kill()
-        os._exit(0)
+        return [epoch(streaming, command, workers) for workers in (0, 2)]
     options = command["options"]
     if "streams" in options:
         options["streams"] = [streaming.Stream(**stream) for stream in options["streams"]]
     else:
         options["local"] = command["local"]
     dataset = streaming.StreamingDataset(**options)
-    result: dict[str, Any] = {}
     if command["read"] == "index":
-        result["digests"] = [digest(dataset[number]) for number in range(dataset.size)]
-    else:
-        iterator = iter(dataset)
-        result["ids"] = [next(iterator)["id"] for _ in range(command["stop"])]
-        result["state"] = dataset.state_dict(command["stop"], from_beginning=True)
-        result["rest"] = [sample["id"] for sample in iterator]
-    print(json.dumps(result))  # noqa: T201 -- the answer to the test
+        return {"digests": [digest(dataset[number]) for number in range(dataset.size)]}
+    iterator = iter(dataset)
+    return {
+        "ids": [next(iterator)["id"] for _ in range(command["stop"])],
+        "state": dataset.state_dict(command["stop"], from_beginning=True),
+        "rest": [sample["id"] for sample in iterator],
+    }
+
+
+def main() -> None:
+    """Answer each line in a process of its own, which need not import the library again."""
+    streaming = import_streaming()
+    for line in sys.stdin:
+        if os.fork() == 0:
+            command = json.loads(line)
+            tempfile.tempdir = command["locks"]
+            try:
+                text = json.dumps(answer(streaming, command))
+            except BaseException:  # noqa: BLE001 -- whatever it is, it is told
+                text = json.dumps({"error": traceback.format_exc()})
+            print(text, flush=True)  # noqa: T201 -- the answer to the test
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            os._exit(0)
+        os.wait()
 
 
 if __name__ == "__main__":

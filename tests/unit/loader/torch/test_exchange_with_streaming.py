@@ -1,9 +1,9 @@
 """Datasets, and a run in the middle of an epoch, go over to the real StreamingDataset and come back."""
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -51,33 +51,52 @@ def write_ours(out: Path, **options: Any) -> Path:
     return out
 
 
-def run_streaming(local: Path, tmp_path: Path, read: str, stop: int = 0, **options: Any) -> Any:
-    """What the real StreamingDataset reads of a directory, in its own process."""
-    locks = tmp_path / "locks"
-    locks.mkdir(exist_ok=True)
-    command = {"local": str(local), "options": options, "read": read, "stop": stop}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.streaming_process", json.dumps(command)],
+@pytest.fixture(scope="module")
+def library() -> Iterator["subprocess.Popen[str]"]:
+    """A process with the real library."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.support.streaming_process"],
         cwd=ROOT,
-        env=os.environ | {"TMPDIR": str(locks)},
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    ) as process:
+        yield process
 
 
-def test_the_librarys_dataset_reads_and_checks_what_we_wrote(tmp_path: Path) -> None:
+@pytest.fixture
+def read_streaming(library: "subprocess.Popen[str]", tmp_path: Path) -> Callable[..., Any]:
+    """What the real StreamingDataset reads of a directory."""
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    assert library.stdin is not None
+    assert library.stdout is not None
+
+    def read(local: Path, what: str, stop: int = 0, **options: Any) -> Any:
+        command = {"local": str(local), "options": options, "read": what, "stop": stop, "locks": str(locks)}
+        library.stdin.write(json.dumps(command) + "\n")
+        library.stdin.flush()
+        found = json.loads(library.stdout.readline())
+        assert "error" not in found, found["error"]
+        return found
+
+    return read
+
+
+def test_the_librarys_dataset_reads_and_checks_what_we_wrote(
+    tmp_path: Path, read_streaming: Callable[..., Any]
+) -> None:
     local = write_ours(tmp_path / "ours", hashes=["sha1"], compression="zstd:7", align=64)
-    found = run_streaming(local, tmp_path, "index", validate_hash="sha1", batch_size=1)
+    found = read_streaming(local, "index", validate_hash="sha1", batch_size=1)
     assert found["digests"] == [digest(sample) for sample in samples()]
 
 
-def test_a_run_moves_over_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+def test_a_run_moves_over_in_the_middle_of_an_epoch(
+    tmp_path: Path, read_streaming: Callable[..., Any]
+) -> None:
     local = write_ours(tmp_path / "ours")
     options = {"shuffle": True, "shuffle_seed": 7, "num_canonical_nodes": 4, "shuffle_block_size": 60}
-    streaming = run_streaming(local, tmp_path, "iterate", stop=96, batch_size=24, **options)
+    streaming = read_streaming(local, "iterate", stop=96, batch_size=24, **options)
     dataset = MDSDataset(local)
     settings: dict[str, Any] = {"seed": 7, "canonical_nodes": 4, "block_size": 60, "drop_last": False}
     whole = ElasticBatchSampler(dataset, global_batch_size=24, world=World(), **settings)
@@ -94,7 +113,9 @@ def test_a_run_moves_over_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
         assert rest == [sorted(batch) for batch in batches[4:]]
 
 
-def test_a_run_over_weighted_streams_moves_over_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+def test_a_run_over_weighted_streams_moves_over_in_the_middle_of_an_epoch(
+    tmp_path: Path, read_streaming: Callable[..., Any]
+) -> None:
     first = 0
     for name, count in (("books", 300), ("code", 200), ("web", 700)):
         with MDSWriter(tmp_path / name, {"id": "int"}, size_limit=1024) as writer:
@@ -102,8 +123,7 @@ def test_a_run_over_weighted_streams_moves_over_in_the_middle_of_an_epoch(tmp_pa
                 writer.write({"id": number})
         first += count
     shares = {"books": 2, "code": 1, "web": 1}
-    streaming = run_streaming(
-        tmp_path,
+    streaming = read_streaming(
         tmp_path,
         "iterate",
         stop=120,
@@ -128,14 +148,16 @@ def test_a_run_over_weighted_streams_moves_over_in_the_middle_of_an_epoch(tmp_pa
         assert list(chain(*rest)) == streaming["rest"]
 
 
-def test_the_library_says_nothing_of_a_missing_shard_and_we_do(tmp_path: Path) -> None:
+def test_the_library_says_nothing_of_a_missing_shard_and_we_do(
+    tmp_path: Path, read_streaming: Callable[..., Any]
+) -> None:
     """It ends the epoch early, or with workers waits for ever; which of them depends on its threads."""
     local = tmp_path / "ours"
     with MDSWriter(local, {"id": "int", "text": "str"}, size_limit=1024) as writer:
         for number in range(COUNT):
             writer.write({"id": number, "text": "some text"})
     (local / "shard.00003.mds").unlink()
-    epochs = run_streaming(local, tmp_path, "loaders", batch_size=10)
+    epochs = read_streaming(local, "loaders", batch_size=10)
     assert {found["end"] for found in epochs} & {"end", "hang"}, epochs
     assert all(found["count"] < COUNT for found in epochs), epochs
     with pytest.raises(ShardError, match=r"shard\.00003\.mds \(shard 3\): .*the file is missing"):
