@@ -1,8 +1,8 @@
 """Runs the real StreamingDataset in a process of its own, as it keeps shared memory and lock files.
 
 Each line of stdin is a JSON object {"local", "options", "read", "stop", "locks"}. options may have "streams", the
-arguments of each, in place of local. locks is a folder for lock files. Each is answered with a line of JSON: the `id` of
-every sample by index or by iteration, the other columns' digest, and the state after `stop` samples. If a shard is
+arguments of each, in place of local. locks is a folder for lock files. Each answer is a line of JSON: the `id` of every
+sample by index or by iteration, the other columns' digest, and the state after `stop` samples. If a shard is
 missing, read "loaders" tells how an epoch ends, without workers and with two: {"count", "end"} of each.
 """
 
