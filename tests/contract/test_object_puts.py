@@ -98,12 +98,6 @@ def test_an_object_and_what_was_sent_of_it_are_counted(store: S3Store, body: Mak
     assert (after.errors, after.bytes_written) == (before.errors, before.bytes_written + len(data))
 
 
-def test_a_missing_object_is_deleted_already(server: S3Server, store: S3Store) -> None:
-    for _ in range(2):
-        store.delete("none")
-    assert [entry.key for entry in server.control.log("DeleteObject")] == ["none"] * 2
-
-
 def test_an_empty_key_is_no_request_for_the_bucket_itself(
     server: S3Server, store: S3Store, body: MakeBody
 ) -> None:

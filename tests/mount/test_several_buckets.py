@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -156,6 +157,12 @@ def _clear(server: ServerProcess) -> None:
     server.control.clear_faults()
 
 
+# Reads each file in a thread of its own.
+READERS = """
+import sys, threading
+for name in sys.argv[1:]:
+    threading.Thread(target=lambda name=name: open(name, "rb").read()).start()
+"""
 OUTAGES = [(_stop, _start_again), (_pause, _resume), (_refuse, _allow), (_throttle, _clear)]
 
 
@@ -171,11 +178,8 @@ def test_an_outage_stays_in_its_bucket(
     good, bad = made.path / "dataset", made.path / "gradients"
     assert len(os.listdir(good / "in")) == len(os.listdir(bad / "in")) == 40
     end(pair.gradients)
-    reader = "import sys; [open(name, 'rb').read() for name in sys.argv[1:]]"
-    hung = [
-        subprocess.Popen(["python3", "-c", reader, bad / f"in/{index}"], stderr=subprocess.DEVNULL)
-        for index in range(40)
-    ]
+    words = [sys.executable, "-c", READERS, *(bad / f"in/{index}" for index in range(40))]
+    hung = subprocess.Popen(words, stderr=subprocess.DEVNULL)
     try:
         for index in range(70):
             (bad / f"in/waits-{index}").write_bytes(b"x")
@@ -203,9 +207,8 @@ def test_an_outage_stays_in_its_bucket(
         assert made.of["dataset"].status("new")["state"] == "clean"
     finally:
         heal(pair.gradients)
-        for each in hung:
-            each.kill()
-            each.wait()
+        hung.kill()
+        hung.wait()
     run(FUSECACHE, "sync", made.path, "--timeout", "90s", seconds=100)
     assert len(pair.gradients.control.objects()) == 40 + 71
     made.unmount()

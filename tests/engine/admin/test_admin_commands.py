@@ -89,18 +89,6 @@ async def test_a_warm_up_of_what_is_not_there_fails_with_its_name(full_bucket: B
         assert gets(full_bucket) == 0
 
 
-@pytest.mark.real_time
-async def test_what_the_cache_cannot_hold_is_refused_before_anything_is_fetched(
-    full_bucket: Bucket, cache: Path
-) -> None:
-    async with running_node(full_bucket, cache, cache_bytes=12 * MIB) as user:
-        job = await warm(user, "data")
-        assert job.state is WarmupState.FAILED
-        assert "needs 13.0 MiB" in job.message
-        assert "limit 12.0 MiB" in job.message
-        assert gets(full_bucket) == 0
-
-
 async def test_files_that_fail_are_named_and_the_others_are_cached(full_bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(full_bucket)  # type: ignore[arg-type]
     store.script(Fault(Unavailable("no answer"), method="get_into", key="data/b", times=10**6))

@@ -592,7 +592,6 @@ def executable(path: Path, script: str) -> str:
     ("script", "why"),
     [
         pytest.param("exec sleep 600", "it was not ready within 1 s", id="hangs"),
-        pytest.param("exit 1", "it ended at its start; the log has the cause", id="ends"),
         pytest.param("", "No such file or directory", id="is missing"),
     ],
 )

@@ -340,24 +340,6 @@ def test_one_failure_of_the_primary_changes_no_names(place: Place) -> None:
     assert place.stores[1].calls("list_page") == ()
 
 
-def test_names_come_from_the_next_while_the_primary_fails(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    place.put("a")
-    fail_primary(place)
-    assert [info.key for info in place.group.list_page("").objects] == ["a"]
-    assert place.group.head("a").size == len(DATA)
-    assert [row["gives_names"] for row in place.group.rows()] == [False, True]
-    assert "names come from endpoint=second before=first" in caplog.text
-    place.stores[0].heal()
-
-    def is_back() -> bool:
-        place.group.list_page("")
-        return bool(place.row(0)["gives_names"])
-
-    wait_until(is_back, "names of the primary", seconds=10)
-
-
 def test_a_stand_in_does_not_decide_that_something_is_missing(place: Place) -> None:
     fail_primary(place)
     with pytest.raises(Unavailable):

@@ -42,8 +42,7 @@ def begin(files: list[Path], out: Path, processes: int) -> None:
     files[1].write_text(files[1].read_text()[:-1])
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("change", ["order", "another", "fewer"])
+@pytest.mark.parametrize(("processes", "change"), [(1, "order"), (2, "order"), (1, "another"), (1, "fewer")])
 def test_other_inputs_or_another_order_are_refused(
     files: list[Path], tmp_path: Path, processes: int, change: str
 ) -> None:
