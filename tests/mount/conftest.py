@@ -87,28 +87,6 @@ def lone_bucket(lone_server: ServerProcess) -> Iterator[Bucket]:
     lone_server.control.close()
 
 
-@pytest.fixture(scope="session")
-def whole_servers() -> Iterator[tuple[ServerProcess, ServerProcess]]:
-    """Two servers of buckets of the same name."""
-    with ServerProcess() as first, ServerProcess() as second:
-        yield first, second
-        for server in (first, second):
-            assert server.control.offences() == []
-
-
-@pytest.fixture
-def two_servers(
-    whole_servers: tuple[ServerProcess, ServerProcess],
-) -> Iterator[tuple[ServerProcess, ServerProcess]]:
-    """Two servers with empty buckets of the same name. A test that stops one starts it again."""
-    for server in whole_servers:
-        as_new(server)
-    yield whole_servers
-    for server in whole_servers:
-        server.control.clear_faults()
-        server.control.close()
-
-
 def as_new(server: ServerProcess) -> None:
     """Make a server forget what the tests before did, also what of that is still on its way."""
     server.control.reset()

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,13 +88,22 @@ def rows(made: Mount) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def data_set(
-    two_servers: tuple[ServerProcess, ServerProcess],
+    servers: tuple[ServerProcess, ServerProcess],
     mount: Callable[..., Mount],
     tmp_path: Path,
     expect_log: ExpectedLog,
 ) -> DataSet:
     """Two servers, and the way to mount them."""
-    return DataSet(two_servers, mount, tmp_path, expect_log)
+    return DataSet(servers, mount, tmp_path, expect_log)
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[ServerProcess, ServerProcess]]:
+    """Two servers with empty buckets of the same name."""
+    with ServerProcess() as first, ServerProcess() as second:
+        yield first, second
+        for server in (first, second):
+            assert server.control.offences() == []
 
 
 def test_equal_servers_serve_equal_shares(data_set: DataSet) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from fusecache.mount.control_client import ask, find_mount
 from loader import wait_for
-from tests.mount.conftest import FLAGS, ExpectedLog
+from tests.mount.conftest import FLAGS, ExpectedLog, as_new
 from tests.s3server import Account, Fault, FaultAction, ServerProcess
 from tests.support.gcs_server import GcsServer
 from tests.support.mounts import FUSECACHE, BucketMounts, Mount, mounted_at, pattern, refusal, run, wait_until
@@ -81,6 +81,28 @@ class Pair:
 def row(made: BucketMounts, name: str) -> dict[str, Any]:
     """Return the status of one bucket."""
     return made.of[name].status()
+
+
+@pytest.fixture(scope="module")
+def whole_servers() -> Iterator[tuple[ServerProcess, ServerProcess]]:
+    """Two servers of buckets of the same name."""
+    with ServerProcess() as first, ServerProcess() as second:
+        yield first, second
+        for server in (first, second):
+            assert server.control.offences() == []
+
+
+@pytest.fixture
+def two_servers(
+    whole_servers: tuple[ServerProcess, ServerProcess],
+) -> Iterator[tuple[ServerProcess, ServerProcess]]:
+    """Two servers with empty buckets of the same name."""
+    for server in whole_servers:
+        as_new(server)
+    yield whole_servers
+    for server in whole_servers:
+        server.control.clear_faults()
+        server.control.close()
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -31,6 +32,8 @@ FUSECACHE = Path(sys.executable).parent / "fusecache"
 _READ_EARLY = re.compile(r"(PYTHON|LC_|LD_|LANG|MALLOC|GLIBC|TZ)\w*")
 _MESSAGE_BYTES = 128 * 1024
 _PIPE_BYTES = 64 * 1024
+# One question at a time, also of threads: an answer does not say whose it is.
+_ASKING = threading.Lock()
 # Received descriptors wait above those that a command is told by their numbers.
 _FREE_NUMBERS = 500
 
@@ -106,10 +109,12 @@ def start_forked(
     }
     try:
         message = json.dumps(request).encode()
-        socket.send_fds(_starter(), [message], [writer, stdout, stderr, *pass_fds])
+        with _ASKING:
+            socket.send_fds(_starter(), [message], [writer, stdout, stderr, *pass_fds])
+            pid = int(_starter().recv(64))
     finally:
         os.close(writer)
-    return Started(int(_starter().recv(64)), ended)
+    return Started(pid, ended)
 
 
 def run_forked(
