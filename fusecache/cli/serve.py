@@ -1,14 +1,19 @@
 """`fusecache serve`: a mount's objects over S3's protocol, read-only, until a signal."""
 
 import argparse
+import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fusecache.cli.say import say
 from fusecache.cli.status import status_of
 from fusecache.config.values import as_argument, as_http_address, is_of_this_node
-from fusecache.model.errors import ConfigError
+from fusecache.model.errors import ConfigError, MountError
+from fusecache.mount.control_client import Mount
 from fusecache.mount.launch import resolve_in_mount
+
+_LOOK_SECONDS = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,8 +66,10 @@ def serve(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         raise ConfigError(
             "--certificate and --peers-key-file: nodes ask each other without TLS: serve them by another process"
         )
-    mount, _inner = resolve_in_mount(arguments.mount)
-    status = status_of(str(mount.root))
+    found = _wait_for_mount(arguments.mount)
+    if found is None:
+        return 0
+    mount, status = found
     door = Door(
         mount,
         str(status["endpoint"]),
@@ -75,3 +82,24 @@ def serve(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         without_keys=arguments.no_keys,
     )
     return run(door, say)
+
+
+def _wait_for_mount(path: str) -> tuple[Mount, dict[str, Any]] | None:
+    """Return a mount and its status once there is one: it may start after this. None: a signal came first."""
+    said = ""
+    # Not a handler's work: as process 1 of a container, this one gets no signal that it does not ask for.
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        while True:
+            try:
+                mount, _inner = resolve_in_mount(path)
+                return mount, status_of(str(mount.root))
+            except MountError as exc:
+                if str(exc) != said:
+                    said = str(exc)
+                    say(f"waiting: {said}")
+            if signal.sigtimedwait(signals, _LOOK_SECONDS) is not None:
+                return None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

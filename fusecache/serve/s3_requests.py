@@ -1,4 +1,4 @@
-"""What a request asks for, and the documents that answer it: GetObject, HeadObject, ListObjectsV2, GetBucketLocation.
+"""What a request asks for, and the documents that answer it: GetObject, HeadObject, ListObjects, GetBucketLocation.
 
 No I/O. Everything else is refused with a sentence that names the mount.
 """
@@ -25,11 +25,13 @@ _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 _HARMLESS = frozenset({"x-id"})
 _LISTING = frozenset(
     {
-        "list-type", "prefix", "delimiter", "max-keys", "continuation-token", "start-after", "encoding-type",
+        "list-type", "prefix", "delimiter", "max-keys", "continuation-token", "start-after", "marker", "encoding-type",
         "fetch-owner", "x-id",
     }
 )  # fmt: skip
 _MOST_KEYS = 1000
+# Follows whatever a key may go on with.
+_LAST_CHARACTER = "\U0010ffff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +143,27 @@ class S3Request:
             raise not_implemented(f"{self.method} of a bucket")
         if others := sorted(query.keys() - _LISTING):
             raise not_implemented(f"GET of a bucket with ?{others[0]}")
-        if query.get("list-type") != "2":
-            raise not_implemented("the first version of ListObjects (ask with list-type=2)")
         limit = query.get("max-keys", str(_MOST_KEYS))
         if not limit.isdigit() or len(limit) > 9:
             raise S3Error.of_status(400, f"max-keys={limit}: not a number")
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        token, after = query.get("continuation-token") or None, query.get("start-after", "")
+        if self.is_first_version:
+            token, after = None, query.get("marker", "")
+            if delimiter and after[len(prefix) :].endswith(delimiter):  # a common prefix: behind all of its keys
+                after += _LAST_CHARACTER
         return {
-            "prefix": query.get("prefix", ""),
-            "delimiter": query.get("delimiter", ""),
-            "token": query.get("continuation-token") or None,
-            "start_after": query.get("start-after", ""),
+            "prefix": prefix,
+            "delimiter": delimiter,
+            "token": token,
+            "start_after": after,
             "limit": min(int(limit), _MOST_KEYS),
         }
+
+    @property
+    def is_first_version(self) -> bool:
+        """Whether a listing is one of ListObjects, of which s3fs-fuse and others ask, and not of ListObjectsV2."""
+        return ("list-type", "2") not in self.query
 
 
 def _etags(text: str) -> set[str]:
@@ -178,17 +189,23 @@ def listing_document(bucket: str, request: S3Request, page: Mapping[str, Any]) -
         return quote(value, safe="/") if is_encoded else escape(value)
 
     rows = [f"<Name>{escape(bucket)}</Name>"]
-    for name, tag in (("prefix", "Prefix"), ("delimiter", "Delimiter"), ("start-after", "StartAfter")):
-        if name == "prefix" or query.get(name):
+    is_first = request.is_first_version
+    after = ("marker", "Marker") if is_first else ("start-after", "StartAfter")
+    for name, tag in (("prefix", "Prefix"), ("delimiter", "Delimiter"), after):
+        if name in ("prefix", "marker") or query.get(name):
             rows.append(f"<{tag}>{text(query.get(name, ''))}</{tag}>")
     if is_encoded:
         rows.append("<EncodingType>url</EncodingType>")
-    if token := query.get("continuation-token"):
+    if (token := query.get("continuation-token")) and not is_first:
         rows.append(f"<ContinuationToken>{escape(token)}</ContinuationToken>")
     rows.append(f"<MaxKeys>{escape(query.get('max-keys', str(_MOST_KEYS)))}</MaxKeys>")
-    rows.append(f"<KeyCount>{len(page['objects']) + len(page['prefixes'])}</KeyCount>")
+    if not is_first:
+        rows.append(f"<KeyCount>{len(page['objects']) + len(page['prefixes'])}</KeyCount>")
     rows.append(f"<IsTruncated>{'true' if page['token'] else 'false'}</IsTruncated>")
-    if page["token"]:
+    if page["token"] and is_first:
+        last = max([row[0] for row in page["objects"][-1:]] + list(page["prefixes"][-1:]))
+        rows.append(f"<NextMarker>{text(last)}</NextMarker>")
+    elif page["token"]:
         rows.append(f"<NextContinuationToken>{escape(page['token'])}</NextContinuationToken>")
     for key, etag, size, modified in page["objects"]:
         stamp = datetime.fromtimestamp(modified, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")

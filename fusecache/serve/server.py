@@ -125,6 +125,9 @@ class ObjectServer:
         page: dict[str, Any] = {"objects": [], "prefixes": [], "token": None}
         if asked["limit"]:
             page = await self._objects.list_page(asked)
+            # A store may send an empty page that is not the last one. It has no name to go on from.
+            while page["token"] and not (page["objects"] or page["prefixes"]):
+                page = await self._objects.list_page({**asked, "token": page["token"]})
         return _xml(listing_document(self._bucket, request, page))
 
     async def _object(self, conversation: "_Conversation", request: S3Request, key: str) -> Response | None:

@@ -2,8 +2,10 @@
 
 import http.client
 import os
+import re
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -174,6 +176,25 @@ def test_listings_are_those_of_the_bucket(client: "S3Client", bucket: Bucket) ->
     assert [each["Prefix"] for each in top["CommonPrefixes"]] == [prefix.partition("/")[0] + "/"]
     assert client.get_bucket_location(Bucket=name)["LocationConstraint"] is None
     client.head_bucket(Bucket=name)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 1000])
+@pytest.mark.parametrize("delimiter", ["", "/"])
+def test_first_version_of_listings_has_the_same_rows(
+    client: "S3Client", bucket: Bucket, limit: int, delimiter: str
+) -> None:
+    """s3fs-fuse and others ask for it. Its pages go on from a name, which may be a common prefix."""
+    name, prefix = bucket.service.bucket, bucket.prefix
+    bucket.put("data/")  # a key that ends with the delimiter, and is no common prefix
+    bucket.put("data0", b"2")
+    for below in ("", "data/", "data/ä b+c%/", "none/"):
+        asked = {"Bucket": name, "Prefix": f"{prefix}{below}", "Delimiter": delimiter}
+        theirs = client.list_objects_v2(**asked)  # type: ignore[arg-type]
+        pages = list(client.get_paginator("list_objects").paginate(**asked, MaxKeys=limit))  # type: ignore[arg-type]
+        for kind in ("Contents", "CommonPrefixes"):
+            assert [row for page in pages for row in page.get(kind, ())] == theirs.get(kind, [])
+        assert all(len([*page.get("Contents", ()), *page.get("CommonPrefixes", ())]) <= limit for page in pages)
+        assert len(pages) >= theirs["KeyCount"] / limit
 
 
 def test_objects_come_from_the_cache(client: "S3Client", bucket: Bucket) -> None:
@@ -422,6 +443,39 @@ def test_mount_that_has_gone_is_named(one: Mount, client: "S3Client", bucket: Bu
     ) as caught:
         client.get_object(Bucket=bucket.service.bucket, Key=f"{bucket.prefix}other")
     assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
+
+
+def test_service_that_starts_before_its_mount_waits_for_it(
+    mount: Callable[..., Mount], bucket: Bucket, free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    bucket.put("other", b"1")
+    point = tmp_path / "later"
+    words = (FUSECACHE, "serve", point, "--listen", f"127.0.0.1:{free_port()}", "--key-file", key_file(tmp_path))
+    with subprocess.Popen(list(map(str, words)), stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = process.stderr.readline()
+            assert re.fullmatch(f"fusecache: waiting: {point} is not in a fusecache mount: .*\n", said)
+            mount(path=point)
+            said = process.stderr.readline()
+            assert " is at http" in said, said
+            client = client_of(said.split()[-1])
+            found = client.get_object(Bucket=bucket.service.bucket, Key=f"{bucket.prefix}other")["Body"].read()
+            client.close()
+            assert found == b"1"
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
+def test_service_that_waits_ends_with_a_signal(free_port: Callable[[], int], tmp_path: Path) -> None:
+    words = (FUSECACHE, "serve", tmp_path, "--listen", str(free_port()), "--no-keys")
+    with subprocess.Popen(list(map(str, words)), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "waiting" in process.stderr.readline()
+        process.terminate()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
 
 
 # ---- TLS
