@@ -13,6 +13,8 @@
 #   CACHE_DIR        on a fast local disk [/var/tmp/fusecache]
 #   WARM             names below MOUNT that the daemon fetches while COMMAND starts, separated by blanks
 #   SYNC_DEADLINE    the time from the notice to the end of the node, less a reserve [25s]
+#   PEERS            nodes that read the same data, this one among them, such as gpu1:9470,gpu2:9470: they fill from each other
+#   PEERS_KEY_FILE   their key [/etc/fusecache/peers.key]: openssl rand -hex 32; chmod 600
 #   PACKAGE          what pip installs [the checkout that this script is in, with mount,loader]
 #   VENV             where to [/opt/fusecache/venv]
 #   APT              how system packages get here; empty: they are there [apt-get install --yes --no-install-recommends]
@@ -20,6 +22,7 @@ set -euo pipefail
 
 MOUNT=${MOUNT:-/data} CACHE_DIR=${CACHE_DIR:-/var/tmp/fusecache} SYNC_DEADLINE=${SYNC_DEADLINE:-25s} WARM=${WARM:-}
 PACKAGE=${PACKAGE:-$(cd "$(dirname "$0")/../.." && pwd)[mount,loader]} VENV=${VENV:-/opt/fusecache/venv}
+PEERS=${PEERS:-} PEERS_KEY_FILE=${PEERS_KEY_FILE:-/etc/fusecache/peers.key}
 APT=${APT-apt-get install --yes --no-install-recommends}
 PATH=$PATH:$VENV/bin
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
@@ -39,11 +42,16 @@ install() {
 
 run() {
     : "${BUCKET:?is not set: which bucket? BUCKET=s3://NAME}"
-    # The command's own shell: it begins the warm-up, which goes on in the background, and becomes the command.
+    local peers=()
+    [ -z "$PEERS" ] || peers=(--peers "$PEERS" --peers-key-file "$PEERS_KEY_FILE")
+    # The command's own shell: it begins the warm-up, which goes on in the background, and becomes the command. What
+    # serves the other nodes is ended by `run`, after the command.
     # shellcheck disable=SC2016
-    local begin='for name in $WARM; do fusecache warm "$MOUNT/$name" || true; done; exec "$@"'
-    export MOUNT WARM
-    exec fusecache run "$BUCKET" "$MOUNT" --cache-dir "$CACHE_DIR" --sync-deadline "$SYNC_DEADLINE" -- \
+    local begin='[ -z "$PEERS" ] || fusecache serve "$MOUNT" --listen 0.0.0.0:9470 --peers-key-file "$PEERS_KEY_FILE" &
+        for name in $WARM; do fusecache warm "$MOUNT/$name" || true; done; exec "$@"'
+    export MOUNT WARM PEERS PEERS_KEY_FILE
+    exec fusecache run "$BUCKET" "$MOUNT" --cache-dir "$CACHE_DIR" --sync-deadline "$SYNC_DEADLINE" \
+        ${peers[@]+"${peers[@]}"} -- \
         bash -c "$begin" node.sh "$@"
 }
 
