@@ -204,6 +204,19 @@ test-serving: setup build/serving/.installed ## libraries that load models, Grai
 	FUSECACHE_TEST_SERVING=$(CURDIR)/build/serving FUSECACHE_TEST_SERVING_MIB=$(SERVING_MIB) \
 	    $(VENV)/bin/python -m pytest tests/serving -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
+build/clients/.installed: tests/mount/clients.txt
+	@echo "packages of PyPI and npm: programs that speak S3"
+	@$(PYTHON) -m venv build/clients
+	@build/clients/bin/pip install $(PIP_FLAGS) --requirement $<
+	@npm install --prefix build/clients --silent --no-audit --no-fund $(S3_JAVASCRIPT)
+	@touch $@
+
+S3_JAVASCRIPT ?= @aws-sdk/client-s3@3.1175.0
+
+.PHONY: test-clients
+test-clients: setup build/clients/.installed ## programs that speak S3, each of the newest version, on `fusecache serve`
+	FUSECACHE_TEST_CLIENTS=$(CURDIR)/build/clients $(VENV)/bin/python -m pytest tests/mount/test_serve_clients.py $(PYTEST_ARGS)
+
 # What the daemon asks of a FUSE library: reading, writing, names, the end of a mount.
 PYFUSE3_TESTS ?= $(addprefix tests/mount/test_,names.py reading.py writing.py) tests/cases/test_changes_of_names.py
 
@@ -447,6 +460,10 @@ AGAINST ?= HEAD
 .PHONY: bench-cluster
 bench-cluster: setup ## nodes that fill from each other, in network namespaces; 15 minutes as root; BENCH_ARGS="--only same"
 	@$(AS_ROOT) $(VENV)/bin/python -m benchmarks.cluster $(BENCH_ARGS)
+
+.PHONY: simulate-cluster
+simulate-cluster: setup ## 1 024 nodes that fill from each other, simulated; half an hour; BENCH_ARGS="--model-part 40 --data-part 4000", or --check as root
+	@$(VENV)/bin/python -m benchmarks.cluster_simulation $(BENCH_ARGS)
 
 .PHONY: bench-pairs
 bench-pairs: setup $(VENV)/.bench ## this tree beside an older commit, in turns; AGAINST=commit, BENCH_ARGS for parts

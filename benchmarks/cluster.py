@@ -125,7 +125,10 @@ def slow(cluster: Cluster, size: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def epochs(cluster: Cluster, size: int, _: int) -> list[dict[str, Any]]:
-    """Three epochs of a loader on each node, in its elastic order, over caches that hold 3/8 of twice the size each."""
+    """Three epochs of a loader on each node, in its elastic order, over caches that hold 3/8 of twice the size each.
+
+    Once, however many rounds: the bar counts bytes, which a busy machine changes little, and not seconds.
+    """
     folder = cluster.key_file.parent / "shard"
     load(
         "write",

@@ -2,7 +2,7 @@
 
 The choice of the owner is the real one. A node's link takes one group after the other in each direction, the bucket's
 link too. A model is read by all nodes in the same order, with as many requests in flight as a mount has. Of a data set
-each node reads another share in each epoch. `--check` reads an object on 4 real nodes, as root, and compares.
+each node reads another share in each epoch. `--check` reads an object on 8 real nodes, as root, and compares.
 """
 
 import argparse
@@ -61,7 +61,7 @@ class Links:
             "case": case,
             "bucket_bytes_by_size": round(self.bucket_bytes / size, 3),
             "lan_terabytes": round(lan * scale / 1e12, 3),
-            "hottest_by_mean": round(max(self.sent.values()) * len(self.nodes) / lan, 2),
+            "hottest_by_mean": round(max(self.sent.values()) * len(self.nodes) / lan, 2) if lan else 0.0,
             "seconds": round(seconds * scale, 1),
         }
 
@@ -193,20 +193,19 @@ def epochs(
         yield links, max(links.bucket_free, lan)
 
 
-def simulated(scale: int) -> Iterator[dict[str, Any]]:
-    """Yield a row a case. scale: of the model, and a twentieth of that of the data set, one part is simulated."""
+def simulated(model_part: int, data_part: int) -> Iterator[dict[str, Any]]:
+    """Yield a row a case. model_part, data_part: one of so many parts of the model and of the data set is simulated."""
     nodes = tuple(f"10.0.{number // 250}.{number % 250 + 1}:9470" for number in range(NODES))
     source = random.Random(0)
-    chunks = int(MODEL_BYTES / CHUNK_BYTES / scale)
+    chunks = int(MODEL_BYTES / CHUNK_BYTES / model_part)
     alone = MODEL_BYTES * NODES / CLUSTER_BYTES_PER_SECOND
     yield {"case": "model, each node by itself", "bucket_bytes_by_size": NODES, "seconds": round(alone, 1)}
     done = Load(nodes, chunks).run()
-    yield done.links.row("model", chunks * CHUNK_BYTES, done.seconds, scale)
+    yield done.links.row("model", chunks * CHUNK_BYTES, done.seconds, model_part)
     dead = {node: source.random() * done.seconds for node in source.sample(nodes, NODES // 100)}
     done = Load(nodes, chunks, failing=dead).run()
-    yield done.links.row("model, 1 % of the nodes die", chunks * CHUNK_BYTES, done.seconds, scale)
-    scale *= 20
-    chunks = int(DATA_BYTES / CHUNK_BYTES / scale)
+    yield done.links.row("model, 1 % of the nodes die", chunks * CHUNK_BYTES, done.seconds, model_part)
+    chunks = int(DATA_BYTES / CHUNK_BYTES / data_part)
     size = chunks * CHUNK_BYTES
     for case, share, failing, by_plan in (
         ("data set, caches of 1.3 times its size", 1.3, 0, False),
@@ -219,15 +218,15 @@ def simulated(scale: int) -> Iterator[dict[str, Any]]:
         yield {
             "case": case,
             "bucket_bytes_by_size": round(sum(links.bucket_bytes for links, _ in rows) / size, 3),
-            "lan_terabytes": round(lan * scale / 1e12),
+            "lan_terabytes": round(lan * data_part / 1e12),
             "hottest_by_mean": round(max(links.row("", 1, 0)["hottest_by_mean"] for links, _ in rows[1:]), 2),
-            "seconds": round(sum(seconds for _, seconds in rows) * scale),
+            "seconds": round(sum(seconds for _, seconds in rows) * data_part),
         }
 
 
-def checked(size: int) -> Iterator[dict[str, Any]]:
-    """Read an object on 4 real nodes; yield its figures, and those of the simulation."""
-    with tempfile.TemporaryDirectory(prefix="cluster-") as folder, Cluster(Path(folder), 4) as cluster:
+def checked(size: int, count: int) -> Iterator[dict[str, Any]]:
+    """Read an object on some real nodes; yield its figures, and those of the simulation."""
+    with tempfile.TemporaryDirectory(prefix="cluster-") as folder, Cluster(Path(folder), count) as cluster:
         cluster.server.control.set(total_bandwidth=BUCKET_BYTES_PER_SECOND)
         cluster.server.control.add_synthetic("model", size, 1)
         real = timed(cluster, ["model"], peers=True)
@@ -235,20 +234,23 @@ def checked(size: int) -> Iterator[dict[str, Any]]:
     etag, chunks = synthetic_etag(1, 0, size), size // CHUNK_BYTES
     done = Load(nodes, chunks, etag=etag, bucket_rate=BUCKET_BYTES_PER_SECOND).run()
     links = done.links
-    row = links.row("4 nodes, simulated", size, done.seconds)
+    row = links.row(f"{count} nodes, simulated", size, done.seconds)
     yield row | {"sent": {node: links.sent[node] for node in nodes}}
     sent = {node: sum(seen["received_bytes"].get(node, 0) for seen in real["peers"]) for node in nodes}
     links.sent, links.bucket_bytes = sent, real["sent"]
-    yield links.row("4 nodes, real", size, real["seconds"]) | {"sent": sent}
+    yield links.row(f"{count} nodes, real", size, real["seconds"]) | {"sent": sent}
 
 
 def main() -> int:
     """Write the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=int, default=10, help="simulate this part of the model")
-    parser.add_argument("--check", action="store_true", help="compare with 4 real nodes, as root")
+    parser.add_argument(
+        "--model-part", type=int, default=4, help="simulate one of so many parts of the model"
+    )
+    parser.add_argument("--data-part", type=int, default=200, help="the same, of the data set")
+    parser.add_argument("--check", action="store_true", help="compare with 8 real nodes, as root")
     options = parser.parse_args()
-    for row in checked(512 << 20) if options.check else simulated(options.scale):
+    for row in checked(512 << 20, 8) if options.check else simulated(options.model_part, options.data_part):
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
     return 0

@@ -150,7 +150,9 @@ class S3Request:
         token, after = query.get("continuation-token") or None, query.get("start-after", "")
         if self.is_first_version:
             token, after = None, query.get("marker", "")
-            if delimiter and after[len(prefix) :].endswith(delimiter):  # a common prefix: behind all of its keys
+            if delimiter and after[len(prefix) :].endswith(
+                delimiter
+            ):  # a common prefix: behind all of its keys
                 after += _LAST_CHARACTER
         return {
             "prefix": prefix,

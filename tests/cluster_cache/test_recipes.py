@@ -1,6 +1,6 @@
 """The files of examples/deploy for nodes that fill from each other: their own commands, on two nodes.
 
-Their paths are those of a folder of each node here. There is no container, no Slurm and no DNS: a stand-in for srun runs
+Each node has a folder for what they name by paths. There is no container, no Slurm and no DNS: a stand-in for srun runs
 its command, and the name of the Service becomes the list of nodes.
 """
 
@@ -151,7 +151,9 @@ def test_jobs_on_two_nodes_fill_from_each_other(
         machine.start(["bash", str(DEPLOY / name), *words, "sh", "-euc", JOB])
     wait_until(lambda: all_serve(machines), "all serve", 120)
     (tmp_path / "go").touch()
-    wait_until(lambda: all((tmp_path / machine.node.name).exists() for machine in machines), "all have read", 120)
+    wait_until(
+        lambda: all((tmp_path / machine.node.name).exists() for machine in machines), "all have read", 120
+    )
     assert all((machine.folder / "read").read_bytes() == DATA for machine in machines)
     assert SIZE <= cluster.sent() < 1.05 * SIZE
     (tmp_path / "end").touch()

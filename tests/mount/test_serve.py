@@ -193,7 +193,9 @@ def test_first_version_of_listings_has_the_same_rows(
         pages = list(client.get_paginator("list_objects").paginate(**asked, MaxKeys=limit))  # type: ignore[arg-type]
         for kind in ("Contents", "CommonPrefixes"):
             assert [row for page in pages for row in page.get(kind, ())] == theirs.get(kind, [])
-        assert all(len([*page.get("Contents", ()), *page.get("CommonPrefixes", ())]) <= limit for page in pages)
+        assert all(
+            len([*page.get("Contents", ()), *page.get("CommonPrefixes", ())]) <= limit for page in pages
+        )
         assert len(pages) >= theirs["KeyCount"] / limit
 
 
@@ -450,7 +452,15 @@ def test_service_that_starts_before_its_mount_waits_for_it(
 ) -> None:
     bucket.put("other", b"1")
     point = tmp_path / "later"
-    words = (FUSECACHE, "serve", point, "--listen", f"127.0.0.1:{free_port()}", "--key-file", key_file(tmp_path))
+    words = (
+        FUSECACHE,
+        "serve",
+        point,
+        "--listen",
+        f"127.0.0.1:{free_port()}",
+        "--key-file",
+        key_file(tmp_path),
+    )
     with subprocess.Popen(list(map(str, words)), stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -460,7 +470,9 @@ def test_service_that_starts_before_its_mount_waits_for_it(
             said = process.stderr.readline()
             assert " is at http" in said, said
             client = client_of(said.split()[-1])
-            found = client.get_object(Bucket=bucket.service.bucket, Key=f"{bucket.prefix}other")["Body"].read()
+            found = client.get_object(Bucket=bucket.service.bucket, Key=f"{bucket.prefix}other")[
+                "Body"
+            ].read()
             client.close()
             assert found == b"1"
         finally:

@@ -1,4 +1,4 @@
-"""The commands in examples/deploy: those of compose files and of Kubernetes' manifests, as their platforms start them."""
+"""The commands in examples/deploy, of compose files and of Kubernetes' manifests, as their platforms start them."""
 
 import re
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ def pod_commands(path: Path) -> list[Command]:
     """Return what the containers of a manifest's pods start. A variable from a Secret has no value here."""
     found: list[Command] = []
     for document in yaml.safe_load_all(path.read_text()):
-        spec: dict[str, Any] = document["spec"]
+        spec: dict[str, Any] = document["spec"]  # a Service has no containers
         spec = spec.get("template", {}).get("spec", spec)
         for container in [*spec.get("initContainers", []), *spec.get("containers", [])]:
             given = {row["name"]: row["value"] for row in container.get("env", [])}

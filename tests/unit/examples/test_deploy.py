@@ -1,6 +1,7 @@
 """What of examples/deploy can be checked without its platforms: schemas, shell scripts. More: `make test-deploy`."""
 
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,9 +10,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from fusecache.cli.main import make_parser
 from tests.support import ROOT
+from tests.support.deploy_files import DEPLOY, Command, compose_commands, pod_commands
 
-DEPLOY = ROOT / "examples" / "deploy"
 MANIFESTS = sorted(DEPLOY.glob("kubernetes/*.yaml"))
 SCRIPTS = [
     *sorted(DEPLOY.rglob("*.sh")),
@@ -31,6 +33,38 @@ def test_manifest_is_valid(path: Path, version: str) -> None:
         kubernetes_validate.validate(document, version, strict=True)
 
 
+COMMANDS = [
+    *(
+        (path, command)
+        for path in sorted(DEPLOY.glob("compose/*.yaml"))
+        for command in compose_commands(path, {"TRAIN": "true"})
+    ),
+    *((path, command) for path in MANIFESTS for command in pod_commands(path) if command[0][0] != "python"),
+]
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=lambda each: getattr(each, "stem", ""))
+def test_commands_of_containers_are_whole(path: Path, command: Command) -> None:
+    """A shell accepts them, each variable is one of the container, and `fusecache` knows its arguments."""
+    words, environment = command
+    lines = [words]
+    if words[0] == "sh":
+        script = words[words.index("sh") + 2]
+        assert subprocess.run(["sh", "-n", "-c", script], check=False).returncode == 0
+        own = set(re.findall(r"\b(\w+)=", script))
+        assert set(re.findall(r"\$\{?([A-Za-z_]\w*)", script)) <= {*environment, *own}
+        text = script.replace("\\\n", " ")
+        lines = [
+            shlex.split(each)
+            for each in re.findall(r"^(?:exec )?(fusecache .*?)(?: \|\|.*)?$", text, re.MULTILINE)
+        ]
+        assert lines
+    for line in lines:
+        assert line[0] == "fusecache"
+        known = line[: line.index("--")] if "--" in line else line
+        make_parser().parse_args([word.replace("$", "") for word in known[1:]])
+
+
 @pytest.mark.parametrize("path", sorted(DEPLOY.glob("compose/*.yaml")), ids=lambda path: path.stem)
 def test_the_readme_says_what_a_compose_file_asks_for(path: Path) -> None:
     asked = set(re.findall(r"(?<!\$)\$\{(\w+)\}", path.read_text()))
@@ -46,7 +80,11 @@ def test_images_have_the_name_that_the_docs_give_them() -> None:
     )
     assert "for tag in 0.4.0 latest" in (ROOT / "docs/how-to/release.md").read_text()
     files = [*MANIFESTS, *DEPLOY.glob("compose/*.yaml")]
-    named = {name for path in files for name in re.findall(r"[\w/]*fusecache:[\w.]+", path.read_text())}
+    named = {
+        name
+        for path in files
+        for name in re.findall(r"(?:image: |:-)([\w/]*fusecache:[\w.]+)", path.read_text())
+    }
     assert named == {"REGISTRY/fusecache:latest", "fusecache:latest"}
 
 
