@@ -7,21 +7,25 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
 import trio
+import trio.testing
 from botocore.exceptions import ClientError, IncompleteReadError, ResponseStreamingError
 from urllib3.exceptions import ProtocolError
 
+from fusecache.mount.control_client import Mount as Mounted
 from fusecache.mount.launch import resolve_in_mount
 from fusecache.serve.errors import S3Error
 from fusecache.serve.objects import DaemonObjects, Found
+from fusecache.serve.server import ObjectServer
+from fusecache.serve.signature import SignatureCheck
 from tests.mount.serving import client_of, key_file, served
 from tests.s3server.certificate import make_certificate
 from tests.support.block_caches import some_bytes
@@ -197,6 +201,39 @@ def test_first_version_of_listings_has_the_same_rows(
             len([*page.get("Contents", ()), *page.get("CommonPrefixes", ())]) <= limit for page in pages
         )
         assert len(pages) >= theirs["KeyCount"] / limit
+
+
+def test_pages_without_a_row_are_passed_over() -> None:
+    """Azure sends such pages. The first version of listings has no name to go on from, after one."""
+    pages = {
+        None: {"objects": [], "prefixes": [], "token": "1"},
+        "1": {"objects": [], "prefixes": [], "token": "2"},
+        "2": {"objects": [["x/1", "e", 1, 0.0]], "prefixes": ["x/0/"], "token": "3"},
+    }
+
+    class Pages(DaemonObjects):
+        async def list_page(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+            return pages[asked["token"]]
+
+    async def ask() -> bytes:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        server = ObjectServer(
+            "b", Pages(Mounted(Path("/none"), Path("/none"))), SignatureCheck({}, needs_signature=False)
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.run, listeners)
+            stream = await trio.testing.open_stream_to_socket_listener(listeners[0])
+            async with stream:
+                await stream.send_all(
+                    b"GET /b?prefix=x/ HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+                )
+                found = b"".join([each async for each in stream])
+            nursery.cancel_scope.cancel()
+        return found
+
+    found = trio.run(ask)
+    assert b"<NextMarker>x/1</NextMarker>" in found
+    assert b"<Key>x/1</Key>" in found
 
 
 def test_objects_come_from_the_cache(client: "S3Client", bucket: Bucket) -> None:
