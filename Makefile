@@ -462,7 +462,7 @@ bench-cluster: setup ## nodes that fill from each other, in network namespaces; 
 	@$(AS_ROOT) $(VENV)/bin/python -m benchmarks.cluster $(BENCH_ARGS)
 
 .PHONY: simulate-cluster
-simulate-cluster: setup ## 1 024 nodes that fill from each other, simulated; half an hour; BENCH_ARGS="--model-part 40 --data-part 4000", or --check as root
+simulate-cluster: setup ## 1 024 nodes that fill from each other, simulated; some minutes; BENCH_ARGS="--model-part 40 --data-part 4000", or --check as root
 	@$(VENV)/bin/python -m benchmarks.cluster_simulation $(BENCH_ARGS)
 
 .PHONY: bench-pairs
