@@ -66,6 +66,7 @@ def samples(situation: str) -> list[Sample]:
                 uptime=index * STEP_SECONDS,
                 memory_bytes=reads * (1 - part) * 0.3,
                 disk_bytes=reads * (1 - part) * 0.7,
+                peer_bytes=0.0,
                 bucket_bytes=0.0 if is_silent else reads * part,
                 sent_bytes=0.0 if is_silent else sends,
                 fetched_bytes=0.0 if is_silent else reads * (part + 0.05),

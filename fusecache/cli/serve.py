@@ -70,6 +70,12 @@ def serve(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     if found is None:
         return 0
     mount, status = found
+    is_plain = arguments.peers_key_file or not (arguments.certificate or is_of_this_node(arguments.listen))
+    if is_plain and status["options"].get("sse") == "customer":
+        raise ConfigError(
+            f"{mount.root}: sse = customer:… is for objects that no one else may read, and they would be sent as plain "
+            "bytes: serve by TLS with --certificate FILE, or on 127.0.0.1"
+        )
     door = Door(
         mount,
         str(status["endpoint"]),

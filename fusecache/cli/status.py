@@ -67,7 +67,9 @@ def endpoint_lines(endpoints: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def peer_lines(peers: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each other node."""
     for node, nbytes in peers.get("received_bytes", {}).items():
-        words = [size_text(nbytes), count_text(peers["failures"][node], "failure")]
+        pieces = peers.get("received_pieces", {}).get(node, 0)
+        words = [f"{size_text(nbytes)} in {count_text(pieces, 'piece')}"]
+        words.append(count_text(peers["failures"][node], "failure"))
         if node in peers["resting"]:
             words.append(f"not asked for now: {peers['resting'][node]}")
         yield f"{node}: {', '.join(words)}"
@@ -75,12 +77,17 @@ def peer_lines(peers: Mapping[str, Any]) -> Iterator[str]:
         yield "this node is not in the list of peers: set peer_address"
 
 
+def _served_lines(served: Mapping[str, int]) -> Iterator[str]:
+    if any(served.values()):
+        yield ", ".join(f"to {name} {size_text(nbytes)}" for name, nbytes in served.items() if nbytes)
+
+
 _SILENT_SECONDS = 90.0
 # From a shorter measurement, the start of a job would count as its rate of a day.
 _RATE_SECONDS = 60.0
 _CENT = 0.01
 _CAUSES = {"demand": "on demand", "readahead": "read-ahead", "hint": "warm-up or hints"}
-_SOURCES = ("memory", "disk", "bucket")
+_SOURCES = ("memory", "disk", "peer", "bucket")
 
 Row = tuple[str, str]
 
@@ -111,6 +118,7 @@ def _mount_rows(status: Mapping[str, Any]) -> Iterator[Row]:
     yield from _grouped("cache", _cache_lines(status))
     yield from _grouped("endpoints", endpoint_lines(status.get("endpoints", ())))
     yield from _grouped("peers", peer_lines(status.get("peers", {})))
+    yield from _grouped("served", _served_lines(status.get("served_bytes", {})))
     yield from _warm_ups(status.get("warming", ()))
     yield from _hints(status.get("hints", {}))
     yield from _grouped("since start", _count_lines(status))
@@ -168,7 +176,8 @@ def _counts_text(there: Mapping[str, Any]) -> str:
 
 def rate_lines(rates: Mapping[str, Any]) -> Iterator[str]:
     """Yield the rates of the last minute: reads by where the bytes were, the traffic with the bucket, requests."""
-    places = {name: rates[f"{name}_bytes_per_second"] for name in _SOURCES}
+    # The daemon of a version before says nothing of peers.
+    places = {name: rates.get(f"{name}_bytes_per_second", 0.0) for name in _SOURCES}
     if any(places.values()):
         yield f"read {size_text(sum(places.values()))}/s, " + ", ".join(
             f"from {name} {size_text(rate)}/s" for name, rate in places.items() if rate

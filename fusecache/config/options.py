@@ -212,7 +212,6 @@ _NOT_SHOWN = frozenset(
         "credentials_file",
         "http_token_file",
         "peers_key_file",
-        "sse",
     }
 )
 
@@ -349,6 +348,10 @@ def _value(options: MountOptions, name: str) -> Any:
 
 
 def _plain(name: str, value: object) -> object:
+    if name == "sse" and isinstance(value, str):
+        return ":".join(
+            value.split(":")[: 2 if value.startswith("aws:") else 1]
+        )  # no key, and no name of a file
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, Path):

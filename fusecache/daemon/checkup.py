@@ -39,6 +39,7 @@ from fusecache.model.objects import MIB, Extent, ObjectInfo
 from fusecache.mount.launch import MountState, check_fuse, check_mountpoint, mount_state
 from fusecache.mount.mount_table import TABLE, mounted_types
 from fusecache.remote.endpoints import Endpoint, StoreKind, Transport, choose_endpoint
+from fusecache.remote.http.peers import TEST_OBJECTS, cause_of
 from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.store import PROBE_NAME
 
@@ -327,11 +328,24 @@ def peer_findings(options: MountOptions) -> Iterator[CheckResult]:
         peers.set_nodes(nodes, "")
         for node in nodes:
             try:
-                answered = f"answers in {seconds_text(peers.test(node))}"
-                yield CheckResult(OK, f"peer {node}", answered)
+                answer = peers.test(node, options.prefix)
             except RemoteError as exc:
-                remedy = "run `fusecache serve` there, with this node's source, endpoint and key"
-                yield CheckResult(WARNING, f"peer {node}", f"{exc}; {remedy}")
+                yield CheckResult(WARNING, f"peer {node}", f"{cause_of(exc)}{_peer_remedy(exc)}")
+                continue
+            rate = f"; no rate: its first {TEST_OBJECTS} names are of no object with bytes"
+            if answer.nbytes:
+                speed = size_text(answer.nbytes / max(answer.seconds, 1e-6))
+                rate = f"; sends {size_text(answer.nbytes)} of {answer.key} at {speed}/s"
+            yield CheckResult(OK, f"peer {node}", f"lists in {seconds_text(answer.list_seconds)}{rate}")
+
+
+def _peer_remedy(error: RemoteError) -> str:
+    """Return what helps against what a node answered, if the answer does not say it itself."""
+    if not error.status:
+        return "; run `fusecache serve` there, and see that no firewall is between; or name the node's right port"
+    if error.status in (403, 503):
+        return ""  # its own words
+    return "; does another program listen there? name the port of `fusecache serve`"
 
 
 def _clock(url: str, path: str) -> CheckResult:

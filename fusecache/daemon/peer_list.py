@@ -18,7 +18,7 @@ from fusecache.disk.cache_files import granule_checksums
 from fusecache.model.errors import ConfigError
 from fusecache.remote.endpoints import read_secret
 from fusecache.remote.http.peers import PeerNodes
-from fusecache.remote.protocol.signing import peer_secret
+from fusecache.remote.protocol.signing import mount_digest, peer_secret
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ def open_peers(options: MountOptions) -> PeerNodes | None:
         return None
     assert requests.peers_key_file is not None
     shared = read_secret("peers_key_file", requests.peers_key_file)
-    secret = peer_secret(shared, endpoint_fact(options), options.source)
-    return PeerNodes(options.bucket, secret, granule_checksums)
+    place = endpoint_fact(options), options.source
+    return PeerNodes(options.bucket, peer_secret(shared, *place), granule_checksums, mount_digest(*place))
 
 
 class PeerList:
@@ -62,9 +62,11 @@ class PeerList:
         try:
             nodes, own = await trio.to_thread.run_sync(self._found, abandon_on_cancel=True)
         except (OSError, ValueError) as exc:
-            self._say(f"peers={','.join(self._entries)}: {exc}; the nodes known before stay")
+            self._peers.list_error = f"peers={','.join(self._entries)}: {exc}"
+            self._say(f"{self._peers.list_error}; the nodes known before stay")
             return
         self._peers.set_nodes(nodes, own)
+        self._peers.list_error = ""
         hint = self._hint(own, nodes)
         self._say(f"peers nodes={len(nodes)} own={own or 'none'}{hint and '; '}{hint}", is_fine=not hint)
 

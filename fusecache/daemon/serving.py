@@ -22,13 +22,14 @@ from fusecache.model.errors import (
     FusecacheError,
     ObjectChanged,
     ObjectMissing,
+    Refused,
 )
 from fusecache.model.objects import Extent, ObjectId
 
 # `fusecache serve` ends a connection that takes no bytes for less long than that.
 HOLD_SECONDS = 300.0
 _STATUS: dict[type[FusecacheError], int] = {ObjectMissing: 404, ObjectChanged: 412, AccessDenied: 403}
-_UNAVAILABLE = 503
+_INVALID, _UNAVAILABLE = 400, 503
 
 # Sends an answer, and a descriptor with it.
 Send = Callable[[dict[str, Any], int | None], Awaitable[None]]
@@ -49,6 +50,8 @@ async def answer(
                 await _piece(objects, request, stream, send)
     except FusecacheError as exc:
         status = next((code for kind, code in _STATUS.items() if isinstance(exc, kind)), _UNAVAILABLE)
+        if isinstance(exc, Refused) and exc.status == _INVALID:
+            status = _INVALID  # such as a token of another listing
         await send({"result": "error", "message": str(exc), "http": status}, None)
 
 

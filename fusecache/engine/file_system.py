@@ -286,6 +286,10 @@ class FileSystem:
             "request_errors": made.errors,
             "received_bytes": made.bytes_read,
             "written_bytes": made.bytes_written,
+            "served_bytes": {
+                "peers": self.cache.pieces.served_bytes[True],
+                "programs": self.cache.pieces.served_bytes[False],
+            },
             "costs": self._services.costs.statistics(),
             "warming": [job.as_dict() for job in self.warmup.jobs()],
             "hints": self.hints.statistics(),

@@ -36,13 +36,14 @@ class RemoteError(FusecacheError):
 
     asks_to_slow_down: the response was a 429, SlowDown or 5xx, so the whole client should send less.
     retry_after_seconds: the wait that the response asked for, if any. code: S3's error code; "" if there was no answer.
-    status: of the response; 0 if there was none.
+    status: of the response; 0 if there was none. remedy: what to do if the bucket sent it: the end of the message.
     """
 
     asks_to_slow_down: bool = False
     retry_after_seconds: float | None = None
     code: str = ""
     status: int = 0
+    remedy: str = ""
 
 
 class ObjectMissing(RemoteError):

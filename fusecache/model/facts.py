@@ -31,8 +31,10 @@ DAEMON_FACTS = {
     "`gives_names`: it answers LIST and HEAD; `latency_seconds`: mean time to the first byte; `unused_copies`: "
     "objects not read there, by cause",
     "peers": "the other nodes. `own_address`: this one in their list, empty if it is "
-    "not; `nodes`: how many there are; by address: `received_bytes`, `requests`, `refusals` (a node had too much to "
-    "do, or the bucket lost the version), `failures`; `resting`: nodes that are not asked now, and why",
+    "not; `nodes`: how many there are; `list_error`: why the list cannot be read, empty if it can; by address: "
+    "`received_bytes`, `received_pieces` (each saved a GET of the bucket), `requests`, `refusals` (a node had too much "
+    "to do, or the bucket lost the version), `failures`; `resting`: nodes that are not asked now, and why; "
+    "`failing`: how many of them failed the last time",
     "request_times": "time of the requests to the bucket, by kind, with the same keys as `call_times`",
     "options": "every option in force; `fuse_library`: what serves the mount; `keep_mounted`: whether a keeper starts "
     "the daemon again if it dies, and the mount goes on",
@@ -91,8 +93,10 @@ ENGINE_FACTS = {
     "call_times": "time of each `read`, `open` and `close` of programs: `p50_seconds`, `p99_seconds`, `sum_seconds`; "
     "`counts`: how many took at most 64 µs, 256 µs and so on, each bound 4 times the one before; the last counts all",
     "cache.hits": "reads served from memory or disk",
-    "cache.misses": "reads that waited for the bucket",
-    "cache.bytes_from": "bytes that readers got, by where they were when the read came: `memory`, `disk`, `bucket`",
+    "cache.misses": "reads that waited for the bucket or a peer",
+    "cache.bytes_from": "bytes that readers got, by where they were when the read came: `memory`, `disk`, `peer` "
+    "(another node), `bucket`",
+    "served_bytes": "bytes that the daemon handed to `fusecache serve`, by who asked there: `peers`, `programs`",
     "cache.bytes_by_cause": "bytes fetched, by cause: `demand`, `hint`, `readahead`",
     "cache.wait_seconds": "seconds that readers waited, by cause: `network`, `queue`, `disk`, `metadata`",
     "cache.limit_bytes": "what the cache may use: `cache_size`, or less if the disk has no space for that",
@@ -116,7 +120,7 @@ ENGINE_FACTS = {
     "(`rate_seconds`, less after a start) `class_a_per_day`, `class_b_per_day`, `dollars_per_day` and "
     "`dollars_per_day_by_kind`. All dollars are null if this store's prices are unknown",
     "rates": "of the last minute (`seconds`, less after a start): bytes that programs read, by where they were, as "
-    "`memory_`, `disk_` and `bucket_bytes_per_second`; traffic with the bucket as `fetched_` and "
+    "`memory_`, `disk_`, `peer_` and `bucket_bytes_per_second`; traffic with the bucket as `fetched_` and "
     "`sent_bytes_per_second`, and `requests_per_second`",
     "busy_files": "the files that programs read most in the last 10 to 20 s: path, read_bytes_per_second",
     "warming": "warm-ups that run or ended lately",
@@ -178,6 +182,14 @@ METRICS = (
     Metric(
         "peers.received_bytes", COUNTER, "peer_received_bytes", "peer", "bytes that each other node has sent"
     ),
+    Metric(
+        "peers.received_pieces",
+        COUNTER,
+        "peer_received_pieces",
+        "peer",
+        "pieces that each other node has sent: each saved a GET of the bucket",
+    ),
+    Metric("served_bytes", COUNTER, label="requester"),
     Metric(
         "peers.failures",
         COUNTER,

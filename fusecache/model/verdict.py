@@ -114,6 +114,7 @@ def findings(status: Mapping[str, Any]) -> Iterator[Judgement]:
     yield from (
         Judgement("", DEGRADED, reason) for row in status.get("endpoints", ()) for reason in _endpoint(row)
     )
+    yield from _peers(status.get("peers", {}))
     if refused := ", ".join(status.get("kernel", {}).get("refused", ())):
         line = f"the kernel refused {refused}: large reads are slower; the log has the command for root"
         yield Judgement(line, is_to_do=False)
@@ -188,6 +189,23 @@ def _endpoint(endpoint: Mapping[str, Any]) -> Iterator[str]:
         yield f"names come from {name}, because the primary endpoint fails: the newest files may be missing"
     if others := endpoint["unused_copies"].get("other bytes", 0):
         yield f"endpoint {name} has other bytes under {count_text(others, 'key')}: its copies of them are not used"
+
+
+def _peers(peers: Mapping[str, Any]) -> Iterator[Judgement]:
+    """Yield why no other node is asked."""
+    others = len(peers.get("received_bytes", ()))
+    if error := peers.get("list_error"):
+        stays = "the nodes known before are asked" if peers["nodes"] else "every read goes to the bucket"
+        yield Judgement(
+            f"{error}: {stays}; correct it, and it is read again within 10 s",
+            DEGRADED,
+            f"the list of peers cannot be read: {error}",
+        )
+    elif others and peers.get("failing") == others:
+        node, cause = next(iter(peers["resting"].items()))
+        reason = f"none of {count_text(others, 'peer')} answers"
+        line = f"{reason}, {node} for one: {cause}; reads go to the bucket: see `fusecache doctor`"
+        yield Judgement(line, DEGRADED, reason)
 
 
 # ---- reads and writes

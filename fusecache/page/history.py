@@ -33,6 +33,7 @@ class Sample(NamedTuple):
     uptime: float
     memory_bytes: float
     disk_bytes: float
+    peer_bytes: float
     bucket_bytes: float
     sent_bytes: float
     fetched_bytes: float

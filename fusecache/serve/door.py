@@ -13,7 +13,7 @@ from fusecache.config.values import split_http_address
 from fusecache.model.errors import ConfigError, MountError
 from fusecache.mount.control_client import Mount
 from fusecache.remote.endpoints import read_secret
-from fusecache.remote.protocol.signing import PEER_KEY, peer_secret
+from fusecache.remote.protocol.signing import PEER_KEY, mount_digest, peer_secret
 from fusecache.serve.objects import DaemonObjects
 from fusecache.serve.server import ObjectServer
 from fusecache.serve.signature import CLIENT_KEY, SignatureCheck
@@ -46,7 +46,8 @@ def run(door: Door, say: Callable[[str], None]) -> int:
         shared = read_secret("--peers-key-file", door.peers_key_file)
         secrets[PEER_KEY] = peer_secret(shared, door.endpoint, door.source)
     bucket = door.source.partition("://")[2].partition("/")[0]
-    check = SignatureCheck(secrets, needs_signature=not door.without_keys)
+    mount = mount_digest(door.endpoint, door.source)
+    check = SignatureCheck(secrets, needs_signature=not door.without_keys, mount=mount)
     server = ObjectServer(bucket, DaemonObjects(door.mount), check, _tls_of(door))
     trio.run(_serve, server, door, bucket, say)
     return 0

@@ -38,6 +38,11 @@ def unavailable(message: str) -> S3Error:
     return S3Error(503, "ServiceUnavailable", message)
 
 
+def too_much(message: str) -> S3Error:
+    """Return an error after which clients try again, and ask less often."""
+    return S3Error(503, "SlowDown", message)
+
+
 def not_implemented(what: str) -> S3Error:
     """Return the error for what this endpoint does not do."""
     return S3Error.of_status(501, f"{what}: {USE_THE_MOUNT}")

@@ -24,7 +24,7 @@ from fusecache.disk.cache_files import CHECKSUM_BYTES
 from fusecache.model.objects import GRANULE_BYTES, MIB
 from fusecache.remote.protocol.headers import CHECKSUMS_HEADER
 from fusecache.remote.protocol.signing import PEER_KEY
-from fusecache.serve.errors import S3Error, unavailable
+from fusecache.serve.errors import S3Error, too_much, unavailable
 from fusecache.serve.objects import DaemonObjects, Found, HeldPiece
 from fusecache.serve.s3_requests import S3Request, listing_document, location_document, object_headers
 from fusecache.serve.signature import SignatureCheck
@@ -86,11 +86,16 @@ class ObjectServer:
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         if self._connections >= MOST_CONNECTIONS:
+            body = too_much(
+                f"{MOST_CONNECTIONS} connections are open here, and no more are taken: use fewer, or try again"
+            ).body()
+            head = f"connection: close\r\ncontent-type: application/xml\r\ncontent-length: {len(body)}"
             async with stream:
-                with trio.move_on_after(1):
-                    await stream.send_all(
-                        b"HTTP/1.1 503 Slow Down\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-                    )
+                with trio.move_on_after(1), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                    await stream.send_all(f"HTTP/1.1 503 Slow Down\r\n{head}\r\n\r\n".encode() + body)
+                    await stream.send_eof()
+                    while await stream.receive_some(_RECEIVE_BYTES):  # a reset would destroy the answer
+                        pass
             return
         self._connections += 1
         try:
@@ -212,11 +217,11 @@ class ObjectServer:
         """Return a piece, once there is a place for it. `_give_back` ends it. Raises S3Error."""
         places = self._pieces[for_peer]
         if places.statistics().tasks_waiting >= _MOST_WAITING:
-            raise unavailable(f"{_MOST_WAITING} requests wait already: try again")
+            raise too_much(f"{_MOST_WAITING} requests wait here already: try again")
         with trio.move_on_after(_PLACE_SECONDS) as scope:
             await places.acquire()
         if scope.cancelled_caught:
-            raise unavailable("all places are taken: try again")
+            raise too_much(f"no place to send from for {_PLACE_SECONDS:.0f} s: try again")
         try:
             return await self._objects.piece(key, start, stop, found, for_peer=for_peer)
         except BaseException:

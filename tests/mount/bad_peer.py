@@ -25,7 +25,12 @@ MODES = (
 )
 # Not bad: the bucket does not have the version any more.
 GONE = "gone"
+# Not bad: it has too much to do.
+FULL = "full"
+_SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>512 connections are open here</Message></Error>"
 _WITHOUT_BODY = {
+    FULL: b"HTTP/1.1 503 Slow Down\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+    % (len(_SLOW_DOWN), _SLOW_DOWN),
     GONE: b"HTTP/1.1 412 Precondition Failed\r\ncontent-length: 0\r\n\r\n",
     "redirects": b"HTTP/1.1 301 Moved\r\nx-amz-bucket-region: eu-west-1\r\ncontent-length: 0\r\n\r\n",
     "garbage": b"hello\r\n\r\n",

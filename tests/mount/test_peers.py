@@ -6,12 +6,16 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from tests.mount.bad_peer import GONE, MODES, bad_peer
+from fusecache.config.options import load_options
+from fusecache.daemon.checkup import peer_findings
+from tests.mount.bad_peer import FULL, GONE, MODES, bad_peer
 from tests.mount.serving import key_file, served
 from tests.support.block_caches import some_bytes
 from tests.support.mounts import FUSECACHE, Mount, run, wait_until
@@ -104,19 +108,133 @@ def test_what_all_nodes_read_leaves_the_bucket_once(cluster: Cluster, bucket: Bu
 
 
 def test_doctor_asks_each_node(cluster: Cluster, tmp_path: Path, free_port: Callable[[], int]) -> None:
+    """It asks the daemon behind `fusecache serve`, and names the one thing that is wrong."""
     cluster.start(1)
-    missing, bucket = f"127.0.0.1:{free_port()}", cluster.nodes[0].bucket
-    peers = f"{cluster.address(0)},{missing}"
-    there = ("--endpoint-url", bucket.service.endpoint_url, "--cache-dir", tmp_path / "cache")
+    node, missing, bucket = cluster.address(0), f"127.0.0.1:{free_port()}", cluster.nodes[0].bucket
+    right, wrong = tmp_path / "node0" / "key", key_file(tmp_path, "x" * 40)
 
-    def said(key: Path) -> str:
-        words = ("doctor", bucket.source, *there, "--peers", peers, "--peers-key-file", key)
-        return run(FUSECACHE, *words, check=False, env=bucket.service.environment()).stdout
+    def said(key: Path, peer: str, source: str = bucket.source) -> str:
+        flags = {
+            "source": source,
+            "mountpoint": str(tmp_path),
+            "endpoint_url": bucket.service.endpoint_url,
+            "peers": [peer],
+            "peers_key_file": str(key),
+        }
+        (found,) = peer_findings(load_options(flags, {}))
+        assert found.subject == f"peer {peer}"
+        return f"{found.level} {found.text}"
 
-    answers = said(tmp_path / "node0" / "key")
-    assert re.search(rf"ok +peer {cluster.address(0)}: answers in ", answers), answers
-    assert re.search(rf"warning +peer {missing}: .*refused.*run `fusecache serve` there", answers), answers
-    assert re.search(rf"warning +peer {cluster.address(0)}: .*key", said(key_file(tmp_path, "x" * 40)))
+    assert re.search(r"^ok .*lists in .*no rate", said(right, node))
+    bucket.put("shard", DATA)
+    assert re.search(rf"^ok .*sends 8.0 MiB of {bucket.prefix}shard at [0-9.]+ [KMG]iB/s", said(right, node))
+    assert re.search(r"^warning .*refused.*run `fusecache serve` there", said(right, missing))
+    other_key = said(wrong, node)
+    assert re.search(r"^warning .*this node's --peers-key-file holds another key: copy one file", other_key)
+    assert not re.search("source|endpoint|credentials|clock|run `", other_key), other_key
+    other_source = said(right, node, f"{bucket.source}x")
+    assert re.search(r"^warning .*this node mounts another source", other_source)
+    assert "key-file" not in other_source
+    words = ("--endpoint-url", bucket.service.endpoint_url, "--peers", node, "--peers-key-file", right)
+    place = ("doctor", bucket.source, "--cache-dir", tmp_path / "cache")
+    answers = run(FUSECACHE, *place, *words, check=False, env=bucket.service.environment()).stdout
+    assert re.search(rf"ok +peer {node}: lists in ", answers), answers
+    cluster.nodes[0].unmount()
+    assert re.search(r"^warning .*its daemon does not answer.*mount it again$", said(right, node))
+
+
+def test_one_source_has_one_key_however_it_is_written(cluster: Cluster, bucket: Bucket) -> None:
+    bucket.put("shard", DATA)
+    cluster.start(1)
+    cluster.ports.append(cluster.port())
+    place = (
+        "--peers",
+        f"{cluster.address(0)},{cluster.address(1)}",
+        "--peers-key-file",
+        str(cluster._folder / "node0" / "key"),
+        "--peer-address",
+        cluster.address(1),
+    )
+    other = replace(bucket, prefix=bucket.prefix.rstrip("/"))
+    assert other.source != bucket.source
+    cluster.nodes.append(cluster._mount(*place, of=other))
+    assert cluster.read_at_once("shard") == [DATA] * 2
+    peers = cluster.status(1)
+    assert not any(peers["failures"].values()), peers
+    assert sum(peers["received_bytes"].values()) > 0
+
+
+def test_list_that_cannot_be_read_and_peers_that_do_not_answer_are_problems(
+    cluster: Cluster, bucket: Bucket, expect_log: Callable[[str], None], tmp_path: Path
+) -> None:
+    expect_log("is not HOST:PORT")
+    expect_log(NOT_IN_LIST)
+    bucket.put("shard", DATA)
+    nodes = tmp_path / "nodes"
+    nodes.write_text("gpu1\n")
+    cluster.start(1, peers=f"file:{nodes}")
+    mounted = cluster.nodes[0]
+
+    def shown() -> str:
+        return run(FUSECACHE, "status", mounted.path).stdout
+
+    assert (
+        f"peers=file:{nodes}: {nodes}: 'gpu1' is not HOST:PORT: every read goes to the bucket; correct it"
+        in shown()
+    )
+    health = run(FUSECACHE, "health", mounted.path, check=False)
+    assert "the list of peers cannot be read" in health.stdout
+    silent = f"127.0.0.1:{cluster.port()}"
+    new = tmp_path / "new"
+    new.write_text(f"{silent}\n")
+    os.replace(new, nodes)
+    wait_until(lambda: cluster.status(0)["nodes"] == 1, "the new list", 30)
+    assert "peers cannot" not in shown()
+    assert (mounted.path / "shard").read_bytes() == DATA
+    assert re.search(rf"none of 1 peer answers, {silent} for one: .*refused", shown())
+
+
+def test_bytes_are_counted_by_where_they_were_and_who_asked(cluster: Cluster, bucket: Bucket) -> None:
+    bucket.put("shard", DATA)
+    cluster.start(2)
+    first, second = cluster.nodes
+    assert (first.path / "shard").read_bytes() == DATA
+    assert (second.path / "shard").read_bytes() == DATA
+    node, status = cluster.address(0), second.status()
+    received = status["peers"]["received_bytes"][node]
+    assert received > 0
+    assert first.status()["served_bytes"] == {"peers": received, "programs": 0}
+    read = status["cache"]["bytes_from"]
+    # Read-ahead has more from the peer than reads waited for.
+    assert 0 < read["peer"] <= received
+    assert sum(read.values()) == len(DATA)
+    samples = {
+        (sample.name, sample.labels.get("peer"), sample.labels.get("source")): sample.value
+        for family in text_string_to_metric_families(run(FUSECACHE, "metrics", second.path).stdout)
+        for sample in family.samples
+    }
+    pieces = status["peers"]["received_pieces"][node]
+    assert samples["fusecache_peer_received_bytes_total", node, None] == received
+    assert samples["fusecache_peer_received_pieces_total", node, None] == pieces > 0
+    assert samples["fusecache_cache_read_bytes_total", None, "peer"] == read["peer"]
+
+
+def test_peer_that_is_full_rests_and_costs_no_byte(
+    cluster: Cluster, bucket: Bucket, expect_log: Callable[[str], None]
+) -> None:
+    """As `fusecache serve` answers with all connections taken, before it has read the request."""
+    expect_log(NOT_IN_LIST)
+    bucket.put("shard", DATA)
+    port = cluster.port()
+    with bad_peer(port, FULL) as asked:
+        cluster.start(1, peers=f"127.0.0.1:{port}")
+        assert cluster.read_at_once("shard") == [DATA]
+        assert asked
+    peers = cluster.status(0)
+    assert peers["refusals"][f"127.0.0.1:{port}"] == len(asked)
+    assert peers["failures"] == {f"127.0.0.1:{port}": 0}
+    # It rests for half a second after a refusal, so not each of the pieces was asked for.
+    assert peers["requests"][f"127.0.0.1:{port}"] == len(asked)
 
 
 def test_bytes_that_a_node_has_do_not_leave_the_bucket_again(cluster: Cluster, bucket: Bucket) -> None:
@@ -164,6 +282,8 @@ def test_bad_peer_costs_time_and_no_byte(
         assert peers["failures"][f"127.0.0.1:{port}"] > 0
         assert list(peers["resting"]) == [f"127.0.0.1:{port}"]
         assert not any(peers["received_bytes"].values())
+        read = cluster.nodes[0].status()["cache"]["bytes_from"]
+        assert (read["peer"], read["bucket"] > 0) == (0, True)
         # It rests: what is read next does not wait for it.
         count = len(asked)
         run(FUSECACHE, "evict", cluster.nodes[0].path)
@@ -197,7 +317,8 @@ def test_nodes_with_other_keys_read_from_the_bucket(
     assert cluster.read_at_once("shard") == [DATA] * 2
     (reason,) = cluster.status(1)["resting"].values()
     assert "SignatureDoesNotMatch" in reason
-    assert "same peers_key_file, source and endpoint" in reason
+    assert "this node's --peers-key-file holds another key" in reason
+    assert "credentials" not in reason
 
 
 def test_two_nodes_that_each_believe_the_other_keeps_all_do_not_wait_for_each_other(

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
@@ -22,11 +23,12 @@ from urllib3.exceptions import ProtocolError
 
 from fusecache.mount.control_client import Mount as Mounted
 from fusecache.mount.launch import resolve_in_mount
+from fusecache.remote.protocol.signing import Signer, SigningKeys
 from fusecache.serve.errors import S3Error
 from fusecache.serve.objects import DaemonObjects, Found
 from fusecache.serve.server import ObjectServer
 from fusecache.serve.signature import SignatureCheck
-from tests.mount.serving import client_of, key_file, served
+from tests.mount.serving import SECRET, client_of, key_file, served
 from tests.s3server.certificate import make_certificate
 from tests.support.block_caches import some_bytes
 from tests.support.mounts import FUSECACHE, Mount, run, wait_until
@@ -112,7 +114,20 @@ def test_range_beyond_the_end_and_unknown_keys(client: "S3Client", bucket: Bucke
         "InvalidRange",
     )
     assert refusal(client, Bucket=name, Key=f"{key}data/empty", Range="bytes=-0")[0] == 416
-    for wrong in (f"{key}none", f"{key}data", f"{key}data//large", "elsewhere", f"{key}../x", f"{key}data/"):
+    # They exist, and are no paths below the mount. Those of a sibling of equal length have the ends of such paths.
+    sibling = f"{key[:-2]}{'y' if key[-2] == 'x' else 'x'}/"
+    outside = (
+        f"{sibling}other",
+        f"{sibling}data",
+        f"elsewhere/{key}x",
+        f"{key.rstrip('/')}-more/x",
+        f"{key}data//large",
+        f"{key}../x",
+        f"{key}data/",
+    )
+    for each in outside:
+        bucket.client.put_object(Bucket=name, Key=each, Body=b"secret")
+    for wrong in (f"{key}none", f"{key}data", *outside):
         assert refusal(client, Bucket=name, Key=wrong) == (404, "NoSuchKey")
     assert refusal(client, Bucket="another-bucket", Key="x") == (404, "NoSuchBucket")
 
@@ -157,6 +172,32 @@ def test_new_version_replaces_the_old_one(client: "S3Client", bucket: Bucket) ->
     while answer["ETag"] != f'"{etag}"':  # for a second, a name may show its old version
         answer = client.get_object(Bucket=name, Key=key)
     assert answer["Body"].read() == b"22"
+
+
+def test_what_a_listing_shows_can_be_read(client: "S3Client", bucket: Bucket) -> None:
+    name, prefix = bucket.service.bucket, bucket.prefix
+    for odd in ("odd//x", "odd/../y", "odd/./z", "marker/", "n" * 256, f"{'d' * 256}/in"):
+        bucket.put(odd, b"no path")
+    bucket.put("both", b"a file")
+    bucket.put("both/in", b"in a directory")
+    listed = [row["Key"] for row in client.list_objects_v2(Bucket=name, Prefix=prefix)["Contents"]]
+    names = ["both", "both/in", "data/empty", "data/large", "data/ä b+c%/x", "other"]
+    assert listed == [prefix + each for each in names]
+    for key in listed:
+        assert client.head_object(Bucket=name, Key=key)["ContentLength"] >= 0
+    assert client.get_object(Bucket=name, Key=f"{prefix}both")["Body"].read() == b"a file"
+    page = client.list_objects_v2(Bucket=name, Prefix=f"{prefix}odd/", Delimiter="/")
+    assert page["KeyCount"] == 0
+
+
+def test_wrong_token_is_the_clients_error(client: "S3Client", bucket: Bucket) -> None:
+    """Clients try again after a 503."""
+    with pytest.raises(ClientError) as caught:
+        client.list_objects_v2(
+            Bucket=bucket.service.bucket, Prefix=bucket.prefix, ContinuationToken="no token"
+        )
+    answer = caught.value.response
+    assert (answer["ResponseMetadata"]["HTTPStatusCode"], answer["Error"]["Code"]) == (400, "InvalidArgument")
 
 
 def test_listings_are_those_of_the_bucket(client: "S3Client", bucket: Bucket) -> None:
@@ -271,14 +312,45 @@ def test_file_that_waits_for_upload_is_no_object_yet(
 
 def test_wrong_keys_are_refused(url: str, bucket: Bucket) -> None:
     place = {"Bucket": bucket.service.bucket, "Key": f"{bucket.prefix}other"}
-    for secret, access_key, code in (
-        ("another-secret-of-the-tests", "fusecache", "SignatureDoesNotMatch"),
-        ("x", "another", "InvalidAccessKeyId"),
+    for secret, access_key, code, words in (
+        (
+            "another-secret-of-the-tests",
+            "fusecache",
+            "SignatureDoesNotMatch",
+            "not the one in this node's --key-file",
+        ),
+        ("x", "another", "InvalidAccessKeyId", "the access key is fusecache here, not another"),
+        ("x", "fusecache-peer", "InvalidAccessKeyId", "with --peers-key-file"),
     ):
         client = client_of(url, secret, access_key)
-        assert refusal(client, **place) == (403, code)
+        with pytest.raises(ClientError, match=words) as caught:
+            client.get_object(**place)  # type: ignore[arg-type]
+        assert caught.value.response["Error"]["Code"] == code
         client.close()
     assert _asked(url, f"/{place['Bucket']}/{place['Key']}") == 403
+
+
+def test_presigned_urls_are_refused_as_such(url: str, client: "S3Client", bucket: Bucket) -> None:
+    place = {"Bucket": bucket.service.bucket, "Key": f"{bucket.prefix}other"}
+    signed = urlsplit(client.generate_presigned_url("get_object", place))
+    with closing(http.client.HTTPConnection(signed.hostname or "", signed.port, timeout=20)) as connection:
+        connection.request("GET", f"{signed.path}?{signed.query}")
+        answer = connection.getresponse()
+        assert answer.status == 501
+        assert b"presigned URLs are not supported" in answer.read()
+
+
+def test_clock_that_is_20_minutes_off_is_named(url: str, bucket: Bucket) -> None:
+    place = f"/{bucket.service.bucket}/{bucket.prefix}other"
+    signer, keys = Signer("us-east-1"), SigningKeys("fusecache", SECRET)
+    for minutes, words in ((-20, b"RequestTimeTooSkewed"), (20, b"set both clocks"), (10, b"1")):
+        host = urlsplit(url).netloc
+        headers = signer.headers(place, {"host": host}, keys, time.time() + 60 * minutes)
+        with closing(http.client.HTTPConnection(host, timeout=20)) as connection:
+            connection.request("GET", place, headers=headers)
+            answer = connection.getresponse()
+            assert words in answer.read()
+            assert answer.status == (200 if minutes == 10 else 403)
 
 
 def test_no_keys_only_on_loopback_and_only_if_said(one: Mount, free_port: Callable[[], int]) -> None:
@@ -293,6 +365,26 @@ def test_no_keys_only_on_loopback_and_only_if_said(one: Mount, free_port: Callab
         done = run(FUSECACHE, "serve", one.path, *flags, check=False)
         assert done.returncode == 1
         assert words in done.stderr
+
+
+def test_objects_with_a_customers_key_leave_the_node_by_tls_only(
+    mount: Callable[..., Mount], free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    secret = tmp_path / "customer"
+    secret.write_bytes(b"k" * 32)
+    secret.chmod(0o600)
+    one, port = mount("--sse", f"customer:{secret}"), free_port()
+    key, (certificate, _) = key_file(tmp_path), make_certificate(tmp_path)
+    tls = ("--certificate", certificate, "--certificate-key", tmp_path / "key.pem")
+    for flags in ((f"0.0.0.0:{port}", "--key-file", key), (f"127.0.0.1:{port}", "--peers-key-file", key)):
+        done = run(FUSECACHE, "serve", one.path, "--listen", *flags, check=False)
+        assert done.returncode == 1
+        assert "sse = customer:" in done.stderr
+    with (
+        served(one, f"127.0.0.1:{port}", "--key-file", key),
+        served(one, f"0.0.0.0:{free_port()}", "--key-file", key, *tls),
+    ):
+        pass
 
 
 def test_nodes_are_not_served_by_tls(one: Mount, free_port: Callable[[], int], tmp_path: Path) -> None:
@@ -368,7 +460,11 @@ def test_many_connections_leave_the_server_alive(url: str, client: "S3Client", b
     held = [socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20) for _ in range(600)]
     try:
         held[-1].settimeout(20)
-        assert held[-1].recv(100).startswith(b"HTTP/1.1 503")
+        answer = b""
+        while part := held[-1].recv(1000):
+            answer += part
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"<Code>SlowDown</Code><Message>512 connections are open here" in answer
     finally:
         for each in held:
             each.close()

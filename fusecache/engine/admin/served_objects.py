@@ -13,6 +13,7 @@ from fusecache.engine.namespace.paths import Paths
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.model.errors import NotFound, ObjectMissing, Unavailable
+from fusecache.model.names import unusable_name
 from fusecache.model.objects import Extent, ObjectId, ObjectInfo
 from fusecache.remote.store import ListPage
 
@@ -28,16 +29,15 @@ class ServedObjects:
 
     async def find(self, key: str) -> ObjectInfo:
         """Return the version of a key that the mount shows. Raises ObjectMissing; Unavailable if it is not uploaded."""
-        path = self._tree.relative(key) if key.startswith(self._tree.key_of_path("")) else ""
-        # Such keys are no paths; without the empty names they would be others.
-        if not all(path.split("/")):
+        # Without its empty names, a key that is no path would be another one.
+        if not key.startswith(self._tree.key_of_path("")) or not self._is_path(key):
             raise ObjectMissing(f"{key}: no such object")
         try:
-            node = await self._paths.lookup_path(path)
+            node = await self._paths.lookup_path(self._tree.relative(key))
         except NotFound as exc:
             raise ObjectMissing(f"{key}: no such object") from exc
-        if node.kind is Kind.DIRECTORY:
-            raise ObjectMissing(f"{key}: no such object")
+        if node.kind is Kind.DIRECTORY:  # the mount hides an object beside a directory of its name
+            return await self._client.call(self._client.store.head, key)
         found = node.object
         if node.version is not None or found is None or found.key != key:
             raise Unavailable(
@@ -48,13 +48,16 @@ class ServedObjects:
     async def list_page(
         self, prefix: str, *, delimiter: str, token: str | None, start_after: str, limit: int
     ) -> ListPage:
-        """Return a page of the bucket's own listing, below the mount's prefix. Raises RemoteError."""
+        """Return a page of the bucket's own listing, below the mount's prefix. Raises RemoteError.
+
+        Keys that are no paths are left out, as `find` refuses them: a page may have fewer rows than `limit`.
+        """
         own = self._tree.key_of_path("")
         if not prefix.startswith(own) and not own.startswith(prefix):
             return ListPage((), (), None)
         if len(prefix) < len(own) and delimiter and (rest := own[len(prefix) :]).count(delimiter):
             return ListPage((), (prefix + rest[: rest.index(delimiter) + len(delimiter)],), None)
-        return await self._client.call(
+        page = await self._client.call(
             self._client.store.list_page,
             max(prefix, own, key=len),
             delimiter=delimiter,
@@ -62,6 +65,15 @@ class ServedObjects:
             start_after=start_after,
             limit=limit,
         )
+        return ListPage(
+            tuple(each for each in page.objects if self._is_path(each.key)),
+            tuple(each for each in page.prefixes if self._is_path(each.removesuffix("/"))),
+            page.next_token,
+        )
+
+    def _is_path(self, key: str) -> bool:
+        """Return whether the mount can have a file with this key."""
+        return not any(unusable_name(part) for part in self._tree.relative(key).split("/"))
 
     def hold(
         self, object_id: ObjectId, size: int, extent: Extent, *, is_doubted: bool, for_peer: bool

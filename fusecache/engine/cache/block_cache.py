@@ -22,7 +22,7 @@ from fusecache.disk.direct_reads import AlignedBuffers
 from fusecache.engine.cache.adoption import Adoption, StagedObject
 from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.buffer_pool import BufferPool, LentBuffers
-from fusecache.engine.cache.chunks import SMALL_GRANULES, Buffer, CachedObject, Chunk, FetchSource
+from fusecache.engine.cache.chunks import SMALL_GRANULES, Buffer, CachedObject, Chunk, Fetch, FetchSource
 from fusecache.engine.cache.disk_tier import DiskTier
 from fusecache.engine.cache.evictor import DiskSpace, Evictor, Pins, ReadHints, WarmedFiles
 from fusecache.engine.cache.fetcher import Fetcher
@@ -241,7 +241,7 @@ class BlockCache:
         self._counters.bytes_from[source] += len(data)
         self._counters.latency.count(trio.current_time() - began)
         if self.hints is not None:
-            self.hints.on_read(handle.object_id, offset, len(data), has_waited=source is ReadSource.BUCKET)
+            self.hints.on_read(handle.object_id, offset, len(data), has_waited=source >= ReadSource.PEER)
         return data
 
     async def _read_cached(
@@ -423,10 +423,12 @@ class BlockCache:
         stream.pattern = grow(stream.pattern)
         pieces = split_by_chunk(Extent(start, stop))
         source = ReadSource.MEMORY
+        absent: dict[Chunk, int] = {}
         for index, first, last in pieces:
             chunk = await self._chunk(stream.entry, index)
             if missing := mask_of_bytes(first, last) & ~chunk.in_memory():
                 source = max(source, ReadSource.BUCKET if missing & ~chunk.present else ReadSource.DISK)
+                absent[chunk] = missing & ~chunk.present
         # Request all pieces before waiting for the first.
         fetch_stop = stream.bounded(demand_stop(stream.pattern, start, stop, stream.entry.size), stop)
         for index, first, last in split_by_chunk(Extent(start, fetch_stop)):
@@ -442,13 +444,15 @@ class BlockCache:
         self._fetcher.pump()
         self._counters.misses += source is ReadSource.BUCKET
         self._counters.hits += source is not ReadSource.BUCKET
+        fetches = [each for chunk, mask in absent.items() for each in chunk.fetches if each.mask & mask]
         if len(pieces) == 1:
-            return await self._read_chunk_range(stream, *pieces[0]), source
+            data = await self._read_chunk_range(stream, *pieces[0])
+            return data, _from_peer(source, fetches)
         # Hold one chunk at a time: readers that hold one and wait for another could block each other for ever.
         parts = bytearray()
         for index, first, last in pieces:
             parts += await self._read_chunk_range(stream, index, first, last)
-        return memoryview(parts), source
+        return memoryview(parts), _from_peer(source, fetches)
 
     async def _read_chunk_range(self, stream: ReadStream, index: int, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of one chunk, waiting until they are in memory. Raises the fetch's error."""
@@ -514,6 +518,12 @@ class BlockCache:
             await self._offload.disk(delete_tree, folder)
         if self._index.opening.unclean:
             await self._disk_tier.delete_unindexed_files()
+
+
+def _from_peer(source: ReadSource, fetches: Sequence[Fetch]) -> ReadSource:
+    """Return PEER instead of BUCKET if other nodes delivered all that a read waited for: its fetches have ended."""
+    is_all = bool(fetches) and all(each.source is FetchSource.PEER for each in fetches)
+    return ReadSource.PEER if source is ReadSource.BUCKET and is_all else source
 
 
 def _memory_for(options: CacheOptions) -> AlignedBuffers:

@@ -63,6 +63,7 @@ class HeldPieces:
     def __post_init__(self) -> None:
         # By whether they are for other nodes.
         self.held_bytes = {True: 0, False: 0}
+        self.served_bytes = {True: 0, False: 0}
         self._released = trio.Event()
 
     @asynccontextmanager
@@ -106,7 +107,9 @@ class HeldPieces:
                                 nursery.start_soon(
                                     partial(self._fill, chunk, mask, for_peer=for_peer), name="piece"
                                 )
-                yield await self._open(entry, masks, extent)
+                piece = await self._open(entry, masks, extent)
+                self.served_bytes[for_peer] += extent.size
+                yield piece
         finally:
             self.held_bytes[for_peer] -= extent.size
             self._released.set()

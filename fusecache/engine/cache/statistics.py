@@ -15,18 +15,19 @@ from fusecache.policy.cache.space_ledger import SpaceLedger
 
 
 class ReadSource(enum.IntEnum):
-    """Where the bytes of a read were. Of several places the largest value counts."""
+    """Where the bytes of a read were; PEER: on another node. Of several places the largest value counts."""
 
     MEMORY = 0
     DISK = 1
-    BUCKET = 2
+    PEER = 2
+    BUCKET = 3
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
     """The cache at one moment: counts since the start, sizes in bytes, times in seconds.
 
-    hits: reads answered without waiting for the bucket. bytes_read: by readers; bytes_from: of these, by ReadSource.
+    hits: reads that waited for no bucket and no peer. bytes_read: by readers; bytes_from: of these, by ReadSource.
     bytes_by_cause: fetched for demand, hint, readahead.
     wait_seconds: time that readers waited, summed over readers, by source or queue; read-ahead has no waiter.
     waiting_reads: reads that wait for the bucket now; longest_wait_seconds: of the longest of them.

@@ -10,6 +10,7 @@ import base64
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -20,8 +21,22 @@ from fusecache.policy.peer_choice import choose_owner
 from fusecache.remote.endpoints import Transport
 from fusecache.remote.http.connection_pool import Connection
 from fusecache.remote.http.ranged_get import GetRequest
-from fusecache.remote.http.signed_requests import HttpRequest, SignedHttp, Site, error_of, parse_head
-from fusecache.remote.protocol.headers import CHECKSUMS_HEADER, SIZE_HEADER, bare_etag, quoted_etag
+from fusecache.remote.http.signed_requests import (
+    HttpRequest,
+    SignedHttp,
+    Site,
+    error_of,
+    parse_head,
+    query_of,
+)
+from fusecache.remote.protocol.headers import (
+    CHECKSUMS_HEADER,
+    MOUNT_HEADER,
+    SIZE_HEADER,
+    bare_etag,
+    quoted_etag,
+)
+from fusecache.remote.protocol.responses import parse_listing
 from fusecache.remote.protocol.signing import PEER_KEY, SigningKeys, sign_by_v4
 from fusecache.remote.store import Interruption, Peers
 
@@ -39,6 +54,8 @@ _JUDGED_SECONDS, _SOON_JUDGED_SECONDS = 0.5, 0.2
 _REST_SECONDS, _LONGEST_REST_SECONDS, _REFUSED_REST_SECONDS = 15.0, 600.0, 0.5
 _MOST_DOUBLINGS = 16  # beyond the longest rest; the power of a node that is dead for days would fit no float
 _PIECE_BYTES = MIB
+# Of a test: the node asks the bucket first.
+_TEST_SECONDS, TEST_OBJECTS, _TEST_BYTES = 10.0, 100, 8 * MIB
 _CHECKSUM_BYTES = 8
 # It has much to do; or the bucket does not have the version any more.
 _REFUSALS = (503, 404, 412)
@@ -50,6 +67,7 @@ class _PeerNode:
 
     http: SignedHttp
     received_bytes: int = 0
+    received_pieces: int = 0
     requests: int = 0
     refusals: int = 0
     failed: int = 0
@@ -59,12 +77,30 @@ class _PeerNode:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class PeerAnswer:
+    """How a node answered a test: a listing, then bytes of an object of it, in so many seconds; "" if it has none."""
+
+    list_seconds: float
+    key: str = ""
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+def cause_of(error: RemoteError) -> str:
+    """Return what a node answered, without the remedy for an answer of the bucket."""
+    return str(error).removesuffix(f"; {error.remedy}")
+
+
 class PeerNodes(Peers):
     """The nodes of one bucket."""
 
-    def __init__(self, bucket: str, secret: str, checksums: Callable[[memoryview], bytes]) -> None:
-        """secret: of all nodes. checksums: returns those of the granules of some bytes."""
+    def __init__(
+        self, bucket: str, secret: str, checksums: Callable[[memoryview], bytes], mount: str = ""
+    ) -> None:
+        """secret: of all nodes. checksums: returns those of the granules of some bytes. mount: its `mount_digest`."""
         self._bucket = bucket
+        self._mount = mount
         self._secret = secret
         self._checksums = checksums
         self._lock = threading.Lock()
@@ -72,6 +108,8 @@ class PeerNodes(Peers):
         self._peers: dict[str, _PeerNode] = {}
         # The nodes, this one among them, and which of them this one is: one value, as threads read it.
         self._view: tuple[tuple[str, ...], str] = (), ""
+        # Why the list could not be read the last time; "" if it could.
+        self.list_error = ""
 
     def set_nodes(self, nodes: tuple[str, ...], own: str) -> None:
         """The list of nodes is another one. own: this node's address; "" if it is not in the list."""
@@ -130,29 +168,62 @@ class PeerNodes(Peers):
         peer.requests += 1
         asked_at = time.monotonic()
         get = GetRequest.into(buffer, what, object_id, extent, progress, interruption)
-        asked = {
-            "if-match": quoted_etag(object_id.etag),
-            "range": f"bytes={extent.start}-{extent.stop - 1}",
-            SIZE_HEADER: str(size),
-        }
+        is_slow = partial(self._is_slow, peer, asked_at)
         try:
-            peer.http.exchange(
-                HttpRequest(what, "GET", object_id.key, asked), partial(self._ask, get, peer, size, asked_at)
-            )
+            peer.http.exchange(self._piece_request(get, size), partial(self._ask, get, is_slow, size))
         except RemoteError as exc:
             if not interruption.is_asked:
                 self._rest(peer, exc, asked_at)
             raise
         with self._lock:
             peer.received_bytes += extent.size
+            peer.received_pieces += 1
             if asked_at > peer.failed_at:
                 peer.failures, peer.rests_until = 0, 0.0
 
-    def test(self, node: str) -> float:
-        """Return in how many seconds a node answers. Raises RemoteError, also if it refuses the key or the clock."""
-        began = time.monotonic()
-        self._peers[node].http.call(f"GET from peer {node}", "GET", None, query="location=")
-        return time.monotonic() - began
+    def test(self, node: str, prefix: str) -> PeerAnswer:
+        """Have a node's daemon list some objects, and send bytes of the largest of them twice.
+
+        The second time it has them: that is the rate. Raises RemoteError, also if it refuses the key or the clock.
+        """
+        what = f"LIST from peer {node}"
+        query = query_of(
+            {"list-type": "2", "max-keys": str(TEST_OBJECTS), "encoding-type": "url", "prefix": prefix}
+        )
+        with closing(self._http(node, _TEST_SECONDS)) as http:
+            began = time.monotonic()
+            try:
+                objects = parse_listing(http.call(what, "GET", None, query=query).body).objects
+            except ValueError as exc:
+                raise Unavailable(f"{what}: {exc}") from exc
+            listed = time.monotonic() - began
+            found = max(objects, key=lambda each: each.size, default=None)
+            if found is None or not found.size:
+                return PeerAnswer(listed)
+            extent = Extent(0, min(found.size, _TEST_BYTES))
+            buffer = memoryview(bytearray(extent.size))
+            get = GetRequest.into(
+                buffer,
+                f"GET {found.key} from peer {node}",
+                found.object_id,
+                extent,
+                lambda _: None,
+                Interruption(),
+            )
+            request = self._piece_request(get, found.size)
+            for _ in range(2):
+                began = time.monotonic()
+                http.exchange(request, partial(self._ask, get, lambda *_: False, found.size))
+            return PeerAnswer(listed, found.key, extent.size, time.monotonic() - began)
+
+    @staticmethod
+    def _piece_request(get: GetRequest, size: int) -> HttpRequest:
+        asked = {
+            "if-match": quoted_etag(get.object_id.etag),
+            "range": f"bytes={get.extent.start}-{get.extent.stop - 1}",
+            SIZE_HEADER: str(size),
+        }
+        return HttpRequest(get.what, "GET", get.object_id.key, asked)
 
     def statistics(self) -> dict[str, Any]:
         """Return PEER_FACTS as plain values."""
@@ -162,11 +233,14 @@ class PeerNodes(Peers):
         return {
             "own_address": own,
             "nodes": len(nodes),
+            "list_error": self.list_error,
             "received_bytes": {name: peer.received_bytes for name, peer in peers.items()},
+            "received_pieces": {name: peer.received_pieces for name, peer in peers.items()},
             "requests": {name: peer.requests for name, peer in peers.items()},
             "refusals": {name: peer.refusals for name, peer in peers.items()},
             "failures": {name: peer.failed for name, peer in peers.items()},
             "resting": {name: peer.error for name, peer in peers.items() if peer.rests_until > now},
+            "failing": sum(bool(peer.failures) and peer.rests_until > now for peer in peers.values()),
         }
 
     def close(self) -> None:
@@ -174,21 +248,22 @@ class PeerNodes(Peers):
         for peer in self._peers.values():
             peer.http.close()
 
-    def _http(self, node: str) -> SignedHttp:
+    def _http(self, node: str, silence_seconds: float = SILENCE_SECONDS) -> SignedHttp:
         keys = SigningKeys(PEER_KEY, self._secret)
         site = Site(f"http://{node}", f"/{self._bucket}/", sign_by_v4("us-east-1", lambda: keys))
         transport = Transport(
             connect_timeout_seconds=CONNECT_SECONDS,
-            read_timeout_seconds=SILENCE_SECONDS,
+            read_timeout_seconds=silence_seconds,
             attempts=1,
             is_direct=True,
         )
-        return SignedHttp(site, transport)
+        own = {MOUNT_HEADER: self._mount} if self._mount else {}
+        return SignedHttp(site, transport, options=lambda _: own)
 
     def _rest(self, peer: _PeerNode, error: RemoteError, asked_at: float) -> None:
         now = time.monotonic()
         with self._lock:
-            peer.error = str(error)
+            peer.error = cause_of(error)
             # A refusal after a long wait costs readers as much as a failure.
             is_late = error.status == 503 and now > asked_at + SILENCE_SECONDS
             if error.status in _REFUSALS and not is_late:
@@ -205,9 +280,8 @@ class PeerNodes(Peers):
     def _ask(
         self,
         get: GetRequest,
-        peer: _PeerNode,
+        is_slow: Callable[[int, float], bool],
         size: int,
-        asked_at: float,
         connection: Connection,
         request: bytes,
     ) -> None:
@@ -226,7 +300,7 @@ class PeerNodes(Peers):
                 or len(checksums) != _CHECKSUM_BYTES * granules
             ):
                 raise Unavailable(f"{get.what}: it answers with other bytes than were asked for")
-            self._receive(get, partial(self._is_slow, peer, asked_at), checksums, connection, rest)
+            self._receive(get, is_slow, checksums, connection, rest)
             connection.is_clean = len(rest) <= get.extent.size
 
     def _receive(

@@ -19,6 +19,8 @@ from fusecache.remote.store import ObjectContent
 
 # Of a request of another node: the size of the object. Of its answer: the checksums of the granules, in base64.
 SIZE_HEADER, CHECKSUMS_HEADER = "x-fusecache-size", "x-fusecache-checksums"
+# Of a request of another node: `signing.mount_digest`.
+MOUNT_HEADER = "x-fusecache-mount"
 # Excluded: `%` (our escape), `=` and `?` (RFC 2047 words), space (proxies trim it at the ends).
 SAFE_CHARACTERS = "/:+,;@!$&'()*~"
 # Standard headers that belong to an object.

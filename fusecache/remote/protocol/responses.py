@@ -174,6 +174,7 @@ def error_of_response(
     error.retry_after_seconds = retry_after_seconds
     error.code = code
     error.status = status
+    error.remedy = remedy or ""
     return error
 
 

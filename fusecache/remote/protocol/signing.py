@@ -21,14 +21,30 @@ Sign = Callable[[str, str, str, Mapping[str, str], str], tuple[str, dict[str, st
 
 # The access key of a node that asks another one.
 PEER_KEY = "fusecache-peer"
+_PORTS = {"http": ":80", "https": ":443"}
 
 
 def peer_secret(shared: str, endpoint: str, source: str) -> str:
     """Return the secret key of the nodes that mount one source of one endpoint. shared: what their key file holds.
 
-    Nodes of another bucket, or of another account's bucket of this name, have another one.
+    Nodes of another bucket, or of another account's bucket of this name, have another one. How a URL is written makes
+    no difference: a slash at the end, capital letters in a host's name, the scheme's own port.
     """
+    endpoint, source = _plain_url(endpoint), source.rstrip("/")
     return hmac.digest(shared.encode(), f"peer {endpoint} {source}".encode(), "sha256").hex()
+
+
+def mount_digest(endpoint: str, source: str) -> str:
+    """Return what a node says of its mount, so that one that refuses it can say what differs: `endpoint-source`."""
+    parts = _plain_url(endpoint), source.rstrip("/")
+    return "-".join(hashlib.sha256(part.encode()).hexdigest()[:8] for part in parts)
+
+
+def _plain_url(url: str) -> str:
+    scheme, separator, rest = url.rstrip("/").partition("://")
+    host, slash, path = rest.partition("/")
+    scheme, host = scheme.lower(), host.lower().removesuffix(_PORTS.get(scheme.lower(), ":"))
+    return f"{scheme}://{host}{slash}{path}" if separator else url
 
 
 def send_unsigned(

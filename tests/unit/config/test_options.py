@@ -346,6 +346,8 @@ def test_a_status_shows_the_options_in_force_and_which_are_no_defaults(tmp_path:
     shown = shown_options(load_options(other, {}))
     assert changed_options(shown) == {"fsync": "remote", "local_only": ["tmp/"]}
     assert "profile" not in shown
+    for given, kind in (("customer:/k", "customer"), ("aws:kms:id", "aws:kms"), ("AES256", "AES256")):
+        assert shown_options(load_options({**flags, "sse": given}, {}))["sse"] == kind
     json.dumps(shown)
 
 

@@ -52,6 +52,7 @@ def test_every_metric_is_in_a_status(tmp_path: Path) -> None:
     # No job, no request, no other node.
     assert empty == {
         "hint_horizon_bytes", "hint_lead_seconds", "request_seconds", "peer_failures", "peer_received_bytes",
+        "peer_received_pieces",
     }  # fmt: skip
     assert {PREFIX + metric.name for metric in METRICS} | {"fusecache_daemon"} == set(families)
 
@@ -63,6 +64,7 @@ def test_keys_of_the_table_are_documented() -> None:
         "hints.lead_seconds",
         "peers.failures",
         "peers.received_bytes",
+        "peers.received_pieces",
     }
 
 
@@ -71,8 +73,8 @@ def test_no_two_metrics_have_the_same_help() -> None:
     status = {**DAEMON_FACTS, "peers": peers, "hints": {"jobs": []}}
     found = metrics_text(status, is_open_metrics=False).decode()
     helps = re.findall(r"# HELP fusecache_peer\w+ (.*)", found)
-    assert len(helps) == 2
-    assert len(set(helps)) == 2
+    assert len(helps) == 3
+    assert len(set(helps)) == 3
 
 
 def test_older_daemon_gives_fewer_metrics() -> None:

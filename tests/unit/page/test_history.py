@@ -9,11 +9,11 @@ from fusecache.page.history import HOUR_SECONDS, SAMPLES, STEP_SECONDS, RateHist
 
 def status(uptime: float, *, read: int = 0, requests: int = 0, pid: int = 1) -> dict[str, Any]:
     """Return what the history looks at, of a status at this moment."""
-    sources = ("memory", "disk", "bucket", "fetched")
+    sources = ("memory", "disk", "peer", "bucket", "fetched")
     return {
         "uptime_seconds": uptime,
         "pid": pid,
-        "cache": {"bytes_from": {"memory": read, "disk": 2 * read, "bucket": 3 * read}},
+        "cache": {"bytes_from": {"memory": read, "disk": 2 * read, "peer": 5 * read, "bucket": 3 * read}},
         "received_bytes": 4 * read,
         "requests": {"gets": requests, "lists": requests},
         "upload_bytes_per_second": 5,
@@ -27,7 +27,7 @@ def test_a_sample_is_what_counters_grew_by_in_a_second() -> None:
     history.record(status(0))
     history.record(status(STEP_SECONDS, read=1000, requests=20))
     (sample,) = history.samples()
-    assert sample[1:4] == (100.0, 200.0, 300.0)
+    assert sample[1:5] == (100.0, 200.0, 500.0, 300.0)
     assert (sample.sent_bytes, sample.fetched_bytes, sample.requests, sample.dollars) == (5, 400.0, 4.0, 0.5)
 
 
