@@ -202,10 +202,12 @@ def _peers(peers: Mapping[str, Any]) -> Iterator[Judgement]:
             f"the list of peers cannot be read: {error}",
         )
     elif others and peers.get("failing") == others:
+        # Degrades nothing: the first node that starts has none yet, and `health` decides whether a job begins.
         node, cause = next(iter(peers["resting"].items()))
-        reason = f"none of {count_text(others, 'peer')} answers"
-        line = f"{reason}, {node} for one: {cause}; reads go to the bucket: see `fusecache doctor`"
-        yield Judgement(line, DEGRADED, reason)
+        yield Judgement(
+            f"none of {count_text(others, 'peer')} answers, {node} for one: {cause}; reads go to the bucket: "
+            "see `fusecache doctor`"
+        )
 
 
 # ---- reads and writes

@@ -1,5 +1,7 @@
 """Nodes that fill from each other: on one machine, each with its own cache and `fusecache serve`."""
 
+import hashlib
+import itertools
 import json
 import os
 import re
@@ -15,6 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from fusecache.config.options import load_options
 from fusecache.daemon.checkup import peer_findings
+from fusecache.policy.peer_choice import choose_owner
 from tests.mount.bad_peer import FULL, GONE, MODES, bad_peer
 from tests.mount.serving import key_file, served
 from tests.support.block_caches import some_bytes
@@ -192,15 +195,23 @@ def test_list_that_cannot_be_read_and_peers_that_do_not_answer_are_problems(
     assert "peers cannot" not in shown()
     assert (mounted.path / "shard").read_bytes() == DATA
     assert re.search(rf"none of 1 peer answers, {silent} for one: .*refused", shown())
+    assert run(FUSECACHE, "health", mounted.path).stdout.startswith("OK")  # it reads from the bucket
 
 
 def test_bytes_are_counted_by_where_they_were_and_who_asked(cluster: Cluster, bucket: Bucket) -> None:
-    bucket.put("shard", DATA)
     cluster.start(2)
     first, second = cluster.nodes
-    assert (first.path / "shard").read_bytes() == DATA
-    assert (second.path / "shard").read_bytes() == DATA
-    node, status = cluster.address(0), second.status()
+    nodes, etag = (cluster.address(0), cluster.address(1)), hashlib.md5(DATA).hexdigest()
+    # The first node owns the first piece.
+    name = next(
+        each
+        for each in map(str, itertools.count())
+        if choose_owner(nodes, bucket.prefix + each, etag, 0) == nodes[0]
+    )
+    bucket.put(name, DATA)
+    assert (first.path / name).read_bytes() == DATA
+    assert (second.path / name).read_bytes() == DATA
+    node, status = nodes[0], second.status()
     received = status["peers"]["received_bytes"][node]
     assert received > 0
     assert first.status()["served_bytes"] == {"peers": received, "programs": 0}
