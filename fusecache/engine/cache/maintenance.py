@@ -181,6 +181,18 @@ class CacheMaintenance:
             finally:
                 self._buffer_pool.release_use(buffer, trio.current_time())
 
+    def on_in_kernel(self, entry: CachedObject, index: int) -> None:
+        """The kernel has all of a chunk: free its buffers. A fetch would take one that the kernel has yet to read."""
+        self._release_buffers(entry, index)
+        self._fetcher.pump()
+
+    def _release_buffers(self, entry: CachedObject, index: int) -> None:
+        """Release the buffers of a chunk, except those in use or about to be read."""
+        chunk = entry.chunks.get(index)
+        for buffer in [] if chunk is None or chunk.readers else list(chunk.buffers):
+            if not buffer.busy:
+                self._buffer_pool.release(buffer)
+
     async def missing(self, entry: CachedObject, index: int, mask: int) -> int:
         """Return granules of a chunk that are neither on disk nor in flight. The caller keeps the object in memory."""
         chunk = await self._table.loaded_chunk(entry, index)
@@ -244,10 +256,8 @@ class CacheMaintenance:
                 await trio.lowlevel.checkpoint()
             if not is_wanted(entry.object_id.key):
                 continue
-            for chunk in list(entry.chunks.values()):
-                for buffer in list(chunk.buffers):
-                    if not buffer.busy and not chunk.readers and buffer.chunk is chunk:
-                        self._buffer_pool.release(buffer)
+            for index in list(entry.chunks):
+                self._release_buffers(entry, index)
 
     # ---- scrub
 

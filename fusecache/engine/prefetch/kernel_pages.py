@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -18,11 +18,14 @@ from fusecache.engine.namespace.nodes import Node
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.prefetch import page_reader
 from fusecache.engine.runtime.procfs import available_memory
+from fusecache.model.objects import MIB, Extent
 
 log = logging.getLogger(__name__)
 
 # Programs need memory themselves: they copy what they load.
 _SHARE_OF_MEMORY = 2
+# The kernel is asked for its free memory once in so many bytes: that takes several small files of it.
+_MEMORY_STEP_BYTES = 64 * MIB
 _END_SECONDS = 1.0
 
 
@@ -67,21 +70,28 @@ class PageReader:
         self._tree = tree
         self._mountpoint = mountpoint
         self._read_bytes = 0
+        self._granted_bytes = 0
         self.reading: Node | None = None
 
     def has_memory(self, nbytes: int) -> bool:
         """Return whether there is memory for more bytes now."""
-        return self._read_bytes + nbytes <= available_memory() // _SHARE_OF_MEMORY
+        wanted = self._read_bytes + nbytes
+        if wanted > self._granted_bytes:
+            most = available_memory() // _SHARE_OF_MEMORY
+            self._granted_bytes = min(self._read_bytes + _MEMORY_STEP_BYTES, most)
+        return wanted <= self._granted_bytes
 
-    async def read(self, node: Node, start: int, nbytes: int) -> bool:
-        """Have the kernel read bytes of a file. Return whether there are still a reader and the file."""
+    async def read(self, node: Node, parts: Sequence[Extent]) -> bool:
+        """Have the kernel read parts of a file. Return whether there are still a reader and the file."""
         if not self._tree.is_linked(node):
             return False
-        self._read_bytes += nbytes
+        self._read_bytes += sum(each.size for each in parts)
         path = os.path.join(self._mountpoint, self._tree.path(node))
         self.reading = node
         try:
-            self._jobs.send(json.dumps([path, node.number, start, nbytes]).encode())
+            self._jobs.send(
+                json.dumps([path, node.number, [[each.start, each.stop] for each in parts]]).encode()
+            )
             await trio.lowlevel.wait_readable(self._jobs)
             return bool(self._jobs.recv(1))
         except OSError:  # it has ended

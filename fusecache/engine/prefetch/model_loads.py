@@ -29,7 +29,7 @@ from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.model.errors import FusecacheError, NoSpace
 from fusecache.model.format_text import size_text
-from fusecache.model.objects import ObjectId
+from fusecache.model.objects import Extent, ObjectId
 from fusecache.policy.cache.granules import CHUNK_BYTES, full_mask
 from fusecache.policy.cache.readahead import NEAR_BYTES, Phase
 from fusecache.policy.cache.weights import (
@@ -54,6 +54,8 @@ _SILENT_SECONDS = 60.0
 _POLL_SECONDS = 0.5
 # The fetch waits for a kernel that reads a chunk in this time.
 _PAGES_SECONDS = 0.25
+# Most chunks of one job of the page reader: each job takes an open, a close, and two switches between processes.
+_PAGES_CHUNKS = 4
 # A hint of a job is more certain: it comes first. In tenths of a second.
 _DEPTH = 10
 # Half of the buffers, with two requests each, use the connections that a program needs to wait for no byte.
@@ -86,7 +88,12 @@ class _Weights:
 
     def chunk_bytes(self, index: int) -> int:
         """Return the size of a chunk."""
-        return min(CHUNK_BYTES, self.handle.size - index * CHUNK_BYTES)
+        return self.extent(index).size
+
+    def extent(self, index: int) -> Extent:
+        """Return where a chunk lies."""
+        start = index * CHUNK_BYTES
+        return Extent(start, min(start + CHUNK_BYTES, self.handle.size))
 
 
 @dataclass(eq=False, slots=True)
@@ -95,8 +102,8 @@ class _Load:
 
     asked_bytes: of the chunks that were begun. seen_at: when a program last had a file open. is_streamed: the disk has
     no space for it. read: set by the next read. filled: set by the next chunk that is there. pages: while it runs.
-    paging_at: when the kernel was told to read what it reads now; infinity while it waits for chunks, minus infinity if
-    the fetch is not to wait for it. is_paged: it was told to read all that it will be told.
+    paging_until: until when the fetch waits for the kernel; infinity while that waits for chunks. is_paged: the kernel
+    was told to read all that it will be told.
     """
 
     files: dict[ObjectId, _Weights] = field(default_factory=dict)
@@ -109,7 +116,7 @@ class _Load:
     read: trio.Event = field(default_factory=trio.Event)
     filled: trio.Event = field(default_factory=trio.Event)
     pages: PageReader | None = None
-    paging_at: float = -math.inf
+    paging_until: float = -math.inf
     is_paged: bool = False
 
     @property
@@ -128,7 +135,7 @@ class _Load:
 
     def is_paged_quickly(self) -> bool:
         """Return whether the kernel reads what comes, and soon."""
-        return trio.current_time() <= self.paging_at + _PAGES_SECONDS
+        return trio.current_time() <= self.paging_until
 
     def next_file(self) -> _Weights | None:
         """Return the file whose next chunk is fetched next."""
@@ -217,10 +224,10 @@ class ModelLoads:
             self._tasks.start_soon("model-load", self._run, load, node, about=node.name)
         file = load.files[entry.object_id]
         file.node = node
+        load.read_at = trio.current_time()
         if offset // CHUNK_BYTES not in file.paged:  # else it may be the page reader
             load.read_bytes += nbytes
-        load.read_at = trio.current_time()
-        load.read.set()
+            load.read.set()
 
     def _add(self, load: _Load, node: Node, object_id: ObjectId, size: int) -> None:
         handle = self._cache.open(object_id, size)
@@ -365,35 +372,37 @@ class ModelLoads:
         """
         try:
             async with self.pages.reader() as load.pages:
-                given_up_at = load.paging_at = math.inf
+                given_up_at = load.paging_until = math.inf
                 while load.pages is not None and load.has_pages_left and not load.is_streamed:
                     file = load.next_pages()
                     now = trio.current_time()
                     if file is None or not load.is_open():
                         await load.wait_filled()
                         continue
-                    index = min(file.done)
-                    nbytes = file.chunk_bytes(index)
-                    if not load.pages.has_memory(nbytes):
-                        load.paging_at = -math.inf
+                    chunks = sorted(file.done)[:_PAGES_CHUNKS]
+                    if not load.pages.has_memory(sum(file.chunk_bytes(each) for each in chunks)):
+                        load.paging_until = -math.inf
                         given_up_at = min(given_up_at, now + _SILENT_SECONDS)
                         if now >= given_up_at:  # a program may read on for ever, what does not stay in memory
                             return
                         await load.wait_filled()
                         continue
                     given_up_at = math.inf
-                    file.done.remove(index)
-                    file.paged.add(index)
-                    load.paging_at = min(load.paging_at, now)
-                    if not await load.pages.read(file.node, index * CHUNK_BYTES, nbytes):
+                    file.done.difference_update(chunks)
+                    file.paged.update(chunks)
+                    soon = now + _PAGES_SECONDS * len(chunks)
+                    load.paging_until = min(load.paging_until, soon)
+                    if not await load.pages.read(file.node, [file.extent(each) for each in chunks]):
                         return
+                    for each in chunks:
+                        self._cache.maintenance.on_in_kernel(file.handle.entry, each)
                     load.read_at = trio.current_time()  # a program that finds its pages reads on unseen
-                    if load.read_at <= load.paging_at + _PAGES_SECONDS:
-                        load.paging_at = math.inf
+                    if load.read_at <= soon:
+                        load.paging_until = math.inf
                     load.read.set()
         finally:
             load.pages = None
-            load.paging_at = -math.inf
+            load.paging_until = -math.inf
             load.is_paged = True
 
     def _stream(self, load: _Load) -> None:

@@ -14,7 +14,7 @@ from fusecache.engine.cache.disk_tier import DiskTier
 from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.objects import KIB, MIB
 from fusecache.policy.cache.granules import CHUNK_BYTES
-from tests.support.block_caches import new_bucket, some_bytes
+from tests.support.block_caches import bucket_of_one, new_bucket, running_cache, some_bytes
 from tests.support.inline_offload import InlineOffload
 
 
@@ -62,3 +62,18 @@ async def test_a_buffer_that_another_object_has_got_is_not_stored(
             cache._buffer_pool.release(buffer)  # so that the next read comes from the disk
         assert await cache.read(cache.open(a, CHUNK_BYTES), place, 64 * KIB) == mine[place : place + 64 * KIB]
         nursery.cancel_scope.cancel()
+
+
+async def test_buffers_that_the_kernel_has_read_are_free_unless_in_use(tmp_path: Path) -> None:
+    bucket, object_id, data = bucket_of_one(2 * CHUNK_BYTES)
+    async with running_cache(bucket.watched, tmp_path, threads=False) as cache:
+        handle = cache.open(object_id, len(data))
+        for index in range(2):
+            await cache.maintenance.fill(handle.entry, index)
+        (buffer,) = handle.entry.chunks[0].buffers
+        cache._buffer_pool.acquire_use(buffer)  # as for a reply that another process sends
+        for index in range(2):
+            cache.maintenance.on_in_kernel(handle.entry, index)
+        assert handle.entry.chunks[0].buffers == [buffer]
+        assert cache._buffer_pool.in_use == 1
+        cache._buffer_pool.release_use(buffer, trio.current_time())

@@ -3,7 +3,7 @@
 import json
 import math
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import trio.testing
 from fusecache.engine.namespace.nodes import FileHandle, Node
 from fusecache.engine.prefetch import model_loads
 from fusecache.engine.prefetch.kernel_pages import KernelPages
-from fusecache.model.objects import KIB, MIB
+from fusecache.model.objects import KIB, MIB, Extent
 from tests.support.node import Bucket, User, running_node
 
 TENSOR_BYTES = 4 * MIB
@@ -70,13 +70,13 @@ class SlowReader:
     def has_memory(self, nbytes: int) -> bool:
         return trio.current_time() >= self.full_until
 
-    async def read(self, node: Node, start: int, nbytes: int) -> bool:
+    async def read(self, node: Node, parts: Sequence[Extent]) -> bool:
         self.reading = node
         await trio.sleep(self.open_seconds)
         node.handles += 1
         await trio.sleep(self.read_seconds)
         node.handles -= 1
-        self.told += nbytes
+        self.told += sum(each.size for each in parts)
         self.reading = None
         return True
 
@@ -254,12 +254,13 @@ class MountReader(SlowReader):
 
     user: User
 
-    async def read(self, node: Node, start: int, nbytes: int) -> bool:
+    async def read(self, node: Node, parts: Sequence[Extent]) -> bool:
         handle = self.user.fs.file_io.open(node, writable=False, pid=2)
-        for offset in range(start, start + nbytes, MIB):
-            await self.user.fs.file_io.read(handle, offset, min(MIB, start + nbytes - offset))
+        for each in parts:
+            for offset in range(each.start, each.stop, MIB):
+                await self.user.fs.file_io.read(handle, offset, min(MIB, each.stop - offset))
+            self.told += each.size
         await self.user.fs.file_io.release(handle)
-        self.told += nbytes
         return True
 
 
@@ -307,4 +308,54 @@ async def test_a_shard_is_fetched_though_the_kernel_has_not_read_the_one_before(
             await user.fs.file_io.release(closed)
             while slow.told < 2 * len(data):  # noqa: ASYNC110  # polled on a virtual clock
                 await trio.sleep(1)
+        await user.fs.file_io.release(handle)
+
+
+class RecoveringReader(SlowReader):
+    """A page reader that stands still in its first job, and then is quick. ahead: most bytes fetched before it."""
+
+    user: User
+
+    def __init__(self) -> None:
+        super().__init__(read_seconds=10)
+        self.ahead = 0
+
+    async def read(self, node: Node, parts: Sequence[Extent]) -> bool:
+        self.ahead = max(self.ahead, fetched(self.user) - self.told)
+        await super().read(node, parts)
+        self.read_seconds = 0.1
+        return True
+
+
+async def test_the_fetch_waits_again_for_a_kernel_that_was_slow_once(
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, reader, allowed = weights(48), RecoveringReader(), [24 * MIB]
+    bucket.memory.put_bytes(MODEL, data)
+    monkeypatch.setattr(KernelPages, "reader", lambda _: reader.reader())
+    monkeypatch.setattr(model_loads, "allowed_bytes", lambda _: allowed[0])
+    async with running_node(bucket, cache, whole_files=("*.safetensors",), buffer_bytes=64 * MIB) as user:
+        reader.user = user
+        handle = await begin(user)
+        while reader.told < 24 * MIB:  # noqa: ASYNC110  # polled on a virtual clock
+            await trio.sleep(1)
+        reader.ahead, allowed[0] = 0, len(data)
+        await user.fs.file_io.read(handle, 160 * MIB, PAGE)
+        while reader.told < len(data):  # noqa: ASYNC110  # polled on a virtual clock
+            await trio.sleep(1)
+        assert reader.ahead <= len(data) // 2
+        await user.fs.file_io.release(handle)
+
+
+async def test_buffers_are_free_once_the_kernel_has_what_they_hold(
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, quick = weights(24), SlowReader()
+    bucket.memory.put_bytes(MODEL, data)
+    monkeypatch.setattr(KernelPages, "reader", lambda _: quick.reader())
+    async with running_node(bucket, cache, whole_files=("*.safetensors",), buffer_bytes=256 * MIB) as user:
+        handle = await begin(user)
+        while quick.told < len(data):  # noqa: ASYNC110  # polled on a virtual clock
+            await trio.sleep(1)
+        assert user.fs.cache._buffer_pool.in_use <= 3  # those that the program itself reads from
         await user.fs.file_io.release(handle)
