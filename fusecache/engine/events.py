@@ -132,10 +132,6 @@ class EngineEvents(Events):
         """The publisher forgets the item."""
         self.publisher.on_removed(item)
 
-    def on_queue_changed(self) -> None:
-        """The publisher looks at the queue again."""
-        self.publisher.on_change()
-
     def on_rebased(self, item: QueuedChange) -> None:
         """The publisher journals the item."""
         self.publisher.rejections.base_etags.on_rebased(item)

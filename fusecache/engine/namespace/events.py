@@ -88,9 +88,6 @@ class Events:
     def on_unqueued(self, item: QueuedChange) -> None:
         """An item left the queue."""
 
-    def on_queue_changed(self) -> None:
-        """An item was queued or left the queue. Called after `on_queued` or `on_unqueued`."""
-
     def on_rebased(self, item: QueuedChange) -> None:
         """An item inherited the base ETag of one that was dropped."""
 

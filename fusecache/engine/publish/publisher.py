@@ -102,7 +102,6 @@ class Publisher:
         self._draining = 0
         self._wake = trio.Event()
         self._pass_due = float("inf")
-        self._progress = trio.Event()
         self._requests = requests
         self._probe: QueuedChange | None = None
         self._failing = schedule.failing
@@ -150,7 +149,7 @@ class Publisher:
     async def wait_progress(self) -> None:
         """Return when a change joins or leaves the queue. Raises what keeps the journal from being written."""
         self._journal.check_writable()
-        await self._progress.wait()
+        await self._queue.wait_changed()
 
     def is_temporary(self, item: QueuedChange) -> bool:
         """Whether the change is deferred because of its temporary name."""
@@ -218,7 +217,7 @@ class Publisher:
             with trio.move_on_after(_POLL_SECONDS):
                 await self._journal.wait_healthy()
             if self._journal.refusal is not None:
-                self._announce()
+                self._queue.announce()
 
     async def _dispatch(self) -> None:
         while True:
@@ -284,21 +283,13 @@ class Publisher:
         """A change was queued."""
         self._schedule.on_added(item, trio.current_time())
         self._ahead.add(item, trio.current_time())
+        self.wake()
 
     def on_removed(self, item: QueuedChange) -> None:
         """A change left the queue."""
         self._schedule.on_removed(item)
         self._ahead.discard(item)
-
-    def on_change(self) -> None:
-        """A change joined or left the queue."""
         self.wake()
-        self._announce()
-
-    def _announce(self) -> None:
-        if self._progress.statistics().tasks_waiting:
-            self._progress.set()
-            self._progress = trio.Event()
 
     # ---- one change
 

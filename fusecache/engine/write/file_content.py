@@ -103,7 +103,8 @@ class FileReader:
         for item in self._queue.for_key(key):
             if isinstance(item, Operation) and item.record.key == key and item.in_flight:
                 with trio.move_on_after(_MOVE_SECONDS):
-                    await self._queue.wait_gone(item)
+                    while item in self._queue:
+                        await self._queue.wait_changed()
 
     async def _read_staged(self, version: FileVersion, offset: int, size: int) -> bytes:
         size = min(size, version.size - offset)

@@ -111,7 +111,8 @@ class WritebackQueue:
         elif change.role in {Role.NEW, Role.ORDERED} and not change.keys[-1].endswith("/"):
             self.rotation.add_write(item.sequence, change.keys[-1])
         self._events.on_queued(item)
-        self._notify()
+        self._sorted = None
+        self.announce()
 
     def remove(self, item: QueuedChange, *, published: bool = False) -> None:
         """Take an item out of the queue. Unless it was published, the next item of each key inherits its base.
@@ -140,12 +141,18 @@ class WritebackQueue:
         self._forget_target(item)
         self.rotation.remove(item.sequence, item.changed_keys()[-1])
         self._events.on_unqueued(item)
-        self._notify()
+        self._sorted = None
+        self.announce()
 
-    async def wait_gone(self, item: QueuedChange) -> None:
-        """Return when the item is no longer queued."""
-        while item in self:
-            await self._changed.wait()
+    async def wait_changed(self) -> None:
+        """Return when an item is queued or leaves the queue, or a waiter has to look for another reason."""
+        await self._changed.wait()
+
+    def announce(self) -> None:
+        """Wake those that wait in `wait_changed`."""
+        if self._changed.statistics().tasks_waiting:
+            self._changed.set()
+            self._changed = trio.Event()
 
     def discard(self, item: QueuedChange) -> None:
         """Take an item out of the queue, if it is queued."""
@@ -297,13 +304,6 @@ class WritebackQueue:
         replaces = item.record.base_etag is not None or keys[0] in self._by_key
         role = Role.ORDERED if replaces or is_marker else Role.NEW
         return OrderedChange(item.sequence, keys, role, is_marker)
-
-    def _notify(self) -> None:
-        self._sorted = None
-        if self._changed.statistics().tasks_waiting:
-            self._changed.set()
-            self._changed = trio.Event()
-        self._events.on_queue_changed()
 
 
 def _moved_to(item: Operation) -> str:
