@@ -91,14 +91,12 @@ class MultipartUpload:
 class UploadState:
     """How far one version's way to the bucket is. Times are loop times, sizes are in bytes.
 
-    key: the one under which a multipart upload was started; a rename changes the row's key, never this. multipart: the
-    multipart upload of this run. sent_bytes: of parts that the bucket holds. request: the one in flight that uploads
-    the version whole, or completes its multipart upload. preparation: None until it begins. written_bytes: written so
-    far, counting rewrites; when they pass `grows_at`, the next part may be uploaded. growing_since: when the first part
-    was ready.
+    multipart: the multipart upload of this run, which ends before the key of the version changes. sent_bytes: of parts
+    that the bucket holds. request: the one in flight that uploads the version whole, or completes its multipart upload.
+    preparation: None until it begins. written_bytes: written so far, counting rewrites; when they pass `grows_at`, the
+    next part may be uploaded. growing_since: when the first part was ready.
     """
 
-    key: str = ""
     multipart: MultipartUpload | None = None
     sent_bytes: int = 0
     request: Sent | None = None
@@ -425,9 +423,6 @@ class FileVersion:
     is_forced: bool = False
     # Few writers wait for space.
     _growth: trio.Lock | None = field(default=None, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.upload.key = self.record.key
 
     @property
     def growth(self) -> trio.Lock:

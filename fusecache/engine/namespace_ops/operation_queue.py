@@ -73,8 +73,8 @@ class OperationQueue:
         sequence, key = self._journal.next_number(), names.get("key", item.record.key)
         fields = {"sequence": sequence, "base_etag": self._queue.base_for(key, base), **names}
         if isinstance(item, FileVersion):
+            self._disposal.discard_upload(item)  # of its old key
             item.record = replace(item.record, **fields)  # type: ignore[arg-type]  # names of its fields
-            self._disposal.discard_upload(item)
             changes.append(PutFile(item.record))
         else:
             changes.append(DropOperation(item.sequence))

@@ -205,8 +205,8 @@ class Rename:
         """Give content that is not queued (not closed, or rejected) another key; return the rows. base: of that key."""
         # The sequence of a close belongs to the old name. Under the new name it is as new as the rename.
         sequence = self._journal.next_number() if version.sequence else 0
+        self._disposal.discard_upload(version)  # of its old key
         version.record = replace(version.record, key=key, sequence=sequence, base_etag=base)
-        self._disposal.discard_upload(version)
         rejected = version.replaces
         rows = [] if rejected is None else self._rekey(rejected, key, base)
         return [*rows, PutFile(version.record)]

@@ -241,7 +241,7 @@ class MultipartUploader:
         version.upload.sent_bytes = 0
         if upload is None and record.upload_id:
             upload = MultipartUpload(
-                version.upload.key, PartTable(record.part_bytes), record.attributes, record.upload_id
+                record.key, PartTable(record.part_bytes), record.attributes, record.upload_id
             )
         if upload is None:
             return
@@ -324,7 +324,6 @@ class MultipartUploader:
                 version, upload, partial(self._offload.upload, create)
             )
             if not upload.stopped.is_set():
-                version.upload.key = upload.key
                 version.record = replace(
                     version.record,
                     upload_id=upload.upload_id,

@@ -389,7 +389,6 @@ class Rejections:
             item.record = replace(
                 item.record, key=key_now, sequence=self._journal.next_number(), base_etag=base
             )
-            self._preparer.restart(item)
         elif item.record.base_etag is not None and node.published_etag(key) is None:
             # It had superseded a removal: from now on only the node records what the bucket shows.
             self._tree.set_object(node, ObjectInfo(key, item.record.base_etag, 0, 0.0))

@@ -130,7 +130,6 @@ class NodeAdoption:
         node.mtime_ns = attributes.mtime_ns
         key = self._tree.key(node) if self._tree.is_linked(node) else ""
         version.record = replace(version.record, key=key, attributes=attributes)
-        version.upload.key = key
         version.node = node
         version.reserved = version.size
         version.close_state.changes = 1
