@@ -18,7 +18,6 @@ from fusecache.engine.admin.warmup import WarmupRunner
 from fusecache.engine.cache.block_cache import BlockCache, CacheOptions
 from fusecache.engine.durability.recent_rates import RecentRates
 from fusecache.engine.durability.remote_fsync import RemoteFsync
-from fusecache.engine.durability.request_costs import RequestCosts
 from fusecache.engine.durability.status import QueueStatus
 from fusecache.engine.durability.sync import Drain, Sync
 from fusecache.engine.events import EngineEvents
@@ -120,7 +119,6 @@ class Services:
     served: ServedObjects
     pinned: PinnedObjects
     status: QueueStatus
-    costs: RequestCosts
     rates: RecentRates
     sync: Sync
     drain: Drain
@@ -344,8 +342,7 @@ def build_services(
         ServedObjects(tree, client, names.paths, cache),
         pinned_objects,
         status,
-        RequestCosts(storage.store, options.prices),
-        RecentRates(tree, cache, storage.store),
+        RecentRates(tree, cache, storage.store, options.prices),
         sync,
         drain,
         quarantine,

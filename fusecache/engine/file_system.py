@@ -163,7 +163,6 @@ class FileSystem:
                 "snapshots": write_back.snapshots.run,
                 "journal-watch": self.journal.watch,
                 "upload-rate": services.status.run,
-                "costs": services.costs.run,
                 "rates": services.rates.run,
             }
         )
@@ -290,7 +289,7 @@ class FileSystem:
                 "peers": self.cache.pieces.served_bytes[True],
                 "programs": self.cache.pieces.served_bytes[False],
             },
-            "costs": self._services.costs.statistics(),
+            "costs": self._services.rates.costs(),
             "warming": [job.as_dict() for job in self.warmup.jobs()],
             "hints": self.hints.statistics(),
             **self._services.rates.statistics(),

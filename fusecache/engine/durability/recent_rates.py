@@ -1,16 +1,24 @@
-"""What the mount did in the last minute: bytes and requests a second, and the files that are read most."""
+"""What the mount did of late: bytes and requests a second, the files that are read most, and what the requests cost.
+
+Costs are those of all requests, and of a day at the present rate, if the store's prices are known.
+"""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import trio
 
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.tree import Tree
+from fusecache.model.prices import Prices
 from fusecache.policy.rate_meter import RateMeter
 from fusecache.remote.store import Store
 
 WINDOW_SECONDS = 60.0
+# Of costs. Polling programs repeat within seconds or a minute; longer, and an ended job still shows in the rate.
+COST_WINDOW_SECONDS = 300.0
+_DAY_SECONDS = 86_400
 _SAMPLE_SECONDS = 2.0
 # Two samples closer than this differ by chance.
 _FRESH_SECONDS = 0.5
@@ -48,12 +56,17 @@ class BusyFiles:
 
 
 class RecentRates:
-    """Samples the counters of cache and store. The rates are those of the last WINDOW_SECONDS, or since the start."""
+    """Samples the counters of cache and store. The rates are those of the last WINDOW_SECONDS, or since the start.
 
-    def __init__(self, tree: Tree, cache: BlockCache, store: Store) -> None:
+    Those of costs are of the last COST_WINDOW_SECONDS.
+    """
+
+    def __init__(self, tree: Tree, cache: BlockCache, store: Store, prices: Prices | None) -> None:
         self.files = BusyFiles(trio.current_time())
         self._tree, self._cache, self._store = tree, cache, store
+        self._prices = prices
         self._meters = {name: RateMeter(WINDOW_SECONDS) for name in self._totals()}
+        self._cost_meters = {kind: RateMeter(COST_WINDOW_SECONDS) for kind in self._counts()}
         self._sampled = float("-inf")
 
     async def run(self) -> None:
@@ -67,6 +80,8 @@ class RecentRates:
         self.files.turn(now)
         for name, total in self._totals().items():
             self._meters[name].record(now, total)
+        for kind, count in self._counts().items():
+            self._cost_meters[kind].record(now, count)
 
     def _totals(self) -> dict[str, int]:
         read, made = self._cache.statistics(), self._store.statistics()
@@ -90,4 +105,43 @@ class RecentRates:
                 for number, pace in self.files.rates(now)
                 if (node := self._tree.nodes.get(number)) is not None and self._tree.is_linked(node)
             ],
+        }
+
+    # ---- costs
+
+    def _counts(self) -> dict[str, int]:
+        made = self._store.statistics()
+        return {
+            "lists": made.lists,
+            "writes": made.class_a - made.lists,
+            "heads": made.heads,
+            "gets": made.gets,
+        }
+
+    def costs(self) -> dict[str, Any]:
+        """Return the cost of all requests in dollars, and the counts and the cost of a day at the present rate.
+
+        dollars_per_day_by_kind: of LISTs, the other requests of class A, HEADs and GETs. rate_seconds: how long the
+        rate was measured. Dollars are None, and prices is "", if the prices are unknown.
+        """
+        a_day = {kind: meter.per_second() * _DAY_SECONDS for kind, meter in self._cost_meters.items()}
+        made, by_kind = self._dollars(self._counts()), self._dollars(a_day)
+        return {
+            "class_a_per_day": round(a_day["lists"] + a_day["writes"]),
+            "class_b_per_day": round(a_day["heads"] + a_day["gets"]),
+            "rate_seconds": round(self._cost_meters["gets"].span_seconds, 1),
+            "prices": self._prices.name if self._prices else "",
+            "dollars": made and round(sum(made.values()), 6),
+            "dollars_per_day": by_kind and round(sum(by_kind.values()), 6),
+            "dollars_per_day_by_kind": by_kind,
+        }
+
+    def _dollars(self, counts: Mapping[str, float]) -> dict[str, float] | None:
+        """Return what requests cost, by kind; None if the prices are unknown."""
+        if self._prices is None:
+            return None
+        prices = {"lists": self._prices.class_a, "writes": self._prices.class_a}
+        return {
+            kind: round(count * prices.get(kind, self._prices.class_b) / 1e6, 6)
+            for kind, count in counts.items()
         }

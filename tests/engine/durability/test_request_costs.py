@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from fusecache.engine.durability.request_costs import WINDOW_SECONDS
+from fusecache.engine.durability.recent_rates import COST_WINDOW_SECONDS
 from fusecache.model.prices import R2_PRICES
 from tests.support.node import Bucket, running_node
 
@@ -29,7 +29,7 @@ async def test_daily_cost_follows_the_last_minutes(bucket: Bucket, cache: Path) 
         assert polled["dollars_per_day"] == pytest.approx(steady * 4.5e-6, rel=0.05)
         by_kind = polled["dollars_per_day_by_kind"]
         assert by_kind == {"lists": polled["dollars_per_day"], "writes": 0, "heads": 0, "gets": 0}
-        assert polled["rate_seconds"] == pytest.approx(WINDOW_SECONDS, abs=5)
-        await trio.sleep(WINDOW_SECONDS + 10)
+        assert polled["rate_seconds"] == pytest.approx(COST_WINDOW_SECONDS, abs=5)
+        await trio.sleep(COST_WINDOW_SECONDS + 10)
         assert user.fs.statistics()["costs"]["dollars_per_day"] == 0
         assert user.fs.statistics()["costs"]["dollars"] >= polled["dollars"] > 0

@@ -13,7 +13,7 @@ from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.evictor import DiskSpace
 from fusecache.engine.cache.fetcher import FetchTasks, StallWatch
-from fusecache.engine.durability.request_costs import RequestCosts
+from fusecache.engine.durability.recent_rates import RecentRates
 from fusecache.engine.durability.status import QueueStatus
 from fusecache.engine.durability.sync import Drain
 from fusecache.engine.namespace.lister import ListingRefresher
@@ -196,7 +196,7 @@ CASES = [
     ServiceCase("pins", BlockCache, "is_open", replace_pinned, PIN),
     ServiceCase("pins-check", PinnedObjects, "_check", wait_for_check, PIN),
     ServiceCase("upload-rate", QueueStatus, "_sample"),
-    ServiceCase("costs", RequestCosts, "_sample", skip=1),
+    ServiceCase("rates", RecentRates, "run"),
     ServiceCase("drain-watch", Drain, "_left", drain),
     ServiceCase("stall-watch", StallWatch, "_look", read, {"offload": SlowGets()}),
     ServiceCase("fetch-silence", FetchTasks, "_pump_after", read, store=throttling),
@@ -231,10 +231,10 @@ async def test_a_service_that_always_fails_slows(
     bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An hour of failures fills no log, and the rest of the mount works."""
-    MistakeIn(monkeypatch, RequestCosts, "_sample", times=1_000_000)
+    MistakeIn(monkeypatch, RecentRates, "run", times=1_000_000)
     async with running_node(bucket, cache) as user:
         await trio.sleep(3600)
-        assert 60 <= failures(user)["costs"] <= 130
+        assert 60 <= failures(user)["rates"] <= 130
         await check_works(user, bucket)
 
 
