@@ -149,7 +149,7 @@ class WritebackQueue:
         await self._changed.wait()
 
     def announce(self) -> None:
-        """Wake those that wait in `wait_changed`."""
+        """Wake all tasks in `wait_changed`."""
         if self._changed.statistics().tasks_waiting:
             self._changed.set()
             self._changed = trio.Event()
