@@ -3,7 +3,8 @@
 Python's start and the imports need up to a second of CPU time. The tests start a daemon or a command some thousand
 times, so each test process pays for the imports once. A fork runs the command from its first line, with its own words,
 variables, working directory and descriptors. A fork cannot be another program, or have other values of variables that
-Python or a library reads while it is loaded. `can_fork` tells, and else the caller executes the command.
+Python or a library reads while it is loaded, or ignore other signals. `can_fork` tells, and else the caller executes
+the command.
 
 The starter has one thread and opens nothing. It ends with the test process; daemons stay.
 """
@@ -83,7 +84,16 @@ class Started:
 def can_fork(words: Sequence[str | Path], environment: Mapping[str, str]) -> bool:
     """Return whether a fork does the same as this command line with these variables."""
     changed = {name for name, _ in environment.items() ^ os.environ.items()}
-    return str(words[0]) == str(FUSECACHE) and not any(_READ_EARLY.fullmatch(name) for name in changed)
+    return (
+        str(words[0]) == str(FUSECACHE)
+        and not any(_READ_EARLY.fullmatch(name) for name in changed)
+        and _ignored() == _IGNORED
+    )
+
+
+def _ignored() -> set[int]:
+    """Return which signals this process ignores: a program that it executes ignores them too."""
+    return {number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN}
 
 
 def start_forked(
@@ -157,6 +167,9 @@ def run_forked(
 def descriptor() -> int:
     """Return the number of the socket to the starter, -1 without one."""
     return _starter().fileno() if _starter.cache_info().currsize else -1
+
+
+_IGNORED = _ignored()
 
 
 @cache
