@@ -150,7 +150,6 @@ def open_storage(
         listings = Listings(directory / "names")
         opened.callback(listings.close)
         empty_file = directory / "empty"
-        empty_file.touch()
         journal = JournalWriter(rows, offload, supervisor, highest_in_use=staging.highest_number())
         return Storage(
             opened.pop_all(), store, offload, cache, rows, journal, staging, listings, empty_file, boot_id
@@ -346,5 +345,11 @@ def build_services(
         sync,
         drain,
         quarantine,
-        JournalReplay(storage.journal_rows, storage.staging, storage.boot_id, queue.is_commit_marker),
+        JournalReplay(
+            storage.journal_rows,
+            storage.staging,
+            storage.boot_id,
+            storage.empty_file,
+            queue.is_commit_marker,
+        ),
     )

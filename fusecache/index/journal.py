@@ -47,6 +47,7 @@ ATTRIBUTES_MAX = 1_000_000
 _ROWS_COMPARED = 16
 _MTIME = 3
 _DIGEST_BYTES = 32
+_STARTED = b"started"
 # A disk with less free space is full.
 _FULL_BYTES = 1 << 20
 _TABLES = ("files", "operations", "attributes", "meta", "conflicts", "aborts")
@@ -129,6 +130,13 @@ class DropAbort:
     upload_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class PutStart:
+    """Record when this daemon started: the modification time of the file that each start touches."""
+
+    time_ns: int
+
+
 Change = (
     PutFile
     | DropFile
@@ -140,6 +148,7 @@ Change = (
     | DropConflict
     | PutAbort
     | DropAbort
+    | PutStart
 )
 
 
@@ -310,6 +319,11 @@ class Journal:
         with self._env.begin() as txn:
             return self._number(txn, b"commit")
 
+    def last_start_ns(self) -> int:
+        """Return when the last daemon of a version that records this started; 0: there was none."""
+        with self._env.begin() as txn:
+            return self._number(txn, _STARTED)
+
     def _apply_one(self, txn: Any, table: str, key: bytes, value: bytes | None) -> None:
         database = self._tables[table]
         if value is None:
@@ -397,6 +411,8 @@ def encoded(change: Change) -> tuple[str, bytes, bytes | None, int]:  # noqa: C9
             return "aborts", _version_key(name, upload_id), _dump([name, upload_id]), 0
         case DropAbort(name, upload_id):
             return "aborts", _version_key(name, upload_id), None, 0
+        case PutStart(time_ns):
+            return "meta", _STARTED, str(time_ns).encode(), 0
 
 
 def _abort_from_row(row: list[str]) -> tuple[str, str]:

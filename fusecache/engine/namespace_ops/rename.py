@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import (
     FileVersion,
+    Kind,
     Node,
     Operation,
     QueuedChange,
@@ -152,10 +153,11 @@ class Rename:
         self._tree.set_object(node, None if base is None else ObjectInfo(key_now, base, 0, 0.0))
 
     def sequences_of(self, nodes: list[tuple[Node, str]]) -> list[tuple[int, str]]:
-        """Return the sequences of the nodes' queued items, with their keys, in order."""
+        """Return the sequences of the nodes' queued items, with their keys, in order; not of directory markers."""
         return sorted(
             (item.sequence, key)
             for node, key in nodes
+            if node.kind is not Kind.DIRECTORY
             for item in self._queue.for_key(key)
             if item.node is node
         )

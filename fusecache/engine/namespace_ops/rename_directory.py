@@ -174,9 +174,7 @@ class DirectoryRename:
         members = sorted(self._tree.walk(node), key=lambda member: self._move_order(member, listed))
         moved = [(member, self._tree.key(member)) for member in members]
         sequences = self._rename.sequences_of(moved)
-        names = frozenset(
-            new_key + key[len(old_key) :] for member, key in moved if member.kind is not Kind.DIRECTORY
-        )
+        names = frozenset(new_key + key[len(old_key) :] for _, key in moved)
         newest_fixed = self._rename.newest_fixed_delete(sequences, names)
         self._tree.move(node, new_parent, new_name)
         directories = []

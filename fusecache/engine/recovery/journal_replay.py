@@ -40,7 +40,16 @@ from fusecache.engine.namespace.nodes import (
 )
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.writeback.queue import WritebackQueue
-from fusecache.index.journal import Change, DropFile, DropOperation, Journal, PutAbort, PutFile, PutOperation
+from fusecache.index.journal import (
+    Change,
+    DropFile,
+    DropOperation,
+    Journal,
+    PutAbort,
+    PutFile,
+    PutOperation,
+    PutStart,
+)
 from fusecache.model.errors import Refused
 from fusecache.model.names import parent_prefix
 from fusecache.model.objects import ObjectInfo
@@ -266,12 +275,14 @@ class ReplayResult:
 class JournalReplay:
     """Reads the journal (blocking), then builds queue and tree from it (on the loop).
 
-    is_commit_marker: returns whether a key is that of a commit marker (`order_last`).
+    start_file: a file without bytes, which each start touches. is_commit_marker: returns whether a key is that of a
+    commit marker (`order_last`).
     """
 
     _journal: Journal
     _staging: StagingDirectory
     _boot_id: str
+    _start_file: "Path"
     _is_commit_marker: Callable[[str], bool] = lambda _key: False
     # Sizes of the staging files at the start, by generation.
     _sizes: dict[int, int] = field(init=False, default_factory=dict)
@@ -286,7 +297,8 @@ class JournalReplay:
         """
         self._left = left
         self._still_open = {each.generation: each for each in left.files} if left is not None else {}
-        operations = self._journal.operations()
+        changes: list[Change] = []
+        operations = self._operations(changes)
         found = ReplayResult(
             operations=[each for each in operations if not each.error],
             rejected_operations=[each for each in operations if each.error],
@@ -298,7 +310,6 @@ class JournalReplay:
             for record in self._journal.files()
         ]
         self._sizes = self._staging.sizes()
-        changes: list[Change] = []
         for record in records:
             if record.state not in OWED:
                 changes += self._recover_file(record, found)
@@ -320,8 +331,8 @@ class JournalReplay:
                 changes += self._quarantine(
                     unknown, Reason.UNKNOWN, "an unfinished file without a journal row", found
                 )
-        if changes:
-            self._journal.apply(changes)
+        self._start_file.touch()
+        self._journal.apply([*changes, PutStart(self._start_file.stat().st_mtime_ns)])
         if found.versions or found.operations or found.orphans or found.suspects:
             # A successor goes on with what was pending: that is no cause to look, unless something was quarantined.
             is_usual = left is not None and not (found.orphans or found.suspects)
@@ -331,6 +342,22 @@ class JournalReplay:
                 len(found.versions), len(found.operations), found.orphans, found.suspects,
             )  # fmt: skip
         return found
+
+    def _operations(self, changes: list[Change]) -> list[OperationRecord]:
+        """Return the rows of operations. If an earlier version ran last, it did not record which DELETEs it sent.
+
+        It touched the file. It sent no DELETE with a target.
+        """
+        operations = self._journal.operations()
+        started_ns = self._start_file.stat().st_mtime_ns if self._start_file.exists() else 0
+        if started_ns == self._journal.last_start_ns():
+            return operations
+        known = [
+            replace(each, sent=True) if each.kind is OperationKind.DELETE and not each.target else each
+            for each in operations
+        ]
+        changes += [PutOperation(each) for each in known if each.sent]
+        return known
 
     def _recover_file(self, record: FileRecord, found: ReplayResult) -> list[Change]:
         match record.state:

@@ -106,7 +106,7 @@ class WritebackQueue:
                 self._rewritten.setdefault(parent_path(key), {})[key] = None
         if isinstance(item, Operation) and change.moved_to:
             self._deletes_by_target.setdefault(change.moved_to, []).append(item)
-        if change.role is Role.REMOVAL and not change.moved_to:
+        if change.role is Role.REMOVAL:
             self.rotation.add_removal(item.sequence)
         elif change.role in {Role.NEW, Role.ORDERED} and not change.keys[-1].endswith("/"):
             self.rotation.add_write(item.sequence, change.keys[-1])

@@ -70,28 +70,26 @@ class CheckpointRotation:
     ) -> int:
         """Return the newest delete that waits for a sequence, and must not move back; 0: all may, or none waits.
 
-        follows: whether it would follow what is renamed, for which it has limited time. names: the new names.
+        It is asked before anything moves, as what moves is newer than these deletes after that. `on_vacated` then moves
+        all deletes that wait for what left its sequence.
+
+        follows: whether it would follow what is renamed, for which it has limited time. names: the new names, those of
+        directories with '/'.
         """
         now = trio.current_time()
         for number in reversed(self._queue.rotation.deletes_after(sequence)):
             removal = self._queue.get(number)
             if not isinstance(removal, Operation):
                 continue
-            if (
-                removal.in_flight
-            ):  # its request failed, or older content came since: the next attempt waits for that
-                return number
-            if names == {removal.record.key} and self._placement.is_superseded(removal):
+            if removal.in_flight:
+                return number  # its request failed, or older content came since
+            key = removal.record.key
+            if names == {key} and self._is_last(removal) and self._placement.is_superseded(removal):
                 continue
             is_late = follows and (
                 now >= removal.follows_since + _FOLLOWS_SECONDS or removal.times_followed >= _FOLLOWS_MAX
             )
-            above = (each.record.key[:-1] for each in self._marker_deletes_behind(removal))
-            if (
-                is_late
-                or not names.isdisjoint((removal.record.key, *above))
-                or not self._may_move_back(removal)
-            ):
+            if is_late or not self._may_move_back(removal, names):
                 return number
         return 0
 
@@ -113,13 +111,13 @@ class CheckpointRotation:
     def on_vacated(self, sequence: int, *, follows: bool) -> list[Change]:
         """After an item left its sequence, move deletes that waited for it behind what was written since.
 
-        follows: as in `newest_fixed_delete`.
+        `newest_fixed_delete` has said that all of them may move. follows: as there.
         """
         changes: list[Change] = []
         marker_deletes: dict[Operation, None] = {}
         for number in self._queue.rotation.deletes_blocked_by(sequence):
             removal = self._queue.get(number)
-            if isinstance(removal, Operation) and not removal.in_flight and self._may_move_back(removal):
+            if isinstance(removal, Operation):
                 if follows:
                     removal.times_followed += 1
                 else:
@@ -153,18 +151,26 @@ class CheckpointRotation:
                 changes += self._dequeue(item)
         return changes
 
-    def _may_move_back(self, removal: Operation) -> bool:
-        """Return whether a delete may move to the end of the queue without breaking the order of other changes."""
+    def _is_last(self, removal: Operation) -> bool:
+        return self._queue.for_key(removal.record.key)[-1] is removal
+
+    def _may_move_back(self, removal: Operation, names: frozenset[str]) -> bool:
+        """Return whether a delete may move to the end of the queue, behind what moves to these names."""
         key = removal.record.key
-        if self._queue.for_key(key)[-1] is not removal or self._queue.for_key(key + "/"):
+        if not self._is_last(removal) or self._queue.for_key(key + "/"):
             return False  # another queued change has that name, as a file or as a directory
         above = [(each, each.record.key[:-1]) for each in self._marker_deletes_behind(removal)]
+        if not names.isdisjoint((key, key + "/", *(name for _, name in above))):
+            return False  # or gets it now
         if any(each.in_flight or self._queue.for_key(name) for each, name in above):
             return False  # or the name of a directory above, which is removed with it
         if any(is_closed_at(self._tree, name) for name in (key, *(name for _, name in above))):
             return False  # or will have it soon
+        if not self._queue.is_commit_marker(key):
+            return True
         # A commit marker must be deleted before the files that it names are written again.
-        return not (self._queue.is_commit_marker(key) and self._is_written_since(removal.sequence, key))
+        is_rewritten = self._is_written_since(removal.sequence, key)
+        return not is_rewritten and parent_path(key) not in map(parent_path, names)
 
     def _is_written_since(self, sequence: int, key: str) -> bool:
         """Return whether a file right in the directory of `key` was closed after `sequence`."""

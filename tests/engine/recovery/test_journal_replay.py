@@ -287,7 +287,7 @@ async def closed_but_unpublished(bucket: Bucket, cache: Path, names: tuple[str, 
 
 def recovered_after_reboot(cache: Path) -> ReplayResult:
     with Journal(cache / "journal") as journal:
-        return JournalReplay(journal, StagingDirectory(cache), "another boot").read()
+        return JournalReplay(journal, StagingDirectory(cache), "another boot", cache / "empty").read()
 
 
 def change_rows(cache: Path, change: Callable[[dict], dict]) -> None:
