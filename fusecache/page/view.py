@@ -173,7 +173,7 @@ def _curves(status: Mapping[str, Any], samples: Sequence[Sample]) -> Iterator[st
         return f"{size_text(value)}/s"
 
     yield '<div class="two">'
-    reads = ("memory", "disk", *(("peer",) if status.get("peers") else ()), "bucket")
+    reads = ("memory", "disk", *(("peer",) if status.get("peers", {}).get("nodes") else ()), "bucket")
     yield _curve("Reads", samples, {each: f"{each}_bytes" for each in reads}, rate, is_stacked=True)
     yield _curve("Network", samples, {"uploads": "sent_bytes", "downloads": "fetched_bytes"}, rate)
     yield _curve("Requests", samples, {"requests": "requests"}, lambda value: f"{value:.1f}/s")
