@@ -180,7 +180,7 @@ class ServiceCase:
 
 PIN = {"pin": ("pinned",)}
 CASES = [
-    ServiceCase("journal", Journal, "apply", write),
+    ServiceCase("journal", Journal, "apply", write, skip=1),  # the first call records the start
     ServiceCase("cache-shrink", DiskSpace, "shrink"),
     ServiceCase("cache-index", BlockTable, "flush_rows"),
     ServiceCase("cache-clean-up", BlockCache, "_clean_up_after_last_run"),
