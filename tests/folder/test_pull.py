@@ -71,7 +71,7 @@ def test_ctrl_c_ends_a_command_at_once_in_one_line(
     child.send_signal(signal.SIGINT)
     _, said = child.communicate(timeout=10)
     assert child.returncode == 130
-    lines = [line for line in said.splitlines() if "pushing: " not in line]  # progress
+    lines = [line for line in said.splitlines() if f"{command}ing: " not in line]  # progress
     assert lines == [f"fusecache: {command} was interrupted; the same command goes on from here"]
     node.server.control.clear_faults()
     assert node.run(command, *words).returncode == 0
