@@ -348,10 +348,8 @@ def _value(options: MountOptions, name: str) -> Any:
 
 
 def _plain(name: str, value: object) -> object:
-    if name == "sse" and isinstance(value, str):
-        return ":".join(
-            value.split(":")[: 2 if value.startswith("aws:") else 1]
-        )  # no key, and no name of a file
+    if name == "sse" and isinstance(value, str):  # its kind: no key, and no name of a file
+        return re.sub(r"^(aws:kms|customer):.*", r"\1", value)
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, Path):

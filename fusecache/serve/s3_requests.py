@@ -150,10 +150,8 @@ class S3Request:
         token, after = query.get("continuation-token") or None, query.get("start-after", "")
         if self.is_first_version:
             token, after = None, query.get("marker", "")
-            if delimiter and after[len(prefix) :].endswith(
-                delimiter
-            ):  # a common prefix: behind all of its keys
-                after += _LAST_CHARACTER
+            if delimiter and after[len(prefix) :].endswith(delimiter):
+                after += _LAST_CHARACTER  # behind all keys of this common prefix
         return {
             "prefix": prefix,
             "delimiter": delimiter,

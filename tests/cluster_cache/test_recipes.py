@@ -160,5 +160,5 @@ def test_jobs_on_two_nodes_fill_from_each_other(
     for machine in machines:
         assert [each.wait(60) for each in machine.processes] == [0], machine.log.read_text()[-3000:]
         assert not os.path.ismount(machine.environment["MOUNT"])
-        # Nobody serves any more.
+        # No program listens on the port any more.
         assert machine.node.run("bash", "-c", f"exec 3<>/dev/tcp/{machine.node.address}/{PORT}").wait(20)

@@ -41,6 +41,18 @@ def free_port() -> Iterator[Callable[[], int]]:
         yield lambda: int(held.enter_context(reserve()).getsockname()[1])
 
 
+def service_of(server: ServerProcess) -> Service:
+    """Return what a server of the project's own serves."""
+    return Service(
+        server.endpoint_url,
+        server.access_key,
+        server.secret_key,
+        server.bucket,
+        server.control,
+        server.ca_path,
+    )
+
+
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
     """An S3 service: one named by the environment, else the project's own server."""
@@ -49,14 +61,7 @@ def service() -> Iterator[Service]:
         return
     # A name of its own: mounts of others on this machine may show a bucket of a usual name, at another endpoint.
     with ServerProcess(bucket=f"bucket-{uuid.uuid4().hex[:8]}") as server:
-        yield Service(
-            server.endpoint_url,
-            server.access_key,
-            server.secret_key,
-            server.bucket,
-            server.control,
-            server.ca_path,
-        )
+        yield service_of(server)
         # Of all requests of the run, not of one test's.
         assert server.control.offences() == []
 
@@ -73,13 +78,7 @@ def lone_server() -> Iterator[ServerProcess]:
 def lone_bucket(lone_server: ServerProcess) -> Iterator[Bucket]:
     """An empty bucket with a clock of its own, which no mount is on."""
     as_new(lone_server)
-    service = Service(
-        lone_server.endpoint_url,
-        lone_server.access_key,
-        lone_server.secret_key,
-        lone_server.bucket,
-        lone_server.control,
-    )
+    service = service_of(lone_server)
     client = service.client()
     yield Bucket(service, client, "run/")
     client.close()

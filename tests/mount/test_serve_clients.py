@@ -1,6 +1,6 @@
 """Programs that speak S3 read through `fusecache serve` as from the bucket.
 
-A program that is not installed is left out. `make test-clients` has an environment with those that PyPI and npm have;
+A program that is not installed is left out. `make test-clients` installs all clients of PyPI and npm.
 docs/how-to/serve-s3.md has the table.
 """
 

@@ -35,7 +35,7 @@ _MESSAGE_BYTES = 128 * 1024
 _PIPE_BYTES = 64 * 1024
 # One question at a time, also of threads: an answer does not say whose it is.
 _ASKING = threading.Lock()
-# Received descriptors wait above those that a command is told by their numbers.
+# A received descriptor first gets a number from here on: the command expects it under a smaller number.
 _FREE_NUMBERS = 500
 
 
@@ -77,7 +77,7 @@ class Started:
         self.send_signal(signal.SIGKILL)
 
     def leave(self) -> None:
-        """Let it run: nobody will ask for its exit status."""
+        """Let the process run on. The caller does not ask for its exit status."""
         os.close(self._ended)
 
 
@@ -254,7 +254,9 @@ def main() -> int:
 
     extras._daemon()
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has none of the other threads"
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that wait for commands need no one to wait for them
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_IGN
+    )  # the kernel removes a process of `_await_request` once it has ended
     _become(_await_request(socket.socket(fileno=int(sys.argv[1]))))
     return run_command()
 

@@ -189,7 +189,9 @@ class CacheMaintenance:
     def _release_buffers(self, entry: CachedObject, index: int) -> None:
         """Release the buffers of a chunk, except those in use or about to be read."""
         chunk = entry.chunks.get(index)
-        for buffer in [] if chunk is None or chunk.readers else list(chunk.buffers):
+        if chunk is None or chunk.readers:
+            return
+        for buffer in list(chunk.buffers):
             if not buffer.busy:
                 self._buffer_pool.release(buffer)
 

@@ -357,5 +357,5 @@ async def test_buffers_are_free_once_the_kernel_has_what_they_hold(
         handle = await begin(user)
         while quick.told < len(data):  # noqa: ASYNC110  # polled on a virtual clock
             await trio.sleep(1)
-        assert user.fs.cache._buffer_pool.in_use <= 3  # those that the program itself reads from
+        assert user.fs.cache._buffer_pool.in_use <= 3  # the program itself reads from these
         await user.fs.file_io.release(handle)

@@ -64,6 +64,13 @@ PROGRAMS: dict[str, tuple[str, list[tuple[str, ...]]]] = {
 }
 
 
+async def publish(user: User, bucket: Bucket, name: str, data: bytes) -> None:
+    """Write a file, and record the states of the bucket from the moment on when the bucket has it."""
+    await user.write(name, data)
+    assert await user.drained() == "durable"
+    bucket.states.clear()
+
+
 async def run(user: User, steps: list[tuple[str, ...]]) -> None:
     for word, *names in steps:
         if word.startswith("save"):
@@ -78,9 +85,7 @@ async def test_the_bucket_has_a_whole_checkpoint_at_every_moment(
 ) -> None:
     name, steps = PROGRAMS[program]
     async with running_node(bucket, cache, offload=Uplink()) as user:
-        await user.write(name, content(0))
-        assert await user.drained() == "durable"
-        bucket.states.clear()
+        await publish(user, bucket, name, content(0))
         await run(user, steps)
         assert await user.drained() == "durable"
         left = await user.tree()
@@ -94,9 +99,7 @@ async def test_a_file_that_is_renamed_after_a_close_can_still_be_written(bucket:
     """A child process closed it, and its parent goes on: the bucket gets the whole."""
     async with running_node(bucket, cache) as user:
         await user.mkdir("d")
-        await user.write("old", b"old")
-        assert await user.drained() == "durable"
-        bucket.states.clear()
+        await publish(user, bucket, "old", b"old")
         handle = await user.open("d/log.1")
         await user.fs.file_io.write(handle, 0, b"one ")
         await user.fs.close_protocol.flush(handle)
@@ -120,9 +123,7 @@ async def test_a_mapped_file_that_is_renamed_is_not_published_before_its_pages(
     """A program may close a file right after mmap(2): its pages come with the release."""
     async with running_node(bucket, cache) as user:
         await user.mkdir("w")
-        await user.write("old", b"old!")
-        assert await user.drained() == "durable"
-        bucket.states.clear()
+        await publish(user, bucket, "old", b"old!")
         handle = await user.open("w/new.tmp")
         await user.fs.file_io.write(handle, 0, bytes(4))
         await user.fs.close_protocol.flush(handle)
