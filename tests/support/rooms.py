@@ -215,6 +215,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "loader.base": (
         "loader.errors",
+        "fusecache.config.values",
         "fusecache.installation",
         "fusecache.model.hints",
         "fusecache.model.mount_rows",
