@@ -33,22 +33,15 @@ from fusecache.cli import (
     serve as serve_objects,
 )
 from fusecache.cli.bucket_daemons import BucketDaemons, named_error, start_in_folders
-from fusecache.cli.endings import config_path_of, in_each, take_mountpoint
+from fusecache.cli.endings import in_each
 from fusecache.cli.extras import missing_package, require_extra, require_mount_extras, serve, stand_by
 from fusecache.cli.health import health
 from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
-from fusecache.cli.sources import add_source_flags
+from fusecache.cli.sources import add_source_flags, config_path_of, mounts_of, take_mountpoint
 from fusecache.cli.status import status
 from fusecache.cli.top import top
-from fusecache.config.options import (
-    FIELDS,
-    FLAG_VALUES_TEXT,
-    MountOptions,
-    add_flags,
-    load_mounts,
-    read_config,
-)
+from fusecache.config.options import FLAG_VALUES_TEXT, MountOptions, add_flags, read_config
 from fusecache.config.values import Duration, as_argument, as_count
 from fusecache.folder import arguments as folder_arguments
 from fusecache.keeper import KEPT_VARIABLE
@@ -469,7 +462,7 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         raise
     options = mounts[""]
     check_mountpoint(options.mountpoint, allow_other=options.allow_other)
-    message = start_daemon(options.cache_dir, words[1:])
+    message = start_daemon(options.cache_dir, words[1:]).wait()
     if message:
         say(message)
     _say_mounted(options)
@@ -485,14 +478,7 @@ def _say_mounted(options: MountOptions) -> None:
 
 def _load(arguments: argparse.Namespace, config: Path | None, config_text: str) -> dict[str, MountOptions]:
     """Return the options of each bucket of a mount. config_text: the file's content. Raises ConfigError."""
-    mounts = load_mounts(
-        {name: getattr(arguments, name) for name in FIELDS},
-        os.environ,
-        config_path=config,
-        config_text=config_text,
-        buckets=arguments.bucket,
-        user_id=os.geteuid(),
-    )
+    mounts = mounts_of(arguments, config, config_text=config_text, buckets=arguments.bucket)
     for options in mounts.values():
         require_mount_extras(options)
     return mounts
