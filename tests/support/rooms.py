@@ -283,7 +283,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
         "fusecache.folder",
         "fusecache.serve",
     ),
-    "urllib3": ("fusecache.remote.clouds.authorization",),
+    "urllib3": ("fusecache.remote.clouds.opening",),
     "xxhash": ("fusecache.disk", "fusecache.engine", "loader"),
     "zstandard": ("loader",),
 }
