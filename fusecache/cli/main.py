@@ -26,6 +26,7 @@ from fusecache.cli import (
     endings,
     monitoring,
     recordings,
+    recover,
     run,
     uploads,
 )
@@ -36,7 +37,6 @@ from fusecache.cli.bucket_daemons import BucketDaemons, named_error, start_in_fo
 from fusecache.cli.endings import in_each
 from fusecache.cli.extras import missing_package, require_extra, require_mount_extras, serve, stand_by
 from fusecache.cli.health import health
-from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.sources import add_source_flags, config_path_of, mounts_of, take_mountpoint
 from fusecache.cli.status import status
@@ -262,7 +262,14 @@ def make_parser() -> argparse.ArgumentParser:
         ),
     )
     _add_cache_commands(commands)
-    _add_recover(commands)
+    recover.add_arguments(
+        _add(
+            commands,
+            "recover",
+            "list files that did not reach the bucket; restore or delete them",
+            "0 success, 1 an entry could not be restored or deleted, or an error",
+        )
+    )
     _add_uploads(commands)
     clean.add_arguments(
         _add(
@@ -386,35 +393,6 @@ def _add_cache_commands(commands: Any) -> None:
     )
 
 
-def _add_recover(commands: Any) -> None:
-    recover = _add(
-        commands,
-        "recover",
-        "list files that did not reach the bucket; restore or delete them",
-        "0 success, 1 an entry could not be restored or deleted, or an error",
-    )
-    recover.add_argument(
-        "place", nargs="?", help="a mount, or the cache directory of an unmounted one [the only mount]"
-    )
-    recover.add_argument(
-        "--restore", nargs="+", type=parse_ids, action="extend", default=[], metavar="ID",
-        help="restore entries as files, as NAME.recovered-1; a rejected file is uploaded again; "
-        "several: 3 4 or 3,4; all: every entry except conflicts",
-    )  # fmt: skip
-    recover.add_argument(
-        "--to",
-        metavar="PATH",
-        help="path to restore to, absolute or relative to the working directory; outside the mount you get a copy",
-    )
-    recover.add_argument(
-        "--delete", nargs="+", type=parse_ids, action="extend", default=[], metavar="ID",
-        help="delete entries and free their disk space; several: 3 4 or 3,4; all: every entry listed",
-    )  # fmt: skip
-    recover.add_argument("--yes", action="store_true", help="confirm --delete")
-    recover.add_argument("--json", action="store_true", help="print the list as JSON")
-    recover.set_defaults(run=_recover, parser=recover)
-
-
 def _add_uploads(commands: Any) -> None:
     parser = _add(commands, "uploads", "list multipart uploads that were never finished; abort old ones")
     parser.add_argument("place", metavar="SOURCE|MOUNT", help="s3://BUCKET[/PREFIX], or a path in a mount")
@@ -534,17 +512,6 @@ def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 def _without_name(message: str, inner: str) -> str:
     """Return a daemon's message without its leading path inside the mount: the error shows the full path already."""
     return message.removeprefix(f"{inner}: ") if inner else message
-
-
-def _recover(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    return recover(
-        arguments.place,
-        restore=arguments.restore,
-        to=arguments.to,
-        delete=arguments.delete,
-        confirmed=arguments.yes,
-        as_json=arguments.json,
-    )
 
 
 def _dataset(_: argparse.Namespace, words: Sequence[str]) -> int:
