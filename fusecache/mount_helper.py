@@ -16,36 +16,10 @@ from fusecache.model.format_text import nearest_text
 
 USAGE, FAILED = 1, 32  # mount(8)
 # Options that mean something to mount(8) or systemd, or that hold for every mount of fusecache.
-_FOREIGN = frozenset(
-    {
-        *(
-            "_netdev",
-            "auto",
-            "async",
-            "defaults",
-            "exec",
-            "group",
-            "nofail",
-            "noauto",
-            "owner",
-            "rw",
-            "user",
-            "users",
-        ),
-        *(
-            "atime",
-            "diratime",
-            "noatime",
-            "nodiratime",
-            "relatime",
-            "dev",
-            "nodev",
-            "suid",
-            "nosuid",
-            "nouser",
-        ),
-    }
-)
+_FOREIGN = {
+    "_netdev", "async", "atime", "auto", "defaults", "dev", "diratime", "exec", "group", "noatime", "noauto", "nodev",
+    "nodiratime", "nofail", "nosuid", "nouser", "owner", "relatime", "rw", "suid", "user", "users",
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

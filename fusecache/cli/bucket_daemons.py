@@ -20,7 +20,7 @@ from fusecache.cli.say import say
 from fusecache.config.options import MountOptions, top_of
 from fusecache.model.errors import FusecacheError, MountError, StateError
 from fusecache.mount.bucket_folders import make_bucket_folder, remove_bucket_folder
-from fusecache.mount.launch import MountState, begin_daemon, clear_dead, mount_state, own_program
+from fusecache.mount.launch import MountState, clear_dead, mount_state, own_program, start_daemon
 from fusecache.mount.sd_notify import notify
 
 # Of a bucket that may wait, as another one of the command answers.
@@ -62,7 +62,7 @@ def _start(
     try:
         for name, options in mounts.items():
             try:
-                starting[name] = begin_daemon(options.cache_dir, [f"--only={name}", *words])
+                starting[name] = start_daemon(options.cache_dir, [f"--only={name}", *words])
             except MountError as exc:
                 errors[name] = exc
         for name, each in starting.items():

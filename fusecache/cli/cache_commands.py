@@ -12,7 +12,7 @@ from fusecache.cli.say import print_line, say_error
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import count_text, size_text
 from fusecache.mount.bucket_folders import mounts_in
-from fusecache.mount.control_client import Mount, ask, request_stream
+from fusecache.mount.control_client import Mount, ask, command, request_stream
 from fusecache.mount.launch import mount_of_this_node, resolve_in_mount
 from fusecache.mount.progress import StepView, show_check, show_warm_up, warm_text
 
@@ -54,7 +54,7 @@ def evict(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Evict paths from the disk cache; return the exit status."""
     freed = left = 0
     for mount, paths in _by_mount(arguments.paths).items():
-        details = _details(mount, request_stream(mount, {"command": "evict", "paths": paths}), "evict")
+        details = command(mount, {"command": "evict", "paths": paths})["evict"]
         freed += details["freed_bytes"]
         left += details["left_bytes"]
     print_line(f"freed {size_text(freed)}" + (f"; {size_text(left)} in use, not evicted" if left else ""))
@@ -66,12 +66,9 @@ def check(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     mount, inner = resolve_in_mount(arguments.path or mount_of_this_node(Path.cwd()))
     cached_bytes = None if inner else ask(mount, "status").status.get("cache", {}).get("used_bytes")
     with StepView(sys.stderr, verb="checking") as view:
-        row = request_stream(
-            mount,
-            {"command": "check", "paths": [inner]},
-            on_report=lambda row: show_check(view, row["check"], cached_bytes),
-        )
-    details = _details(mount, row, "check")
+        request = {"command": "check", "paths": [inner]}
+        row = command(mount, request, on_report=lambda row: show_check(view, row["check"], cached_bytes))
+    details = row["check"]
     if arguments.json:
         sys.stdout.write(json.dumps(details, indent=2) + "\n")
         return int(_is_bad(details))
@@ -99,14 +96,6 @@ def check(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 def _is_bad(details: Mapping[str, Any]) -> bool:
     return bool(details["damaged_files"] or details["unusable_keys"] or details["unfollowed_links"])
-
-
-def _details(mount: Mount, row: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the details of a command's answer. Raises MountError if the command failed."""
-    if row.get("result") != "ok":
-        raise MountError(f"{mount.root}: {row.get('message') or row.get('result')}")
-    details: dict[str, Any] = row[name]
-    return details
 
 
 def _by_mount(paths: Sequence[str]) -> dict[Mount, list[str]]:

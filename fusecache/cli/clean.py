@@ -20,11 +20,11 @@ from fusecache.cli.say import print_line, say, say_error
 from fusecache.cli.sources import SCHEME, add_source_flags, ask_mounts, split_source
 from fusecache.config.endpoint_options import key_family
 from fusecache.config.option_groups import ORDER_LAST
-from fusecache.config.values import Duration, as_argument
-from fusecache.model.errors import ConfigError, MountError, ObjectChanged, RemoteError
+from fusecache.config.values import Duration, as_argument, as_count
+from fusecache.model.errors import ConfigError, ObjectChanged, RemoteError
 from fusecache.model.format_text import count_text, seconds_text, size_text
 from fusecache.model.objects import ObjectInfo
-from fusecache.mount.control_client import request_stream
+from fusecache.mount.control_client import command
 from fusecache.mount.launch import resolve_in_mount
 from fusecache.policy.checkpoints import (
     RECENT_SECONDS,
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="objects whose name matches; with a '/' the whole name below the source, else its last part",
     )  # fmt: skip
     what.add_argument(
-        "--keep-checkpoints", type=_count, metavar="N",
+        "--keep-checkpoints", type=as_argument(as_count), metavar="N",
         help="whole checkpoints except the newest N of each series; a checkpoint is a directory like step-1000, and "
         "whole if it has the commit markers of its series",
     )  # fmt: skip
@@ -162,9 +162,7 @@ def _address(arguments: argparse.Namespace) -> "tuple[Place, BucketKeys]":
     source, inner, access = arguments.place, "", {}
     if "://" not in source:
         mount, inner = resolve_in_mount(source)
-        access = request_stream(mount, {"command": "in-use", "keys": [], "path": inner})
-        if access.get("result") != "ok":
-            raise MountError(f"{mount.root}: {access.get('message')}")
+        access = command(mount, {"command": "in-use", "keys": [], "path": inner})
         source = access["source"]
     chosen = {
         name: getattr(arguments, name) or access.get(name)
@@ -391,9 +389,3 @@ def _time_text(seconds: float) -> str:
 
 def _amount_text(amount: Amount) -> str:
     return f"{count_text(amount.objects, 'object')}, {size_text(amount.bytes)}"
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a whole number from 1 on")
-    return int(text)

@@ -1,7 +1,6 @@
 """`fusecache doctor`: checks what a mount needs, one line each. `fusecache.daemon.checkup` does the work."""
 
 import argparse
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from fusecache.cli.extras import require_extra
 from fusecache.cli.say import print_line
-from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, add_flags, load_mounts
+from fusecache.cli.sources import config_path_of, mounts_of
+from fusecache.config.options import FLAG_VALUES_TEXT, add_flags
 
 if TYPE_CHECKING:
     from fusecache.daemon.checkup import CheckResult
@@ -50,18 +50,15 @@ def doctor(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 def _findings(arguments: argparse.Namespace) -> "Iterator[CheckResult]":
     from fusecache.daemon import checkup  # the other commands need neither trio nor boto3
 
-    config = arguments.config or os.environ.get("FUSECACHE_CONFIG")
+    config = config_path_of(arguments)
     has_bucket = arguments.source is not None or config is not None
     if not has_bucket and all(getattr(arguments, name) is None for name in _NODE_OPTIONS):
         yield from checkup.node_findings(allow_other=bool(arguments.allow_other))
         return
-    flags = {name: getattr(arguments, name) for name in FIELDS}
     if config is None:
-        flags["source"] = arguments.source or _NO_SOURCE
-        flags["mountpoint"] = arguments.mountpoint or _NO_MOUNTPOINT
-    mounts = load_mounts(
-        flags, os.environ, config_path=None if config is None else Path(config), user_id=os.geteuid()
-    )
+        arguments.source = arguments.source or _NO_SOURCE
+        arguments.mountpoint = arguments.mountpoint or _NO_MOUNTPOINT
+    mounts = mounts_of(arguments, config)
     yield from checkup.node_findings(allow_other=any(each.allow_other for each in mounts.values()))
     for name, options in mounts.items():
         # The mount command makes the folder of each of several buckets.

@@ -1,7 +1,6 @@
 """`fusecache unmount` ends a mount, and `fusecache upgrade` its daemon."""
 
 import argparse
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,10 +10,12 @@ from pathlib import Path
 
 from fusecache import __version__
 from fusecache.cli.say import say
-from fusecache.config.options import load_mounts, top_of
+from fusecache.cli.sources import config_path_of, mounts_of
+from fusecache.config.options import top_of
 from fusecache.config.values import Duration, as_argument
 from fusecache.model.errors import MountError
 from fusecache.mount.bucket_folders import mounts_in, mounts_meant, remove_bucket_folder
+from fusecache.mount.control_client import ask
 from fusecache.mount.launch import (
     MountState,
     check_owner,
@@ -22,7 +23,6 @@ from fusecache.mount.launch import (
     clear_unserved,
     detach_and_wait,
     drain,
-    log_tail,
     mount_state,
     own_program,
     replace_daemon,
@@ -57,18 +57,6 @@ def add_arguments(unmount: argparse.ArgumentParser, upgrade: argparse.ArgumentPa
     unmount.set_defaults(run=_unmount, parser=unmount)
     upgrade.add_argument("mountpoint", type=Path, nargs="?", help="directory of the mount [the only mount]")
     upgrade.set_defaults(run=_upgrade, parser=upgrade)
-
-
-def config_path_of(arguments: argparse.Namespace) -> Path | None:
-    """Return the configuration file that a command line or the environment names."""
-    named = arguments.config or os.environ.get("FUSECACHE_CONFIG")
-    return Path(named) if named else None
-
-
-def take_mountpoint(arguments: argparse.Namespace) -> None:
-    """A single word of `mount` or `run` that is no URL is the mountpoint: options say what is mounted."""
-    if arguments.mountpoint is None and "://" not in (arguments.source or "://"):
-        arguments.source, arguments.mountpoint = None, arguments.source
 
 
 def in_each(mounts: Sequence[Path], words: Sequence[str]) -> int:
@@ -124,13 +112,13 @@ def _unmount_one(arguments: argparse.Namespace, mountpoint: Path) -> int:
     mount, _ = resolve_in_mount(mountpoint)
     check_owner(mountpoint, mount.owner)
     if arguments.force:
-        answer = log_tail(mount)
+        answer = ask(mount, "status")
         if answer.progress.pending_files:
             say(unsent_text(answer))
     else:
         with ProgressView(sys.stderr, verb="uploading") as view:
             drain(mount, timeout_seconds=arguments.timeout, on_progress=view.show_upload)
-        answer = log_tail(mount)
+        answer = ask(mount, "status")
     if not detach_and_wait(mount, forced=arguments.force):
         say(f"{mountpoint} is unmounted; its daemon is still shutting down")
     for line in left_texts(answer.status):
@@ -154,4 +142,4 @@ def _mountpoint(arguments: argparse.Namespace) -> Path:
     config_path = config_path_of(arguments)
     if config_path is None:
         raise MountError("no mountpoint given: name it, or the --config file that names it")
-    return top_of(load_mounts({}, os.environ, config_path=config_path, user_id=os.geteuid()))
+    return top_of(mounts_of({}, config_path))

@@ -26,6 +26,7 @@ from fusecache.cli import (
     endings,
     monitoring,
     recordings,
+    recover,
     run,
     uploads,
 )
@@ -33,22 +34,14 @@ from fusecache.cli import (
     serve as serve_objects,
 )
 from fusecache.cli.bucket_daemons import BucketDaemons, named_error, start_in_folders
-from fusecache.cli.endings import config_path_of, in_each, take_mountpoint
+from fusecache.cli.endings import in_each
 from fusecache.cli.extras import missing_package, require_extra, require_mount_extras, serve, stand_by
 from fusecache.cli.health import health
-from fusecache.cli.recover import parse_ids, recover
 from fusecache.cli.say import print_line, say, say_error
-from fusecache.cli.sources import add_source_flags
+from fusecache.cli.sources import add_source_flags, config_path_of, mounts_of, take_mountpoint
 from fusecache.cli.status import status
 from fusecache.cli.top import top
-from fusecache.config.options import (
-    FIELDS,
-    FLAG_VALUES_TEXT,
-    MountOptions,
-    add_flags,
-    load_mounts,
-    read_config,
-)
+from fusecache.config.options import FLAG_VALUES_TEXT, MountOptions, add_flags, read_config
 from fusecache.config.values import Duration, as_argument, as_count
 from fusecache.folder import arguments as folder_arguments
 from fusecache.keeper import KEPT_VARIABLE
@@ -269,7 +262,14 @@ def make_parser() -> argparse.ArgumentParser:
         ),
     )
     _add_cache_commands(commands)
-    _add_recover(commands)
+    recover.add_arguments(
+        _add(
+            commands,
+            "recover",
+            "list files that did not reach the bucket; restore or delete them",
+            "0 success, 1 an entry could not be restored or deleted, or an error",
+        )
+    )
     _add_uploads(commands)
     clean.add_arguments(
         _add(
@@ -393,35 +393,6 @@ def _add_cache_commands(commands: Any) -> None:
     )
 
 
-def _add_recover(commands: Any) -> None:
-    recover = _add(
-        commands,
-        "recover",
-        "list files that did not reach the bucket; restore or delete them",
-        "0 success, 1 an entry could not be restored or deleted, or an error",
-    )
-    recover.add_argument(
-        "place", nargs="?", help="a mount, or the cache directory of an unmounted one [the only mount]"
-    )
-    recover.add_argument(
-        "--restore", nargs="+", type=parse_ids, action="extend", default=[], metavar="ID",
-        help="restore entries as files, as NAME.recovered-1; a rejected file is uploaded again; "
-        "several: 3 4 or 3,4; all: every entry except conflicts",
-    )  # fmt: skip
-    recover.add_argument(
-        "--to",
-        metavar="PATH",
-        help="path to restore to, absolute or relative to the working directory; outside the mount you get a copy",
-    )
-    recover.add_argument(
-        "--delete", nargs="+", type=parse_ids, action="extend", default=[], metavar="ID",
-        help="delete entries and free their disk space; several: 3 4 or 3,4; all: every entry listed",
-    )  # fmt: skip
-    recover.add_argument("--yes", action="store_true", help="confirm --delete")
-    recover.add_argument("--json", action="store_true", help="print the list as JSON")
-    recover.set_defaults(run=_recover, parser=recover)
-
-
 def _add_uploads(commands: Any) -> None:
     parser = _add(commands, "uploads", "list multipart uploads that were never finished; abort old ones")
     parser.add_argument("place", metavar="SOURCE|MOUNT", help="s3://BUCKET[/PREFIX], or a path in a mount")
@@ -469,7 +440,7 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         raise
     options = mounts[""]
     check_mountpoint(options.mountpoint, allow_other=options.allow_other)
-    message = start_daemon(options.cache_dir, words[1:])
+    message = start_daemon(options.cache_dir, words[1:]).wait()
     if message:
         say(message)
     _say_mounted(options)
@@ -485,14 +456,7 @@ def _say_mounted(options: MountOptions) -> None:
 
 def _load(arguments: argparse.Namespace, config: Path | None, config_text: str) -> dict[str, MountOptions]:
     """Return the options of each bucket of a mount. config_text: the file's content. Raises ConfigError."""
-    mounts = load_mounts(
-        {name: getattr(arguments, name) for name in FIELDS},
-        os.environ,
-        config_path=config,
-        config_text=config_text,
-        buckets=arguments.bucket,
-        user_id=os.geteuid(),
-    )
+    mounts = mounts_of(arguments, config, config_text=config_text, buckets=arguments.bucket)
     for options in mounts.values():
         require_mount_extras(options)
     return mounts
@@ -548,17 +512,6 @@ def _sync(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 def _without_name(message: str, inner: str) -> str:
     """Return a daemon's message without its leading path inside the mount: the error shows the full path already."""
     return message.removeprefix(f"{inner}: ") if inner else message
-
-
-def _recover(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    return recover(
-        arguments.place,
-        restore=arguments.restore,
-        to=arguments.to,
-        delete=arguments.delete,
-        confirmed=arguments.yes,
-        as_json=arguments.json,
-    )
 
 
 def _dataset(_: argparse.Namespace, words: Sequence[str]) -> int:

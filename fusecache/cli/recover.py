@@ -43,6 +43,30 @@ def parse_ids(text: str) -> Ids:
     return tuple(int(number) for number in re.findall(r"\d+", text))
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "place", nargs="?", help="a mount, or the cache directory of an unmounted one [the only mount]"
+    )
+    parser.add_argument(
+        "--restore", nargs="+", type=parse_ids, action="extend", default=[], metavar="ID",
+        help="restore entries as files, as NAME.recovered-1; a rejected file is uploaded again; "
+        "several: 3 4 or 3,4; all: every entry except conflicts",
+    )  # fmt: skip
+    parser.add_argument(
+        "--to",
+        metavar="PATH",
+        help="path to restore to, absolute or relative to the working directory; outside the mount you get a copy",
+    )
+    parser.add_argument(
+        "--delete", nargs="+", type=parse_ids, action="extend", default=[], metavar="ID",
+        help="delete entries and free their disk space; several: 3 4 or 3,4; all: every entry listed",
+    )  # fmt: skip
+    parser.add_argument("--yes", action="store_true", help="confirm --delete")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.set_defaults(run=recover, parser=parser)
+
+
 class EntrySource(Protocol):
     """A list of entries that can be deleted: a live mount or an offline cache."""
 
@@ -80,18 +104,11 @@ class LiveMount:
         return row[fact]
 
 
-def recover(
-    place: str | None,
-    *,
-    restore: Sequence[Ids],
-    to: str | None,
-    delete: Sequence[Ids],
-    confirmed: bool,
-    as_json: bool,
-) -> int:
+def recover(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """List, restore or delete entries; return the exit status: 0, or 1 if an entry failed."""
-    to_restore = [each for word in restore for each in word]
-    to_delete = [each for word in delete for each in word]
+    place, to = arguments.place, arguments.to
+    to_restore = [each for word in arguments.restore for each in word]
+    to_delete = [each for word in arguments.delete for each in word]
     for path in filter(None, (place, to)):
         check_answers(path)
     if to is not None and (len(to_restore) > 1 or ALL in to_restore) and not os.path.isdir(to):
@@ -102,39 +119,38 @@ def recover(
         from fusecache.engine.recovery.offline import OfflineCache  # other commands do not need the engine
 
         with OfflineCache(directory) as cache:
-            return _run(cache, to_restore, to, to_delete, confirmed=confirmed, as_json=as_json)
-    mount, _ = resolve_in_mount(place if place is not None else mount_of_this_node(Path.cwd()))
-    return _run(LiveMount(mount), to_restore, to, to_delete, confirmed=confirmed, as_json=as_json)
+            return _run(cache, arguments, to_restore, to_delete)
+    mount, _inner = resolve_in_mount(place if place is not None else mount_of_this_node(Path.cwd()))
+    return _run(LiveMount(mount), arguments, to_restore, to_delete)
 
 
 def _run(
     source: EntrySource,
+    arguments: argparse.Namespace,
     restore: Sequence[int | str],
-    to: str | None,
     delete: Sequence[int | str],
-    *,
-    confirmed: bool,
-    as_json: bool,
 ) -> int:
     found = source.listing()
     is_mounted = isinstance(source, LiveMount)
     if not restore and not delete:
         sys.stdout.write(
-            json.dumps(found, indent=2) + "\n" if as_json else listing_text(found, is_mounted=is_mounted)
+            json.dumps(found, indent=2) + "\n"
+            if arguments.json
+            else listing_text(found, is_mounted=is_mounted)
         )
         return 0
     failed = False
     # Our version of a conflict is a file of the mount already.
     for number in _numbers(restore, found, left_out={"conflict"}):
-        failed |= not _try(lambda number=number: _restore(source, found, number, to))
+        failed |= not _try(lambda number=number: _restore(source, found, number, arguments.to))
     to_delete = _numbers(delete, found, left_out=set() if is_mounted else {*_NOT_DELETED, "conflict"})
     for number in to_delete:
-        if confirmed:
+        if arguments.yes:
             failed |= not _try(lambda number=number: _delete(source, _row_of(found, number)))
         else:
             row = _row_of(found, number)
             print_line(f"{number}: would {_loss_of(row)}")
-    if to_delete and not confirmed:
+    if to_delete and not arguments.yes:
         raise MountError("nothing was deleted; repeat the command with --yes to delete")
     older = found["count"] - len(found["entries"])
     if older and ALL in (*restore, *delete):

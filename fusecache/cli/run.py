@@ -9,23 +9,22 @@ from pathlib import Path
 from threading import Thread
 
 from fusecache.cli.bucket_daemons import named_error, start_in_folders
-from fusecache.cli.endings import take_mountpoint
 from fusecache.cli.extras import require_mount_extras
 from fusecache.cli.say import say, say_error
-from fusecache.config.options import FIELDS, FLAG_VALUES_TEXT, MountOptions, add_flags, load_mounts
+from fusecache.cli.sources import config_path_of, mounts_of, take_mountpoint
+from fusecache.config.options import FLAG_VALUES_TEXT, MountOptions, add_flags
 from fusecache.config.values import Duration, as_argument
 from fusecache.model.errors import MountError
 from fusecache.model.format_text import size_text, split_questions
 from fusecache.mount.bucket_folders import remove_bucket_folder
 from fusecache.mount.command_run import NOT_EXECUTABLE, NOT_FOUND, CommandRun, NoticeReceived
-from fusecache.mount.control_client import Mount, find_mount
+from fusecache.mount.control_client import Mount, ask, find_mount
 from fusecache.mount.launch import (
     MountState,
     check_mountpoint,
     clear_unserved,
     detach_and_wait,
     drain,
-    log_tail,
     mount_state,
     start_daemon,
 )
@@ -75,13 +74,7 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if arguments.mount:
         arguments.source, arguments.mountpoint = arguments.mount
     take_mountpoint(arguments)
-    config = arguments.config or os.environ.get("FUSECACHE_CONFIG") or None
-    mounts = load_mounts(
-        {name: getattr(arguments, name) for name in FIELDS},
-        os.environ,
-        config_path=None if config is None else Path(config),
-        user_id=os.geteuid(),
-    )
+    mounts = mounts_of(arguments, config_path_of(arguments))
     for options in mounts.values():
         require_mount_extras(options)
     words = [*(arguments.mount or ()), *_words_of_mount(words)]
@@ -114,7 +107,7 @@ def _start(mounts: Mapping[str, MountOptions], words: Sequence[str]) -> list[str
         with suppress(FileExistsError):
             options.mountpoint.mkdir(parents=True)
         check_mountpoint(options.mountpoint, allow_other=options.allow_other)
-        messages = {"": start_daemon(options.cache_dir, words)}
+        messages = {"": start_daemon(options.cache_dir, words).wait()}
     else:
         messages, errors = start_in_folders(mounts, words)
         if errors:
@@ -186,7 +179,7 @@ def _unmount(mount: Mount, options: MountOptions, *, is_complete: bool) -> None:
     """Unmount, and name what the bucket lacks."""
     is_ended = is_dead = clear_unserved(mount.root)
     if not is_dead:
-        answer = log_tail(mount)
+        answer = ask(mount, "status")
         is_ended = detach_and_wait(mount, forced=not is_complete)
     if is_complete:
         return

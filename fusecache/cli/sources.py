@@ -1,4 +1,4 @@
-"""What commands on a bucket share: the flags that name it, and what the mounts of this node need of it."""
+"""What commands share: a mount's options, the flags that name a bucket, what mounts of this node need of it."""
 
 import argparse
 import os
@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fusecache.config.options import FIELDS, MountOptions, load_mounts
 from fusecache.config.values import as_source
 from fusecache.model.errors import ConfigError, FusecacheError, MountError
 from fusecache.model.format_text import printable
-from fusecache.mount.control_client import request_stream
+from fusecache.mount.control_client import command
 from fusecache.mount.launch import resolve_in_mount
 from fusecache.mount.mount_table import our_entries
 
@@ -20,6 +21,27 @@ _FLAGS = (
     ("--profile", str, "profile in ~/.aws with the credentials"),
     ("--credentials-file", Path, "file with the keys"),
 )
+
+
+def config_path_of(arguments: argparse.Namespace) -> Path | None:
+    """Return the configuration file that a command line or the environment names."""
+    named = arguments.config or os.environ.get("FUSECACHE_CONFIG")
+    return Path(named) if named else None
+
+
+def mounts_of(
+    flags: argparse.Namespace | Mapping[str, object], config: Path | None, **more: Any
+) -> dict[str, MountOptions]:
+    """Return the options of each bucket's mount as `load_mounts` does, for the user of this process."""
+    if isinstance(flags, argparse.Namespace):
+        flags = {name: getattr(flags, name, None) for name in FIELDS}
+    return load_mounts(flags, os.environ, config_path=config, user_id=os.geteuid(), **more)
+
+
+def take_mountpoint(arguments: argparse.Namespace) -> None:
+    """A single word of `mount` or `run` that is no URL is the mountpoint: options say what is mounted."""
+    if arguments.mountpoint is None and "://" not in (arguments.source or "://"):
+        arguments.source, arguments.mountpoint = None, arguments.source
 
 
 def add_source_flags(parser: argparse.ArgumentParser) -> None:
@@ -57,9 +79,7 @@ def ask_mounts(
         devices.add(entry.device)
         try:
             mount, _ = resolve_in_mount(entry.point)
-            row = request_stream(mount, {**request, "bucket": bucket})
-            if row.get("result") != "ok":
-                raise MountError(f"{entry.point}: {row.get('message')}")
+            row = command(mount, {**request, "bucket": bucket})
         except (FusecacheError, OSError) as exc:
             if is_needed and entry in our_entries():  # else it was unmounted in the meantime
                 raise MountError(

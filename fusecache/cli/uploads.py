@@ -8,9 +8,8 @@ from typing import Any
 
 from fusecache.cli.say import print_line
 from fusecache.cli.sources import ask_mounts, split_source
-from fusecache.model.errors import MountError
 from fusecache.model.format_text import count_text, seconds_text
-from fusecache.mount.control_client import request_stream
+from fusecache.mount.control_client import command
 from fusecache.mount.launch import resolve_in_mount
 
 # Below an hour a difference of clocks, or an upload that a mount is just beginning, could count as left over.
@@ -52,10 +51,7 @@ def _in_mount(arguments: argparse.Namespace) -> dict[str, Any]:
         "older_than_seconds": arguments.older_than,
         "abort": arguments.abort and arguments.yes,
     }
-    row = request_stream(mount, request)
-    if row.get("result") != "ok":
-        raise MountError(f"{mount.root}: {row.get('message') or row.get('result')}")
-    found: dict[str, Any] = row["uploads"]
+    found: dict[str, Any] = command(mount, request)["uploads"]
     return found
 
 

@@ -38,6 +38,7 @@ from fusecache.config.values import (
     Duration,
     as_flag,
     as_folder,
+    as_id,
     as_names,
     as_octal,
     as_path,
@@ -45,7 +46,6 @@ from fusecache.config.values import (
     as_source,
     as_text,
     as_url,
-    as_whole,
     is_of_this_node,
     one_of,
     parse_size,
@@ -128,10 +128,10 @@ class MountOptions:
         default=False,
     )
     uid: int | None = option(
-        as_whole, "user id that owns the files", default=None, default_text="the mountpoint's owner"
+        as_id, "user id that owns the files", default=None, default_text="the mountpoint's owner"
     )
     gid: int | None = option(
-        as_whole, "group id of the files", default=None, default_text="the mountpoint's group"
+        as_id, "group id of the files", default=None, default_text="the mountpoint's group"
     )
     umask: int = option(
         as_octal, "permission bits to remove from files and directories", unit="octal", default=0o022

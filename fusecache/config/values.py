@@ -14,26 +14,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from fusecache.model.names import CONTROL_NAME, unusable_name
-from fusecache.model.objects import GIB, KIB, MIB, TIB
 
 T = TypeVar("T")
-SIZE_UNITS = {
-    "": 1,
-    "K": 1000,
-    "M": 1000**2,
-    "G": 1000**3,
-    "T": 1000**4,
-    "KIB": KIB,
-    "MIB": MIB,
-    "GIB": GIB,
-    "TIB": TIB,
-}
 # A slower limit, shared by all uploads in flight, would be slower than the timeout of one body allows.
 SLOWEST_RATE = 1000**2
 # Each copies some GB/s: as much as any network of today.
 MOVERS_MAX = 16
 TIME_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)")
+_SIZE = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:E\d+)?)\s*([KMGT]?)(IB|B)?")
+_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
 def as_text(value: object) -> str:
@@ -120,33 +110,23 @@ def as_flag(value: object) -> bool:
     """Return true or false, also from a word such as `yes` or `off`."""
     if isinstance(value, bool):
         return value
-    words = {
-        "true": True,
-        "1": True,
-        "yes": True,
-        "on": True,
-        "false": False,
-        "0": False,
-        "no": False,
-        "off": False,
-    }
-    if not isinstance(value, str) or value.lower() not in words:
+    word = value.lower() if isinstance(value, str) else ""
+    if word not in (*_TRUE, *_FALSE):
         raise ValueError("true or false")
-    return words[value.lower()]
+    return word in _TRUE
 
 
 def parse_size(value: object) -> int:
-    """Return bytes from 500, "50GiB", "500G" (decimal), "1.5 TB". Raises ValueError."""
+    """Return bytes from 500, "50GiB", "500G" (decimal), "1.5 TB", "500e9". Raises ValueError."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    match = (
-        re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(IB|B)?", value.strip().upper())
-        if isinstance(value, str)
-        else None
-    )
-    if match is None or (match[3] == "IB" and not match[2]):
+    match = _SIZE.fullmatch(value.strip().upper()) if isinstance(value, str) else None
+    number = math.inf
+    if match is not None and (match[2] or match[3] != "IB"):
+        number = float(match[1]) * (1024 if match[3] == "IB" else 1000) ** " KMGT".index(match[2] or " ")
+    if math.isinf(number):
         raise ValueError("bytes, as a number or like 50GiB, 500G")
-    return int(float(match[1]) * SIZE_UNITS[match[2] + ("IB" if match[3] == "IB" else "")])
+    return int(number)
 
 
 def as_rate(value: object) -> float:
@@ -209,29 +189,28 @@ def _time_text(seconds: float) -> str:
     return f"{seconds / TIME_UNITS[whole[0]]:g}{whole[0]}" if whole else f"{seconds:g}s" if seconds else "0"
 
 
-def as_whole(value: object) -> int:
-    """Return a user or group id."""
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32 - 1:
-        raise ValueError("a whole number from 0 to 4294967294")
-    return value
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Parser of a whole number from `low` to `high`."""
+
+    low: int
+    high: float = math.inf
+
+    def __call__(self, value: object) -> int:
+        """Return the number. Raises ValueError."""
+        if isinstance(value, str) and value.isdecimal():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
+            raise ValueError(
+                f"a whole number from {self.low} {'on' if math.isinf(self.high) else f'to {self.high}'}"
+            )
+        return value
 
 
-def as_count(value: object) -> int:
-    """Return a whole number of at least 1."""
-    if not isinstance(value, str) or not value.isdecimal() or not int(value):
-        raise ValueError("a whole number from 1 on")
-    return int(value)
-
-
-def as_movers(value: object) -> int:
-    """Return a number of helper processes, 0 to 16."""
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOVERS_MAX:
-        raise ValueError(f"a whole number from 0 to {MOVERS_MAX}")
-    return value
+as_id = Whole(0, 2**32 - 2)  # of a user or group
+as_count = Whole(1)
+as_movers = Whole(0, MOVERS_MAX)
+_as_port = Whole(1, 2**16 - 1)
 
 
 def as_octal(value: object) -> int:
@@ -264,21 +243,12 @@ def as_names(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def as_port(value: object) -> int:
-    """Return a port. Raises ValueError."""
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**16:
-        raise ValueError("a port from 1 to 65535")
-    return value
-
-
 def as_http_address(value: object) -> str:
     """Return an address as IP:PORT. A port alone is one of 127.0.0.1. Raises ValueError."""
     host, colon, port = str(value).rpartition(":")
     host = "127.0.0.1" if not colon or host == "localhost" else host
     try:
-        address, number = ip_address(re.sub(r"^\[(.*)\]$", r"\1", host)), as_port(port)
+        address, number = ip_address(re.sub(r"^\[(.*)\]$", r"\1", host)), _as_port(port)
     except ValueError:
         raise ValueError("an IP address and a port, like 127.0.0.1:9469 or [::1]:9469") from None
     return f"[{address}]:{number}" if address.version == 6 else f"{address}:{number}"

@@ -97,7 +97,7 @@ class BucketLink:
         """Serve what is known here, if the bucket does not answer. Raises MountError if that is no use."""
         failure, refusal = self._connection.failure, self._connection.write_refusal
         if refusal is not None:  # reads are answered
-            if not (self._is_beside_others or self._answers.is_in_use or self._filesystem.pending_changes()):
+            if not (self._is_beside_others or self._answers.is_in_use or len(self._filesystem.queue)):
                 refuse_without_writes(self._options, refusal)
         elif failure is not None:
             await self._filesystem.start_without_bucket(failure)
@@ -207,14 +207,14 @@ class BucketLink:
 
     def _refused_seconds(self) -> float:
         # With an empty queue no write request shows whether writes are allowed again: ignore the old refusal.
-        has_writes = self._filesystem.pending_changes() > 0
+        has_writes = len(self._filesystem.queue) > 0
         return self._remote.health.refused_seconds(has_writes=has_writes)
 
     def text(self) -> str:
         """Return what the user who mounts must know; "" if the bucket answered."""
         if self._failure is None:
             return ""
-        waiting = f"{count_text(self._filesystem.pending_changes(), 'change')} waiting for upload"
+        waiting = f"{count_text(len(self._filesystem.queue), 'change')} waiting for upload"
         text = (
             f"DEGRADED: started without the bucket: {self._failure}; readable are cached files by name, and "
         )

@@ -30,15 +30,16 @@ from urllib.parse import quote, urlsplit
 
 from fusecache.config.node_limits import memory_bytes
 from fusecache.config.options import SMALLEST_CACHE_BYTES, MountOptions
-from fusecache.daemon.connect import keys_from, open_stores
+from fusecache.daemon.connect import endpoint_of, keys_from, open_stores
 from fusecache.daemon.peer_list import nodes_of, open_peers
 from fusecache.engine.cache.block_cache import FREE_SPACE_FLOOR_BYTES
+from fusecache.engine.runtime.procfs import available_memory
 from fusecache.model.errors import AccessDenied, FusecacheError, MountError, RemoteError
 from fusecache.model.format_text import empty_text, seconds_text, size_text
 from fusecache.model.objects import MIB, Extent, ObjectInfo
 from fusecache.mount.launch import MountState, check_fuse, check_mountpoint, mount_state
 from fusecache.mount.mount_table import TABLE, mounted_types
-from fusecache.remote.endpoints import Endpoint, StoreKind, Transport, choose_endpoint
+from fusecache.remote.endpoints import Endpoint, StoreKind, Transport
 from fusecache.remote.http.peers import TEST_OBJECTS, cause_of
 from fusecache.remote.read_write_split import ReadWriteSplit
 from fusecache.remote.store import PROBE_NAME
@@ -154,7 +155,6 @@ DISK_BYTES, SYNCS = 64 * MIB, 10
 # Below, the cache is slower than most buckets, and each close waits this long for its journal row.
 SLOW_DISK_BYTES_PER_SECOND, SLOW_SYNC_SECONDS = 150e6, 0.02
 READ_BYTES = 8 * MIB
-MEMORY = Path("/proc/meminfo")
 UPDATEDB = Path("/etc/updatedb.conf")
 ROUND_TRIPS = 5
 SLOW_ROUND_TRIP_SECONDS = 0.5
@@ -238,7 +238,7 @@ def cache_findings(options: MountOptions) -> Iterator[CheckResult]:
         "cache size",
         short or f"{size_text(options.cache_size)}; --cache-size sets it",
     )
-    memory = _available_bytes()
+    memory = min(available_memory(), memory_bytes())
     is_tight = 2 * options.memory > memory
     yield CheckResult(
         WARNING if is_tight else OK,
@@ -260,12 +260,6 @@ def _held_bytes(directory: Path) -> int:
             with suppress(OSError):
                 held += os.lstat(os.path.join(folder, name)).st_blocks * 512
     return held
-
-
-def _available_bytes() -> int:
-    """Return the memory that programs can still get, in this control group at most."""
-    (line,) = (each for each in MEMORY.read_text().splitlines() if each.startswith("MemAvailable:"))
-    return min(int(line.split()[1]) * 1024, memory_bytes())
 
 
 def _disk_speed(place: Path, free: int) -> CheckResult:
@@ -296,12 +290,7 @@ def _disk_speed(place: Path, free: int) -> CheckResult:
 
 def bucket_findings(options: MountOptions) -> Iterator[CheckResult]:
     """Check endpoint, clock, keys and network, each with a few small requests."""
-    endpoint = choose_endpoint(
-        os.environ,
-        source=options.source,
-        endpoint_url=options.endpoint_url,
-        region=options.region,
-    )
+    endpoint = endpoint_of(options)
     url = endpoint.url or f"https://s3.{endpoint.region or 'us-east-1'}.amazonaws.com"
     for text in risk_texts(options, endpoint):
         yield CheckResult(WARNING, "risk", text)

@@ -368,7 +368,7 @@ class _Daemon:
         mountpoint = str(self._options.mountpoint)
         if self._kept is None or not self._kept.is_resumed:
             await self._tune(mountpoint)
-        pending = filesystem.pending()
+        pending = filesystem.status.pending()
         log.info("mounted source=%s at=%s pending_files=%d", self._options.source, mountpoint, pending.files)
         self._is_announced = notify(READY=1, STATUS=f"mounted at {mountpoint}", MAINPID=self._main_process())
         short = shortage_text(self._options, filesystem.cache.usable_bytes())
@@ -412,7 +412,7 @@ class _Daemon:
             self._history.record(status)
             reasons = at_mount(verdict_line(status), self._options.mountpoint)
             verdict = f"{reasons}; " if status["reasons"] else ""
-            notify(STATUS=verdict + filesystem.status.line(filesystem.pending()))
+            notify(STATUS=verdict + filesystem.status.line(filesystem.status.pending()))
 
     def _main_process(self) -> int:
         """Return the process that a service manager watches: the keeper, if there is one."""
@@ -466,7 +466,7 @@ class _Daemon:
 
         async def report() -> None:
             while True:
-                pending = filesystem.pending()
+                pending = filesystem.status.pending()
                 failure = filesystem.publisher.failure
                 reason = f" waiting_for={failure}" if failure is not None else ""
                 log.info("draining files=%d bytes=%d%s", pending.files, pending.bytes, reason)
@@ -494,7 +494,7 @@ class _Daemon:
 
         Also 1 after a failure of the FUSE session, so that a service manager starts the daemon again.
         """
-        left = filesystem.pending()
+        left = filesystem.status.pending()
         if not left.files:
             return int(self._has_failed)
         log.warning(

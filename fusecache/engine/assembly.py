@@ -11,7 +11,7 @@ from pathlib import Path
 from fusecache.disk.native import dirty_limit_bytes
 from fusecache.disk.staging import StagingDirectory
 from fusecache.engine.admin.inspector import Inspector
-from fusecache.engine.admin.pinning import PinnedKeys, PinnedObjects
+from fusecache.engine.admin.pinning import PinnedObjects
 from fusecache.engine.admin.served_objects import ServedObjects
 from fusecache.engine.admin.upload_survey import UploadAdmin
 from fusecache.engine.admin.warmup import WarmupRunner
@@ -52,7 +52,7 @@ from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.index.cache_index import read_boot_id
 from fusecache.index.journal import Journal
 from fusecache.index.listings import Listings
-from fusecache.policy.name_patterns import SymlinkRule
+from fusecache.policy.name_patterns import PinnedKeys, SymlinkRule
 from fusecache.remote.store import Store, primary_of
 
 

@@ -44,7 +44,7 @@ class EngineEvents(Events):
 
     def on_listing_lost(self, directory: Node) -> None:
         """The rows of the listing are discarded."""
-        self.lookup.on_listing_lost(directory)
+        self.lookup.lister.on_listing_lost(directory)
 
     def on_node_moved(self, node: Node) -> None:
         """What a successor must know of an open file or a directory is kept."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import trio
 
-from fusecache.engine.admin.pinning import PinnedKeys
 from fusecache.engine.assembly import Tasks, build_names, build_services, build_write_back, open_storage
 from fusecache.engine.durability.status import Pending
 from fusecache.engine.durability.sync import Durability
@@ -30,6 +29,7 @@ from fusecache.model.errors import Refused, RemoteError, StateError
 from fusecache.model.format_text import count_text, size_text
 from fusecache.model.latency import LatencyHistogram
 from fusecache.model.records import FileState
+from fusecache.policy.name_patterns import PinnedKeys
 from fusecache.remote.store import Store
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class FileSystem:
         )
         self.cache, self.journal = storage.cache, storage.journal
         self.tree, self.queue, self.lookup, self.hints = names.tree, names.queue, names.lookup, names.hints
-        self.symlinks = names.symlinks
+        self.symlinks, self.paths = names.symlinks, names.paths
         self.kernel_pages = events.model_loads.pages
         self.file_io, self.close_protocol = write_back.write.file_io, write_back.write.close_protocol
         self.publisher = write_back.publisher
@@ -171,7 +171,7 @@ class FileSystem:
         """Raise StateError if changes are pending and this read-only mount may not upload them."""
         if not self.options.read_only or not len(self.queue):
             return
-        pending = self.pending()
+        pending = self.status.pending()
         raise StateError(
             f"{self.options.directory} holds {count_text(pending.files, 'change')}, {size_text(pending.bytes)}, "
             f"that the bucket does not have yet, and a read-only mount may not upload them: mount it read-write once "
@@ -187,10 +187,6 @@ class FileSystem:
     async def know_cached_names(self) -> None:
         """Know the names of what the disk cache has, to serve them while the bucket is away."""
         self.lookup.cached_names = CachedNames(await self.cache.cached_objects(), trio.current_time())
-
-    def pending_changes(self) -> int:
-        """Return how many changes wait for upload."""
-        return len(self.queue)
 
     def on_bucket_answered(self) -> None:
         """The bucket answers for the first time: from now on it alone says which names there are."""
@@ -213,15 +209,7 @@ class FileSystem:
 
     async def resolve(self, path: str, *, timeout_seconds: float = float("inf")) -> Node:
         """Return the node at a path, as `Paths.resolve` does."""
-        return await self._names.paths.resolve(path, timeout_seconds=timeout_seconds)
-
-    async def lookup_path(self, path: str) -> Node:
-        """Return the node at a path for a query, as `Paths.lookup_path` does."""
-        return await self._names.paths.lookup_path(path)
-
-    def pending(self) -> Pending:
-        """Return what the whole mount has pending, without waiting. For a long queue it may be seconds old."""
-        return self.status.pending()
+        return await self.paths.resolve(path, timeout_seconds=timeout_seconds)
 
     async def wait_durable(self, path: str, timeout_seconds: float | None) -> Durability:
         """Return once the bucket has everything that was closed at or below a path before the call.
@@ -250,10 +238,6 @@ class FileSystem:
         """A program has read bytes of a file."""
         self._services.rates.files.count(node.number, nbytes)
 
-    async def path_state(self, path: str) -> str:
-        """Return the state of a file or directory as one word. Raises NotFound."""
-        return await self.status.path_state(path)
-
     def statistics(self, pending: Pending | None = None) -> dict[str, Any]:
         """Return ENGINE_FACTS as plain values. Lists are cut to the newest NAMED entries, with their full length.
 
@@ -266,14 +250,14 @@ class FileSystem:
         cache["limit_bytes"] = self.cache.usable_bytes()
         return {
             "uptime_seconds": round(trio.current_time() - self._started, 1),
-            **self.status.statistics(self.pending() if pending is None else pending),
+            **self.status.statistics(self.status.pending() if pending is None else pending),
             **self.quarantine.statistics(),
             "call_times": {call: asdict(each) for call, each in calls.items()},
             "in_memory": {
                 "inodes": len(self.tree.nodes),
                 "listing_bytes": self._storage.listings.memory_bytes,
             },
-            "hidden_keys": self.lookup.hidden_keys,
+            "hidden_keys": self.lookup.lister.hidden_keys,
             "read_directly": {
                 "kernel": self.cache.maintenance.passed_through_opens,
                 "loader": self.cache.maintenance.handed_out_files,
@@ -299,7 +283,7 @@ class FileSystem:
 
     def _answer_facts(self) -> dict[str, Any]:
         health = self._names.client.health
-        refused_seconds = health.refused_seconds(has_writes=self.pending_changes() > 0)
+        refused_seconds = health.refused_seconds(has_writes=len(self.queue) > 0)
         return {
             "unanswered_seconds": round(health.silent_seconds, 1),
             "refused_seconds": round(refused_seconds, 1),

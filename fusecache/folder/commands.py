@@ -33,7 +33,7 @@ from fusecache.folder.watching import FolderPasses, Show
 from fusecache.model.errors import FolderError, FusecacheError
 from fusecache.model.format_text import count_text, empty_text, size_text
 from fusecache.model.names import CONTROL_NAME
-from fusecache.mount.launch import READY, Parent, own_program, start_in_background
+from fusecache.mount.launch import READY, Parent, StartingDaemon, own_program
 from fusecache.mount.progress import StepView
 from fusecache.remote.endpoints import Transport
 
@@ -52,7 +52,7 @@ def pull(arguments: argparse.Namespace, words: Sequence[str]) -> int:
                 hidden = ["--foreground", "--ready-fd", str(ready_fd)]
                 return [*own_program(), *words, *hidden]
 
-            message = start_in_background(command, arguments.folder / CONTROL_NAME / "pull.log")
+            message = StartingDaemon(command, arguments.folder / CONTROL_NAME / "pull.log").wait()
             if message:
                 say(message)
             return 0

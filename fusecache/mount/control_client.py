@@ -285,6 +285,14 @@ def request_stream(
                 request = {**request, "timeout_seconds": max(0.0, end - time.monotonic())}
 
 
+def command(mount: Mount, request: Mapping[str, Any], **how: Any) -> dict[str, Any]:
+    """Return the final answer to a request, as `request_stream`. Raises MountError also if the command failed."""
+    row = request_stream(mount, request, **how)
+    if row.get("result") != "ok":
+        raise MountError(f"{mount.root}: {row.get('message') or row.get('result')}")
+    return row
+
+
 def _listener_of(mount: Mount) -> tuple[int, int] | None:
     """Return what tells the socket of a daemon from that of the next one, None if there is no socket."""
     try:

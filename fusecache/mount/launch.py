@@ -26,7 +26,6 @@ from typing import Any
 from fusecache.model.errors import MountError
 from fusecache.mount.control_client import (
     SUCCESSOR_SECONDS,
-    Answer,
     Mount,
     ServerProgress,
     ask,
@@ -92,16 +91,11 @@ class MountState(enum.Enum):
 # ---- starting
 
 
-def start_daemon(cache_dir: Path, words: Sequence[str]) -> str:
-    """Start `fusecache mount` in the background; return its message for the user once it is ready.
+def start_daemon(cache_dir: Path, words: Sequence[str]) -> "StartingDaemon":
+    """Start `fusecache mount` in the background.
 
     words: the arguments of `mount`. The log goes into the cache directory. Raises MountError.
     """
-    return begin_daemon(cache_dir, words).wait()
-
-
-def begin_daemon(cache_dir: Path, words: Sequence[str]) -> "StartingDaemon":
-    """Start `fusecache mount` in the background, as `start_daemon` does, but do not wait. Raises MountError."""
 
     def command(ready_fd: int) -> list[str]:
         hidden = ["--foreground", "--ready-fd", str(ready_fd)]
@@ -119,11 +113,6 @@ def begin_daemon(cache_dir: Path, words: Sequence[str]) -> "StartingDaemon":
         return StartingDaemon(command, log_path)
     except OSError as exc:
         raise MountError(f"cannot start the daemon: {exc}") from exc
-
-
-def start_in_background(command: Callable[[int], list[str]], log_path: Path) -> str:
-    """Start a daemon, and return its message for the user once it is ready, as `StartingDaemon` describes."""
-    return StartingDaemon(command, log_path).wait()
 
 
 class StartingDaemon:
@@ -461,11 +450,6 @@ def _status_of_next(mount: Mount, before: int) -> dict[str, Any] | None:
                 return status
         time.sleep(_POLL_SECONDS)
     return None
-
-
-def log_tail(mount: Mount) -> Answer:
-    """Return the daemon's last progress and status before the unmount."""
-    return ask(mount, "status")
 
 
 def detach_and_wait(mount: Mount, *, forced: bool) -> bool:

@@ -106,3 +106,18 @@ def is_at_or_below_any(patterns: Sequence[str], path: str) -> bool:
         elif fnmatchcase(path if "/" in pattern else name, pattern):
             return True
     return False
+
+
+class PinnedKeys:
+    """The keys that match the option `pin`: their blocks are evicted only for writes, after all others."""
+
+    def __init__(self, patterns: tuple[str, ...], prefix: str) -> None:
+        """prefix: of all keys, which the patterns do not have."""
+        self._patterns = patterns
+        self._prefix = prefix
+
+    def __bool__(self) -> bool:
+        return bool(self._patterns)
+
+    def __contains__(self, key: str) -> bool:
+        return is_at_or_below_any(self._patterns, key[len(self._prefix) :])

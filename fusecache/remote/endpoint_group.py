@@ -480,23 +480,16 @@ class EndpointGroup:
             log.info("endpoint answers again endpoint=%s", endpoint.name)
 
 
+@dataclass(eq=False, repr=False)
 class _Read:
     """One read of an extent, from one endpoint after the other. valid: bytes of the buffer that have arrived."""
 
-    def __init__(
-        self,
-        object_id: ObjectId,
-        extent: Extent,
-        buffer: memoryview,
-        progress: Callable[[int], None],
-        interruption: Interruption | None,
-    ) -> None:
-        self.object_id = object_id
-        self.valid = 0
-        self._extent = extent
-        self._buffer = buffer
-        self._progress = progress
-        self._interruption = interruption
+    object_id: ObjectId
+    _extent: Extent
+    _buffer: memoryview
+    _progress: Callable[[int], None]
+    _interruption: Interruption | None
+    valid: int = 0
 
     def at(self, endpoint: EndpointReader, etag: str) -> GetTimes | None:
         """Read the rest from one endpoint; return how long that took, None if nothing was left to read."""

@@ -5,9 +5,7 @@ A numpy number in a saved state would fail to load in readers without numpy.
 Normalises the ids, slices and arrays that a dataset is indexed with.
 """
 
-import math
 import operator
-import re
 import reprlib
 from collections.abc import Sequence
 from numbers import Integral, Real
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fusecache.config.values import parse_size
 from loader.errors import ArgumentError, LoaderError, OrderError
 
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
@@ -58,8 +57,6 @@ def checked_ids(which: Sequence[int] | NDArray[np.integer[Any]], total: int, whe
 
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e(\d+))? *([kmgt]?)(ib|b)?", re.IGNORECASE)
 
 
 def whole_number(value: object, name: str, unit: str = "", error: type[LoaderError] = OrderError) -> int:
@@ -111,25 +108,10 @@ def byte_count(value: object, name: str) -> int:
         return whole_number(value, name, "bytes", ArgumentError)
     try:
         return parse_size(value)
-    except ValueError as problem:
-        raise ArgumentError(f"{name}: {problem}") from None
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes of `500e9`, `500GB` (decimal) or `1.5 TiB`, as `fusecache mount --cache-size` takes them.
-
-    Raises ValueError.
-    """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None or (not found[3] and (found[4] or "").lower() == "ib"):
-        raise ValueError(
-            f"{text} is not a number of bytes: write for example 500GB, 1GiB or 500e9, or 0 for no cache"
-        )
-    base = 1024 if (found[4] or "").lower() == "ib" else 1000
-    number = float(f"{found[1]}e{found[2] or 0}") * base ** _UNITS[found[3].lower()]
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is not a number of bytes: it is too large")
-    return int(number)
+    except ValueError:
+        raise ArgumentError(
+            f"{name} {value} is not a number of bytes: write for example 500GB, 1GiB or 500e9, or 0 for no cache"
+        ) from None
 
 
 def with_article(value: object) -> str:

@@ -71,15 +71,7 @@ def reads_from(reads: PlannedReads, step: int) -> PlannedReads:
 
 def table_bytes(index: Index, shard: int) -> int:
     """Return the size of the offset table at a shard's beginning; 0 if the index alone gives the offsets."""
-    return 0 if _fixed(index, shard) else 4 * (int(index.samples[shard]) + 2)
-
-
-def _fixed(index: Index, shard: int) -> range | None:
-    """Return the offsets of all samples and of the end if all samples have the same size, else None."""
-    count, record = int(index.samples[shard]), index.schema(shard).record_bytes
-    size = int(index.raw_bytes[shard])
-    first = size - count * record
-    return range(first, size + 1, record) if record and size and first >= 4 * (count + 2) else None
+    return 0 if index.fixed_offsets(shard) else 4 * (int(index.samples[shard]) + 2)
 
 
 def sample_reads(
@@ -109,7 +101,7 @@ def _extents_of_step(
     rows: list[tuple[int, int, int, int]] = []
     shards = np.searchsorted(ends, ids, side="right")
     offsets: Mapping[int, NDArray[np.uint32] | range | None] = {
-        shard: None if index.compression(shard) else _fixed(index, shard) or table_of(shard)
+        shard: None if index.compression(shard) else index.fixed_offsets(shard) or table_of(shard)
         for shard in set(shards.tolist())
     }
     for sample, shard in zip(ids.tolist(), shards.tolist(), strict=True):

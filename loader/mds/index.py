@@ -71,6 +71,13 @@ class Index(Columns):
         """Return the columns of a shard."""
         return self.schemas[self.schema_number(shard)]
 
+    def fixed_offsets(self, shard: int) -> range | None:
+        """Return the offsets of all samples and of the end, if all have one size: no table need be read. Else None."""
+        count, record = int(self.samples[shard]), self.schema(shard).record_bytes
+        size = int(self.raw_bytes[shard])
+        first = size - count * record
+        return range(first, size + 1, record) if record and size and first >= 4 * (count + 2) else None
+
     def compression(self, shard: int) -> str:
         """Return the compression family of a shard, "" for none."""
         return self.compressions[int(self.compression_of[shard])]

@@ -337,13 +337,9 @@ class ShardFiles:
         return offsets
 
     def _load_table(self, shard: int) -> Offsets:
-        index = self._index
-        count, record = int(index.samples[shard]), index.schema(shard).record_bytes
-        size = int(index.raw_bytes[shard])
-        first = size - count * record
-        if record and size and first >= 4 * (count + 2):
-            # Every sample has the same size: the index alone gives the table, without a read.
-            return range(first, size + 1, record)
+        if (fixed := self._index.fixed_offsets(shard)) is not None:
+            return fixed
+        count = int(self._index.samples[shard])
         head_bytes = 4 * (count + 2)
         if self.is_in_memory(shard):
             whole = self.whole(shard)

@@ -90,7 +90,27 @@ class ShardReader:
         The buffers are bytearrays if the shard has columns whose values are views into them. Raises ShardError, naming
         shard, bytes and samples, if that fails.
         """
-        return self._read_many(shard, samples)
+        writable = self._writable[self._index.schema_number(shard)]
+        if self._some_packed:
+            self.files.thrashing.samples_read += len(samples)
+        if self.files.is_in_memory(shard):
+            whole = memoryview(self.files.whole(shard))
+            kind = bytearray if writable else bytes
+            return [kind(whole[start:stop]) for start, stop in self._extents(shard, samples)]
+        file = self.files.file(shard)
+        extents = self._extents(shard, samples)
+        fill = self._read_writable if writable else self._read_immutable
+        try:
+            found = fill(file.fd, extents)
+        except OSError as problem:
+            if self.files.avoid_cached(shard, file):
+                return self.read_many(shard, samples)
+            raise self.files.unread(shard, *_hull(extents), samples, problem) from problem
+        for number, (start, stop) in enumerate(extents):
+            if len(found[number]) != stop - start:
+                part = found[number]
+                found[number] = part + self.files.rest(shard, file, start + len(part), stop, samples[number])
+        return found
 
     def read_records(self, shards: Ids, samples: Ids, block: NDArray[np.uint8]) -> bool:
         """Fill each row of a block with a fixed-size sample; the samples may come from several shards.
@@ -126,11 +146,9 @@ class ShardReader:
         size, firsts = block.shape[1], self._first_records
         used = set(shards)
         for shard in used.difference(firsts):
-            count = int(self._index.samples[shard])
-            first = int(self._index.raw_bytes[shard]) - count * size
-            if first < 4 * (count + 2):
+            if (offsets := self._index.fixed_offsets(shard)) is None:
                 return False
-            firsts[shard] = first
+            firsts[shard] = offsets.start
         view, preadv = memoryview(block.reshape(-1).data), os.preadv
         # Hold the files until this returns, so that an eviction does not close them.
         files = {shard: self.files.file(shard) for shard in used}
@@ -142,7 +160,7 @@ class ShardReader:
             except OSError:
                 got = -1
             if got != size:
-                view[start:stop] = self._read_many(shard, [sample])[0]
+                view[start:stop] = self.read_many(shard, [sample])[0]
             start = stop
         return True
 
@@ -153,7 +171,7 @@ class ShardReader:
         held = [self.files.file(shard) for shard in used.tolist()]
         files = np.fromiter((file.fd for file in held), np.int32, used.size)[which]
         for row in read_batched(files, starts, block).tolist():
-            block[row] = np.frombuffer(self._read_many(int(shards[row]), [int(samples[row])])[0], np.uint8)
+            block[row] = np.frombuffer(self.read_many(int(shards[row]), [int(samples[row])])[0], np.uint8)
 
     def read_blobs(
         self, shards: list[int], samples: list[int], head: int, tail: int
@@ -223,29 +241,6 @@ class ShardReader:
                 return None
             self._sized.add(shard)
         return file.fd, offset, file
-
-    def _read_many(self, shard: int, samples: list[int]) -> list[Buffer]:
-        writable = self._writable[self._index.schema_number(shard)]
-        if self._some_packed:
-            self.files.thrashing.samples_read += len(samples)
-        if self.files.is_in_memory(shard):
-            whole = memoryview(self.files.whole(shard))
-            kind = bytearray if writable else bytes
-            return [kind(whole[start:stop]) for start, stop in self._extents(shard, samples)]
-        file = self.files.file(shard)
-        extents = self._extents(shard, samples)
-        fill = self._read_writable if writable else self._read_immutable
-        try:
-            found = fill(file.fd, extents)
-        except OSError as problem:
-            if self.files.avoid_cached(shard, file):
-                return self._read_many(shard, samples)
-            raise self.files.unread(shard, *_hull(extents), samples, problem) from problem
-        for number, (start, stop) in enumerate(extents):
-            if len(found[number]) != stop - start:
-                part = found[number]
-                found[number] = part + self.files.rest(shard, file, start + len(part), stop, samples[number])
-        return found
 
     @staticmethod
     def _read_writable(fd: int, extents: list[tuple[int, int]]) -> list[Buffer]:

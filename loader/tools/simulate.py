@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fusecache.model.prices import R2_PRICES
-from loader.base.argument_checks import parse_size
+from loader.base.argument_checks import byte_count
 from loader.errors import LoaderError
 from loader.hints.plan_messages import Ids, shard_reads
 from loader.mds.dataset import MDSDataset
@@ -242,10 +242,7 @@ def run_simulate(options: Any) -> int:
     """Print the figures. Raises LoaderError."""
     if min(options.epochs, options.nodes, options.ranks_per_node) < 1:
         raise LoaderError("--epochs, --nodes and --ranks-per-node are at least 1")
-    try:
-        cache_bytes = parse_size(options.cache_bytes)
-    except ValueError as problem:
-        raise LoaderError(f"--cache-bytes {problem}") from None
+    cache_bytes = byte_count(options.cache_bytes, "--cache-bytes")
     dataset = MDSDataset(options.dataset)
     if options.global_batch_size > len(dataset):
         raise LoaderError(

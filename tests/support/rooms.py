@@ -215,6 +215,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "loader.base": (
         "loader.errors",
+        "fusecache.config.values",
         "fusecache.installation",
         "fusecache.model.hints",
         "fusecache.model.mount_rows",
@@ -282,7 +283,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
         "fusecache.folder",
         "fusecache.serve",
     ),
-    "urllib3": ("fusecache.remote.clouds.authorization",),
+    "urllib3": ("fusecache.remote.clouds.opening",),
     "xxhash": ("fusecache.disk", "fusecache.engine", "loader"),
     "zstandard": ("loader",),
 }

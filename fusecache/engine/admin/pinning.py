@@ -5,6 +5,7 @@ Changes of this node arrive as events. Changes of other clients are found by a L
 
 import logging
 from collections import deque
+from dataclasses import dataclass
 from itertools import groupby
 
 import trio
@@ -15,7 +16,7 @@ from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.model.errors import FusecacheError
 from fusecache.model.names import parent_prefix
 from fusecache.model.objects import ObjectId
-from fusecache.policy.name_patterns import is_at_or_below_any
+from fusecache.policy.name_patterns import PinnedKeys
 
 log = logging.getLogger(__name__)
 
@@ -25,35 +26,16 @@ _QUEUE_VERSIONS = 10_000
 _CHECK_SECONDS = 600.0
 
 
-class PinnedKeys:
-    """The keys that match the option `pin`; the cache asks for the objects."""
-
-    def __init__(self, patterns: tuple[str, ...], prefix: str) -> None:
-        """prefix: of all keys, which the patterns do not have."""
-        self._patterns = patterns
-        self._prefix = prefix
-
-    def __bool__(self) -> bool:
-        return bool(self._patterns)
-
-    def __contains__(self, key: str) -> bool:
-        return is_at_or_below_any(self._patterns, key[len(self._prefix) :])
-
-    def is_pinned(self, object_id: ObjectId) -> bool:
-        """Return whether an object is pinned."""
-        return object_id.key in self
-
-
+@dataclass(eq=False, repr=False)
 class PinnedObjects:
     """Forgets pinned versions that the bucket no longer shows."""
 
-    def __init__(
-        self, cache: BlockCache, client: MetadataClient, pinned: PinnedKeys, tasks: TaskNursery
-    ) -> None:
-        self._tasks = tasks
-        self._cache = cache
-        self._client = client
-        self._pinned = pinned
+    _cache: BlockCache
+    _client: MetadataClient
+    _pinned: PinnedKeys
+    _tasks: TaskNursery
+
+    def __post_init__(self) -> None:
         self._send, self._gone = trio.open_memory_channel[ObjectId](_QUEUE_VERSIONS)
 
     def on_gone(self, key: str, etag: str | None) -> None:

@@ -88,13 +88,13 @@ def survey_bucket(store: Store, prefix: str, survey: UploadSurvey, *, aborts: bo
             return
 
 
+@dataclass(eq=False, repr=False)
 class UploadAdmin:
     """Surveys the uploads below the mount's paths."""
 
-    def __init__(self, tree: Tree, client: MetadataClient, journal_rows: Journal) -> None:
-        self._tree = tree
-        self._client = client
-        self._journal_rows = journal_rows
+    _tree: Tree
+    _client: MetadataClient
+    _journal_rows: Journal
 
     async def survey(self, path: str, older_than_seconds: float, *, aborts: bool) -> UploadSurvey:
         """List the uploads whose keys begin with a path's; abort those not in use and old enough."""

@@ -70,17 +70,15 @@ class _Adopted:
         return -(-self.entry.size // BLOCK_BYTES)
 
 
+@dataclass(eq=False, repr=False)
 class Adoption:
     """Adopts uploaded staging files into the cache."""
 
-    def __init__(
-        self, offload: Offload, files: CacheFiles, index: CacheIndex, table: BlockTable, ledger: SpaceLedger
-    ) -> None:
-        self._offload = offload
-        self._files = files
-        self._index = index
-        self._table = table
-        self._ledger = ledger
+    _offload: Offload
+    _files: CacheFiles
+    _index: CacheIndex
+    _table: BlockTable
+    _ledger: SpaceLedger
 
     async def adopt(self, files: Sequence[tuple[CachedObject, StagedObject]]) -> None:
         """Turn each staging file into the cache file of its object. Its reservation moves with it."""

@@ -24,7 +24,7 @@ from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.buffer_pool import BufferPool, LentBuffers
 from fusecache.engine.cache.chunks import SMALL_GRANULES, Buffer, CachedObject, Chunk, Fetch, FetchSource
 from fusecache.engine.cache.disk_tier import DiskTier
-from fusecache.engine.cache.evictor import DiskSpace, Evictor, Pins, ReadHints, WarmedFiles
+from fusecache.engine.cache.evictor import DiskSpace, Evictor, ReadHints, WarmedFiles
 from fusecache.engine.cache.fetcher import Fetcher
 from fusecache.engine.cache.maintenance import CacheMaintenance
 from fusecache.engine.cache.pieces import HeldPieces
@@ -40,6 +40,7 @@ from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES, mask_between, mask_of_bytes, split_by_chunk
 from fusecache.policy.cache.readahead import Phase, demand_stop, grow, request_bytes, side_stream
 from fusecache.policy.cache.space_ledger import SpaceLedger
+from fusecache.policy.name_patterns import PinnedKeys
 from fusecache.remote.store import Peers, ReadStore
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class BlockCache:
         offload: Offload,
         options: CacheOptions,
         supervisor: Supervisor,
-        pins: Pins | None = None,
+        pins: PinnedKeys | None = None,
         peers: Peers | None = None,
     ) -> None:
         """Open the cache directory (blocking, O(1) in its size). Raises StateError, LocalDiskError."""

@@ -38,6 +38,7 @@ from fusecache.policy.cache.eviction import (
 )
 from fusecache.policy.cache.granules import BLOCK_MASK, BLOCKS_PER_CHUNK, CHUNK_BYTES, full_mask, runs
 from fusecache.policy.cache.space_ledger import SpaceLedger
+from fusecache.policy.name_patterns import PinnedKeys
 from fusecache.remote.store import Peers
 
 # Victims are sampled at 128 random places of the index, 8 neighbours each: neighbours are one hole to punch. With
@@ -70,14 +71,6 @@ class ReadHints(Protocol):
 
     def on_read(self, object_id: ObjectId, offset: int, nbytes: int, *, has_waited: bool) -> None:
         """Bytes of a version were read. has_waited: whether the reader waited for the bucket."""
-        ...
-
-
-class Pins(Protocol):
-    """The objects whose blocks are evicted only for writes, and only if nothing else is left to evict."""
-
-    def is_pinned(self, object_id: ObjectId) -> bool:
-        """Return whether an object is pinned."""
         ...
 
 
@@ -125,7 +118,7 @@ class Evictor:
     _ledger: SpaceLedger
     _counters: Counters
     _warmed: WarmedFiles
-    _pins: Pins | None
+    _pins: PinnedKeys | None
     _peers: Peers | None = None
     _random: random.Random = field(init=False, default_factory=random.Random)
     # Blocks whose hole is being punched: a write there now would be lost. At most the victims of one eviction.
@@ -270,7 +263,7 @@ class Evictor:
         self._sampled = await self._offload.rows(self._index.objects_of, numbers)
         if self._pins is not None:
             self._pinned = {
-                number for number, object_id in self._sampled.items() if self._pins.is_pinned(object_id)
+                number for number, object_id in self._sampled.items() if object_id.key in self._pins
             }
 
     def _next_use(self, candidate: EvictionCandidate) -> float | None:

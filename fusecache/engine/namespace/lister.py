@@ -379,7 +379,7 @@ class Lister:
     # ---- files and directories of one name
 
     def watch_hidden(self, call: Callable[[Node], None]) -> None:
-        """See `Lookup.watch_hidden`."""
+        """Have `call` called for a file published here if the first answer with it has a directory of its name."""
         self._on_hidden = call
 
     def note_hidden(self, directory: Node, rows: Sequence[ListedEntry], asked: float, epoch: int = 0) -> None:

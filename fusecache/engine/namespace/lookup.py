@@ -85,6 +85,8 @@ class NameProbe(SharedRequest):
 class Lookup:
     """Looks names up. `reader` reads directories; `ttl` says how long their answers stay fresh.
 
+    lister: has the listings. reconciler: makes nodes of their rows.
+
     cached_names: names known from the disk cache, while the mount has not reached the bucket yet; else none.
     """
 
@@ -106,7 +108,7 @@ class Lookup:
         self._listings = listings
         self._client = client
         self.ttl = freshness = AttributeTtl(tree, fresh_seconds)
-        self._lister = lister = Lister(
+        self.lister = lister = Lister(
             tree,
             listings,
             client,
@@ -115,7 +117,7 @@ class Lookup:
             has_metadata=posix_metadata,
         )
         self._refresher = refresher = ListingRefresher(tree, lister, client, freshness, tasks)
-        self._reconciler = reconciler = Reconciler(tree, lister, listings, journal)
+        self.reconciler = reconciler = Reconciler(tree, lister, listings, journal)
         self.reader = DirectoryReader(tree, lister, listings, client, reconciler, refresher, freshness)
         self.cached_names = CachedNames()
         self._probes: dict[tuple[int, str], NameProbe] = {}
@@ -127,7 +129,7 @@ class Lookup:
 
     def start(self) -> None:
         """Start the services of listings."""
-        self._tasks.keep({"discarded-rows": self._lister.delete_discarded})
+        self._tasks.keep({"discarded-rows": self.lister.delete_discarded})
 
     # ---- lookup
 
@@ -145,8 +147,8 @@ class Lookup:
                     rows, seen = await self._rows(parent, name)
                 except LocalDiskError:  # no listing can be kept, or its rows are gone
                     rows, seen = await self._probed(parent, name, must_answer=False)
-        node = self._reconciler.reconcile(parent, name, rows, seen)
-        self._reconciler.evict_idle_nodes()
+        node = self.reconciler.reconcile(parent, name, rows, seen)
+        self.reconciler.evict_idle_nodes()
         return node
 
     def lookup_cached(self, parent: Node, name: str) -> Node | None:
@@ -162,7 +164,7 @@ class Lookup:
             child.handles or child.verified == float("-inf") or self.ttl.is_node_fresh(child)
         ):
             return None
-        page_times = self._lister.page_times_by_epoch(parent)
+        page_times = self.lister.page_times_by_epoch(parent)
         epoch = max(self._covering(parent, name), default=0)
         # With one page, one refresh serves all lookups at the cost of one probe, so there is no need for old rows.
         if epoch == 0 or len(page_times[epoch].times) < 2:
@@ -171,18 +173,18 @@ class Lookup:
             rows = self._listings.named(parent.number, epoch, name)
             if len(rows) != 1 or rows[0].is_directory or symlink_target(rows[0].metadata):
                 return None
-            node = self._reconciler.reconcile(parent, name, rows, page_times[epoch].of(name))
+            node = self.reconciler.reconcile(parent, name, rows, page_times[epoch].of(name))
         except (NotFound, ListingLost):
             return None
-        self._reconciler.evict_idle_nodes()
+        self.reconciler.evict_idle_nodes()
         return node
 
     def node_by_inode(self, number: int) -> Node | None:
         """Return the node of an inode number, re-instantiated from its listing row if needed; None if unknown."""
         node = self._tree.nodes.get(number)
         if node is None and number >= LISTED_NUMBERS:
-            node = self._reconciler.recalled(number)
-            self._reconciler.evict_idle_nodes()
+            node = self.reconciler.recalled(number)
+            self.reconciler.evict_idle_nodes()
         if node is not None and not node.lookups:
             node.lookups = 1
         return node
@@ -207,7 +209,7 @@ class Lookup:
         if known is None and is_hot and parent.is_listed:
             # Frequent lookups nearby: one page refresh answers for the neighbours too.
             await self._wait(
-                self._lister.refresh_pages(parent, parent.listing.page_times.start_of(name)), parent, name
+                self.lister.refresh_pages(parent, parent.listing.page_times.start_of(name)), parent, name
             )
             known = self._answer(parent, name, began)
         return known or await self._probed(parent, name, must_answer=False)
@@ -216,11 +218,11 @@ class Lookup:
         """Return the listing in progress, started now if it is cheaper than probes; None if there is none."""
         listing = parent.listing
         idle_seconds = trio.current_time() - listing.finished
-        if self._lister.current_run(parent) is None and is_listing_cheaper(
+        if self.lister.current_run(parent) is None and is_listing_cheaper(
             listing.probes, len(listing.page_times.times), listing.seconds, idle_seconds
         ):
-            self._lister.start(parent)
-        return self._lister.current_run(parent)
+            self.lister.start(parent)
+        return self.lister.current_run(parent)
 
     async def _wait(
         self, asked: SharedRequest, parent: Node, name: str, is_enough: Callable[[], bool] = lambda: False
@@ -241,8 +243,8 @@ class Lookup:
     def _fresh_rows(self, parent: Node, name: str, began: float) -> tuple[list[ListedEntry], float] | None:
         """Return a name's rows from a listing that is within its TTL, or was requested after loop time `began`."""
         below = name + "/"
-        run = self._lister.current_run(parent)
-        for epoch, page_times in reversed(list(self._lister.page_times_by_epoch(parent).items())):
+        run = self.lister.current_run(parent)
+        for epoch, page_times in reversed(list(self.lister.page_times_by_epoch(parent).items())):
             if run is not None and epoch == run.epoch and below > run.progress:
                 continue
             rows = self._listings.named(parent.number, epoch, name)
@@ -266,20 +268,11 @@ class Lookup:
         child = parent.children.get(name)
         is_known = child is not None and child.verified > float("-inf")
         is_known |= len(self.cached_names) > 0 and self._tree.child_key(parent, name) in self.cached_names
-        return self._lister.must_serve_stale(parent) or (is_known and self._client.is_unresponsive)
-
-    @property
-    def hidden_keys(self) -> int:
-        """How many keys of the listed directories no path can name."""
-        return self._lister.hidden_keys
-
-    def on_listing_lost(self, directory: Node) -> None:
-        """The node of a listed directory was dropped: discard the rows of its listing."""
-        self._lister.on_listing_lost(directory)
+        return self.lister.must_serve_stale(parent) or (is_known and self._client.is_unresponsive)
 
     def on_unresponsive(self) -> None:
         """The bucket does not answer: have waiting callers look whether older rows serve them."""
-        for waited in (*self._lister.under_way(), *self._probes.values()):
+        for waited in (*self.lister.under_way(), *self._probes.values()):
             waited.announce()
 
     def cached_row(self, directory: Node, name: str) -> ListedEntry | None:
@@ -353,12 +346,12 @@ class Lookup:
             if [row._replace(number=0) for row in old] != probe.rows:
                 for row in old:
                     self._listings.remove(parent.number, epoch, row.sort_name)
-                numbered = [row._replace(number=self._lister.new_number(parent)) for row in probe.rows]
+                numbered = [row._replace(number=self.lister.new_number(parent)) for row in probe.rows]
                 self._listings.put(parent.number, epoch, numbered)
                 if epoch == parent.listing.epoch:
-                    self._lister.on_newer(parent, old, numbered)
+                    self.lister.on_newer(parent, old, numbered)
                 parent.listing.has_directories |= any(row.is_directory for row in numbered)
-        self._lister.note_hidden(parent, probe.rows, probe.asked)
+        self.lister.note_hidden(parent, probe.rows, probe.asked)
         # Read back: the rows now have the inode numbers that the listing gives this version.
         for epoch in epochs:
             probe.rows = self._listings.named(parent.number, epoch, name)
@@ -370,22 +363,14 @@ class Lookup:
 
     def _covering(self, parent: Node, name: str) -> list[int]:
         """Return the listing epochs that would show the name. A listing in progress counts only up to its progress."""
-        run = self._lister.current_run(parent)
+        run = self.lister.current_run(parent)
         return [
             epoch
-            for epoch in self._lister.page_times_by_epoch(parent)
+            for epoch in self.lister.page_times_by_epoch(parent)
             if run is None or epoch != run.epoch or name + "/" <= run.progress
         ]
 
     # ---- what is known
-
-    def make_file(self, parent: Node, version: ObjectInfo) -> Node:
-        """Make the node of an object."""
-        return self._reconciler.make_file(parent, version)
-
-    def has_set_time(self, key: str, etag: str) -> bool:
-        """Return whether a program set the time of a version here."""
-        return self._reconciler.has_set_time(key, etag)
 
     def listed(self, parent: Node, name: str) -> tuple[list[ListedEntry], float]:
         """Return what the newest listing has of a name, without what this node removed, and when that was.
@@ -395,18 +380,10 @@ class Lookup:
         epoch, prefix = max(self._covering(parent, name), default=0), self._tree.key(parent)
         with suppress(ListingLost):
             rows = self._listings.named(parent.number, epoch, name) if epoch else []
-            times = self._lister.page_times_by_epoch(parent).get(epoch, PageTimes())
+            times = self.lister.page_times_by_epoch(parent).get(epoch, PageTimes())
             seen = min(times.of(name), times.of(name + "/"))
             return [row for row in rows if not self._tree.is_hidden(prefix + row.sort_name, seen)], seen
         return [], float("-inf")
-
-    def watch_hidden(self, call: Callable[[Node], None]) -> None:
-        """Have `call` called for a file published here if the first answer with it has a directory of its name."""
-        self._lister.watch_hidden(call)
-
-    def rows_after(self, directory: Node, sort_name: str, limit: int) -> list[ListedEntry]:
-        """Return rows after a sort name from any listing, however old. Sends no request."""
-        return self._lister.rows_after(directory, sort_name, limit)
 
     async def behind_directory(self, parent: Node, name: str) -> ListedEntry | None:
         """Return the object with the name of a directory, which shows instead; None if there is none."""
@@ -423,13 +400,13 @@ class Lookup:
         client = self._client
         if directory.is_listed or directory.has_marker or client.is_unresponsive:
             return
-        run = self._lister.start(directory)
+        run = self.lister.start(directory)
         while not run.done and not run.has_more and not client.is_unresponsive:
             await client.wait_for(run)
 
     def is_empty_as_known(self, directory: Node) -> bool:
         """Return whether nothing is known to be in the directory. Sends no request."""
-        if self._lister.current_run(directory) is not None and not directory.is_listed:
+        if self.lister.current_run(directory) is not None and not directory.is_listed:
             return False  # if it were a single page, the listing would be complete by now
         prefix, listing = self._tree.key(directory), directory.listing
         try:
@@ -445,7 +422,7 @@ class Lookup:
 
     def on_created(self, directory: Node) -> None:
         """This node has just created the directory, so it is known to be empty."""
-        self._lister.on_empty(directory)
+        self.lister.on_empty(directory)
         self._refresher.on_lookup(directory, "")
 
     def on_published(self, node: Node) -> None:
@@ -498,25 +475,25 @@ class Lookup:
             known = self._listings.get(parent.number, listing.epoch, row.sort_name)
         if known is None and (listing.epoch or not row.is_directory):  # else nothing has changed
             self._supersede(parent, row.name)
-        directory, first, last = self._lister.row_position(number)
+        directory, first, last = self.lister.row_position(number)
         if directory is parent and first <= row.sort_name <= last:
             row = row._replace(number=number)  # the kernel keeps its inode
         elif known is not None:
             row = row._replace(number=known.number)
         else:
-            row = row._replace(number=self._lister.new_number(parent))
+            row = row._replace(number=self.lister.new_number(parent))
         if listing.epoch and known != row:
             self._listings.put(parent.number, listing.epoch, [row])
         listing.has_directories |= row.is_directory
-        self._lister.on_published(parent, row)
+        self.lister.on_published(parent, row)
 
     def on_gone(self, parent: Node, sort_name: str) -> None:
         """The bucket no longer shows this name, or soon will not."""
         self._supersede(parent, sort_name.rstrip("/"))
         with _expire_on_disk_error(parent):
-            for epoch in self._lister.page_times_by_epoch(parent):
+            for epoch in self.lister.page_times_by_epoch(parent):
                 self._listings.remove(parent.number, epoch, sort_name)
-            self._lister.on_gone(parent, sort_name)
+            self.lister.on_gone(parent, sort_name)
 
 
 async def _probe_name(

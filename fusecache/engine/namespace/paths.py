@@ -8,6 +8,8 @@ open, stat and chdir through it with EACCES, also for root. A plain file in its 
 empty without an error, and an append would replace the link in the bucket.
 """
 
+from dataclasses import dataclass
+
 from fusecache.engine.namespace.lookup import Lookup
 from fusecache.engine.namespace.nodes import Kind, Node
 from fusecache.engine.namespace.tree import Tree
@@ -70,13 +72,13 @@ class Symlinks:
 _UNRESPONSIVE_WAIT_SECONDS = 2.0
 
 
+@dataclass(eq=False, repr=False)
 class Paths:
     """Resolves paths below the mountpoint, one lookup for each name."""
 
-    def __init__(self, tree: Tree, lookup: Lookup, client: MetadataClient) -> None:
-        self._tree = tree
-        self._lookup = lookup
-        self._client = client
+    _tree: Tree
+    _lookup: Lookup
+    _client: MetadataClient
 
     async def lookup_path(self, path: str) -> Node:
         """Return the node at a path for a query, which does not wait for an unresponsive bucket.

@@ -6,7 +6,7 @@ Invariants:
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fusecache.engine.namespace.lister import Lister
@@ -32,14 +32,14 @@ class DirectoryDefaults(NamedTuple):
     has_attributes: bool
 
 
+@dataclass(eq=False, repr=False)
 class Reconciler:
     """Creates and replaces nodes from rows."""
 
-    def __init__(self, tree: Tree, lister: Lister, listings: Listings, journal: Journal) -> None:
-        self._tree = tree
-        self._lister = lister
-        self._listings = listings
-        self._journal = journal
+    _tree: Tree
+    _lister: Lister
+    _listings: Listings
+    _journal: Journal
 
     def reconcile(self, parent: Node, name: str, rows: list[ListedEntry], seen: float) -> Node:
         """Make the child match the rows, unless this node has newer knowledge. Raises NotFound."""

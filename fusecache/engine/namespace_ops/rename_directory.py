@@ -306,7 +306,7 @@ class DirectoryRename:
             self._tree.detach(child)  # another client replaced it since this node last looked
             child = None
         if child is None:
-            self._lookup.make_file(directory, info)
+            self._lookup.reconciler.make_file(directory, info)
 
     def _child(self, directory: Node, name: str, listed: float, *, is_directory: bool) -> Node | None:
         """Return the node of a name, None if another client replaced it. Raises NotPermitted if it has another type."""

@@ -130,15 +130,15 @@ class _Directory:
             self.scans.pop(id(scan), None)
 
 
+@dataclass(eq=False, repr=False)
 class SiblingReadahead:
     """Observes the order in which files are read, and lets the cache prefetch the next ones."""
 
-    def __init__(self, tree: Tree, lookup: Lookup, cache: BlockCache, hints: HintService) -> None:
-        self._tree = tree
-        self._lookup = lookup
-        self._cache = cache
-        self._hints = hints
-        self._directories: OrderedDict[int, _Directory] = OrderedDict()
+    _tree: Tree
+    _lookup: Lookup
+    _cache: BlockCache
+    _hints: HintService
+    _directories: OrderedDict[int, _Directory] = field(default_factory=OrderedDict)
 
     def on_read(self, node: Node, reader: int) -> None:
         """A reader (any number that identifies a thread) begins to read a file of the bucket at its start.
@@ -154,7 +154,7 @@ class SiblingReadahead:
         _keep(self._directories, parent.number, directory, _DIRECTORIES)
 
         def rows_after(sort_name: str, limit: int) -> list[ListedEntry]:
-            return self._lookup.rows_after(parent, sort_name, limit)
+            return self._lookup.lister.rows_after(parent, sort_name, limit)
 
         scan, position = directory.scan_of(node.name, reader, rows_after)
         scan.observe(position, version.size)

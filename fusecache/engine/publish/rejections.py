@@ -123,7 +123,7 @@ class Rejections:
         self.conflicts: dict[str, str] = {}
         self.base_etags = BaseEtags(tree, queue, journal)
         self.commit_markers = CommitMarkers(tree, queue, write.states, journal, lambda: self.rejected)
-        lookup.watch_hidden(self._on_hidden)
+        lookup.lister.watch_hidden(self._on_hidden)
 
     @property
     def rejected(self) -> list[QueuedChange]:

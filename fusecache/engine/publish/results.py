@@ -117,7 +117,7 @@ class PublishResults:
         version = result.version
         if node is not None and version is not None and record.kind is OperationKind.RENAME:
             version = _with_metadata(version, node.object, record)
-            sets_time = self._lookup.has_set_time(record.key, record.source_etag or "")
+            sets_time = self._lookup.reconciler.has_set_time(record.key, record.source_etag or "")
             changes += self._kept_attributes(version, attributes_of(node), sets_time=sets_time)
         if record.kind in REMOVES:
             self._tree.clear_tombstone(record.key, gone=True)

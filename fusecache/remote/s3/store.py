@@ -34,8 +34,8 @@ from fusecache.remote.http.put import part_query
 from fusecache.remote.http.signed_requests import query_of
 from fusecache.remote.protocol.headers import STANDARD_HEADERS, bare_etag, object_content, quoted_etag
 from fusecache.remote.protocol.responses import ERROR_BY_CODE
-from fusecache.remote.s3.client import open_access
 from fusecache.remote.s3.condition_probe import ask_conditions, test_conditions
+from fusecache.remote.s3.credentials import open_access
 from fusecache.remote.store import PROBE_NAME, Condition, ConditionalWrites, FileSlice, ObjectContent
 
 # Answers of stores that know no DeleteObjects, or not in this form.

@@ -272,7 +272,7 @@ async def test_statistics_are_plain_values_that_say_what_was_asked_and_waited_fo
 
 
 async def state(user: User, path: str) -> str:
-    return await user.fs.path_state(path)
+    return await user.fs.status.path_state(path)
 
 
 async def test_the_state_of_a_file_is_one_word_from_the_first_write_to_the_bucket(
@@ -341,7 +341,7 @@ async def test_who_waits_is_not_told_that_the_bucket_asks_for_fewer_requests(
         await trio.sleep(1.5)
         (waiting,) = user.fs.statistics()["waiting"]
         assert waiting["remedy"].startswith("no action needed")
-        assert user.fs.status.progress(user.fs.pending())["waiting_for"] == ""
+        assert user.fs.status.progress(user.fs.status.pending())["waiting_for"] == ""
         assert await user.drained() == "durable"
 
 
@@ -420,12 +420,12 @@ async def test_a_long_queue_is_counted_in_pieces_and_right(
             nursery.cancel_scope.cancel()
         assert (pending.files, pending.bytes) == (100, sum(range(100)))
         assert seen >= 5
-        assert user.fs.pending().files == 100
+        assert user.fs.status.pending().files == 100
         await trio.sleep(10)
-        assert (user.fs.pending().files, user.fs.pending().bytes) == (100, sum(range(100)))
+        assert (user.fs.status.pending().files, user.fs.status.pending().bytes) == (100, sum(range(100)))
         bucket.come_back()
         assert await user.drained() == "durable"
-        assert user.fs.pending() == Pending()
+        assert user.fs.status.pending() == Pending()
 
 
 @pytest.mark.case(49)
@@ -544,8 +544,8 @@ async def test_the_pace_of_uploads_and_what_is_left_are_said_while_they_last(
         # Two of three MiB since the bucket came back, three seconds ago at most, and one to go.
         assert 2 * MIB / 4 < said["upload_bytes_per_second"] <= 2 * MIB
         assert 0.5 <= said["seconds_left"] <= 2
-        assert "KiB/s, about" in user.fs.status.line(user.fs.pending())
+        assert "KiB/s, about" in user.fs.status.line(user.fs.status.pending())
         assert await user.drained() == "durable"
         await trio.sleep(2)
         assert user.fs.statistics()["seconds_left"] is None
-        assert user.fs.status.line(user.fs.pending()) == "everything is in the bucket"
+        assert user.fs.status.line(user.fs.status.pending()) == "everything is in the bucket"

@@ -62,7 +62,7 @@ async def test_changes_of_names_are_told_from_files_and_removals_that_are_put_of
             assert (said["pending_files"], said["deferred_files"], said["pending_contents"]) == (2, 2, 0)
             assert 530 <= said["deferred_seconds"] <= 541
             assert said["oldest_pending_seconds"] == 0
-        assert user.fs.status.line(user.fs.pending()) == "2 removals deferred"
+        assert user.fs.status.line(user.fs.status.pending()) == "2 removals deferred"
         bucket.takes_nothing = True
         await user.mkdir("new")
         await user.write("new/file", bytes(5))
@@ -101,10 +101,10 @@ async def test_the_bytes_of_an_open_file_are_told_also_while_a_snapshot_of_it_is
         assert told() == (10, 0, 10)
         await trio.sleep(70)  # a snapshot is queued: nothing of the file is in no queue
         assert told() == (0, 10, 10)
-        assert (await user.fs.path_state("log")).startswith(("queued", "uploading:0"))
+        assert (await user.fs.status.path_state("log")).startswith(("queued", "uploading:0"))
         await user.fs.file_io.write(log, 10, bytes(5))
         assert told() == (15, 10, 25)  # the file as it is now, and the snapshot
-        assert await user.fs.path_state("log") == "dirty"
+        assert await user.fs.status.path_state("log") == "dirty"
         await user.close(log)
         dirty, pending, exposed = told()
         assert (dirty, exposed) == (0, pending)
@@ -199,8 +199,8 @@ async def test_what_was_not_tried_yet_waits_for_the_keys_like_all_that_was(
         await refuse(user, store)
         await user.write("run/new", b"2")
         for path in ("run/new", "run/1", "run"):
-            assert await user.fs.path_state(path) == "error:auth-failed"
-        assert await user.fs.path_state("run/file") == "clean"
+            assert await user.fs.status.path_state(path) == "error:auth-failed"
+        assert await user.fs.status.path_state("run/file") == "clean"
         waiting = user.fs.statistics()["waiting"]
         assert waiting
         assert all("unmount --force" in each["remedy"] for each in waiting)
@@ -234,8 +234,8 @@ async def test_a_single_file_that_is_refused_is_no_error_of_the_others(bucket: B
         await user.write("free", b"1")
         await trio.sleep(5)
         await user.write("next", b"1")
-        assert await user.fs.path_state("next") == "queued"
-        assert await user.fs.path_state("secret") == "error:auth-failed"
+        assert await user.fs.status.path_state("next") == "queued"
+        assert await user.fs.status.path_state("secret") == "error:auth-failed"
         store.heal()
         assert await user.drained() == "durable"
 
@@ -251,4 +251,4 @@ async def test_a_symlink_has_a_state_of_its_own(bucket: Bucket, cache: Path) -> 
         assert (there["state"], there["link_to"], there["pending_contents"]) == ("queued", "step-1", 0)
         bucket.come_back()
         assert await user.drained() == "durable"
-        assert await user.fs.path_state("best") == "clean"
+        assert await user.fs.status.path_state("best") == "clean"

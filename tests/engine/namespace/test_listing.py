@@ -159,7 +159,7 @@ async def test_every_lookup_sees_what_was_changed_a_second_ago_while_a_listing_r
     made = fill(bucket, 300)
     async with running_node(bucket, cache, offload=FarOffload()) as user:
         directory = await user.fs.resolve("dir")
-        user.fs.lookup._lister.start(directory)
+        user.fs.lookup.lister.start(directory)
         await trio.sleep(1)
         for number, name in enumerate(made[::40]):
             bucket.memory.put_bytes(f"dir/{name}", b"x" * (number + 10))
@@ -424,7 +424,7 @@ async def test_inode_numbers_take_no_more_memory_however_often_a_directory_chang
             await trio.sleep(5)
             await read_all(user, directory)
         # One for each page and what became of it, at most.
-        assert len(user.fs.lookup._lister._inode_ranges) <= 100
+        assert len(user.fs.lookup.lister._inode_ranges) <= 100
         for each in await read_all(user, directory):
             assert user.fs.lookup.node_by_inode(each.number) is not None
         directory.lookups = 1
@@ -436,7 +436,7 @@ async def test_inode_numbers_take_no_more_memory_however_often_a_directory_chang
         await trio.sleep(1)
         assert not directory.children
         assert all(
-            chunk.directory != directory.number for chunk in user.fs.lookup._lister._inode_ranges.values()
+            chunk.directory != directory.number for chunk in user.fs.lookup.lister._inode_ranges.values()
         )
 
 

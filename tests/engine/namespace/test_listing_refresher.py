@@ -204,7 +204,7 @@ async def test_what_is_published_or_removed_while_the_answer_is_under_way_is_sho
         keep(user, directory)
         await read_all(user, directory)
         names = user.fs.lookup
-        refresh = names._lister.refresh_pages(directory, "")
+        refresh = names.lister.refresh_pages(directory, "")
         await trio.sleep(0.1)
         await user.write("dir/mine", b"new")
         await user.write("dir/0003", b"longer")

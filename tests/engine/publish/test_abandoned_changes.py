@@ -87,4 +87,4 @@ async def test_a_refused_change_is_no_error_any_more_once_it_is_made_again(
         await user.unlink("d/old")
         assert await user.drained() == "durable"
         assert user.fs.statistics()["rejected_files"] == 0
-        assert await user.fs.path_state("d") == "clean"
+        assert await user.fs.status.path_state("d") == "clean"

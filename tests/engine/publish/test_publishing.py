@@ -237,7 +237,7 @@ async def test_a_change_of_names_alone_is_published_without_being_asked(
                 await user.rename("file", "other")
         await trio.sleep(5)
         assert len(bucket.requests) > before
-        assert user.fs.pending().files == 0
+        assert user.fs.status.pending().files == 0
 
 
 async def test_sync_ends_when_what_it_waits_for_is_removed(bucket: Bucket, cache: Path) -> None:
@@ -377,7 +377,7 @@ async def test_a_refused_file_is_kept_and_the_others_go_on(bucket: Bucket, cache
         await user.write("good", b"2")
         assert await user.drained() == "error"
         assert await user.read("bad") == b"1"
-        assert (await user.fs.path_state("bad")).startswith("error:")
+        assert (await user.fs.status.path_state("bad")).startswith("error:")
         assert (await user.fs.wait_durable("good", None)).result == "durable"
     assert bucket.shows() == {"good": b"2"}
     async with running_node(store, cache) as user:
@@ -407,7 +407,7 @@ async def test_an_upload_whose_parts_are_refused_again_and_again_is_kept_and_rep
         await user.write("good", b"2" * LARGE)
         assert await user.drained() == "error"
         assert await user.read("bad") == b"1" * LARGE
-        assert (await user.fs.path_state("bad")).startswith("error:")
+        assert (await user.fs.status.path_state("bad")).startswith("error:")
         await trio.sleep(5)
     assert bucket.shows() == {"good": b"2" * LARGE}
     assert 3 <= len(bucket.sent("create_multipart", "bad")) <= 10

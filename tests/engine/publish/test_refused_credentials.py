@@ -147,7 +147,7 @@ async def test_the_status_says_for_how_long_the_keys_are_refused(bucket: Bucket,
             await trio.sleep(1)
         assert 18 <= user.fs.statistics()["refused_seconds"] <= 21
         with pytest.raises(AccessDenied, match=r"^never/seen: not known locally, and .*InvalidAccess"):
-            await user.fs.lookup_path("never/seen")
+            await user.fs.paths.lookup_path("never/seen")
         store.heal()
         await trio.sleep(2)
         await user.fs.resolve("run/file")

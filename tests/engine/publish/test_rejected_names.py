@@ -50,7 +50,7 @@ async def test_it_is_listed_and_leaves_the_old_name(bucket: Bucket, cache: Path)
             "the bucket rejected the rename from old: archived in storage class GLACIER"
         )
         assert row["time"] > 0
-        assert await user.fs.path_state("new") == "error:archived"
+        assert await user.fs.status.path_state("new") == "error:archived"
         (failed,) = (await user.fs.status.path_status("new"))["failed"]
         assert "restore the object from its archive" in failed["remedy"]
         assert await user.read("old") == b"archived"
@@ -68,7 +68,7 @@ async def test_it_heals_by_itself_when_its_cause_is_gone(bucket: Bucket, cache: 
         assert await user.tree() == {"new": b"archived"}
         assert await entries(user) == []
         with pytest.raises(NotFound):
-            await user.fs.path_state("old")
+            await user.fs.status.path_state("old")
     assert bucket.shows() == {"new": b"archived"}
 
 

@@ -269,10 +269,10 @@ async def test_a_refused_file_is_listed_and_is_offered_to_the_bucket_again(
         thing = await only(user)
         assert (thing["kind"], thing["path"], thing["bytes"]) == ("refused", "bad", len(HALF))
         assert "EntityTooLarge" in thing["message"]
-        assert await user.fs.path_state("bad") == "error:refused"
+        assert await user.fs.status.path_state("bad") == "error:refused"
         assert await user.fs.quarantine.restore(thing["id"], "") == "bad"
         assert await user.drained() == "durable"
-        assert (await things(user), await user.fs.path_state("bad")) == ([], "clean")
+        assert (await things(user), await user.fs.status.path_state("bad")) == ([], "clean")
         await nothing_is_staged(user)
     assert bucket.shows() == {"bad": HALF}
 
@@ -318,15 +318,15 @@ async def test_a_conflict_is_said_at_every_sync_and_start_until_somebody_has_see
         answer = await user.fs.wait_durable("file", None)
         assert (answer.result, copy in answer.message) == ("conflict", True)
         assert "and" not in answer.message.partition(": compare")[0]
-        assert await user.fs.path_state("file") == "conflict"
-        assert await user.fs.path_state(copy) == "clean"
+        assert await user.fs.status.path_state("file") == "conflict"
+        assert await user.fs.status.path_state(copy) == "clean"
         assert (await user.fs.wait_durable(copy, None)).result == "durable"
         assert user.fs.statistics()["conflict_files"] == 1
         await user.unlink(copy)
         assert await user.drained() == "durable"
         assert await things(user) == []
     async with running_node(bucket, cache) as user:
-        assert (await user.drained(), await user.fs.path_state("file")) == ("durable", "clean")
+        assert (await user.drained(), await user.fs.status.path_state("file")) == ("durable", "clean")
 
 
 async def test_who_writes_the_name_again_has_settled_it_and_the_copy_stays_listed(

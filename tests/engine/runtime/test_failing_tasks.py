@@ -171,7 +171,7 @@ async def fail_page(user: User, bucket: Bucket, mistake: MistakeIn) -> None:
     await user.tree("directory")
     directory = await user.fs.resolve("directory")
     mistake.times = 1
-    asked = user.fs.lookup._lister.refresh_pages(directory, "")
+    asked = user.fs.lookup.lister.refresh_pages(directory, "")
     while not asked.done:
         await asked.wait()
     with fails("list-page directory"):

@@ -40,7 +40,7 @@ async def test_they_are_read_and_written_here_and_never_published(bucket: Bucket
         status = user.fs.statistics()
         assert (status["local_only_files"], status["local_only_bytes"]) == (1, 7)
         assert (status["pending_files"], status["dirty_files"]) == (0, 0)
-        assert await user.fs.path_state("tmp/file") == "local-only"
+        assert await user.fs.status.path_state("tmp/file") == "local-only"
         assert user.fs.cache.statistics().staging_bytes == 7
     assert files_in(bucket.shows()) == {}
 
@@ -55,10 +55,10 @@ async def test_a_directory_with_one_of_them_says_so_unless_something_graver_is_i
         assert await user.drained() == "durable"
         there = await user.fs.status.path_status("tmp")
         assert (there["state"], there["local_only_files"], there["local_only_bytes"]) == ("local-only", 1, 5)
-        assert await user.fs.path_state("other") == "clean"
+        assert await user.fs.status.path_state("other") == "clean"
         bucket.takes_nothing = True
         await user.write("other2", b"1")
-        assert await user.fs.path_state("") == "queued"
+        assert await user.fs.status.path_state("") == "queued"
         bucket.come_back()
         handle = await user.open("tmp/written")
         await user.fs.file_io.write(handle, 0, b"123")
@@ -218,7 +218,7 @@ async def test_what_was_closed_is_kept_aside_when_there_is_no_room_to_append_to_
         (thing,) = (await user.fs.quarantine.listing())["entries"]
         await user.fs.quarantine.restore(thing["id"], "tmp/log")
         assert await user.read("tmp/log") == b"closed"
-        assert await user.fs.path_state("tmp/log") == "local-only"
+        assert await user.fs.status.path_state("tmp/log") == "local-only"
 
 
 async def test_what_is_being_written_is_counted_as_only_here(bucket: Bucket, cache: Path) -> None:

@@ -921,7 +921,7 @@ def test_what_is_pending_is_known_before_a_forced_unmount(
     root: Path, daemon: Callable[..., FakeDaemon]
 ) -> None:
     daemon(done("ok", pending_files=7, pending_bytes=70))
-    assert launch.log_tail(find_mount(root, {})[0]).progress == ServerProgress(7, 70)
+    assert ask(find_mount(root, {})[0], "status").progress == ServerProgress(7, 70)
 
 
 # ---- starting in the background
@@ -947,7 +947,7 @@ def test_a_start_ends_when_the_child_is_ready_and_the_child_lives_on(tmp_path: P
         f"open({str(fifo)!r}).read()\n"
     )
     with child(program) as command:
-        launch.start_in_background(command, tmp_path / "new" / "log")
+        launch.StartingDaemon(command, tmp_path / "new" / "log").wait()
     assert (tmp_path / "new" / "log").read_text() == "hello True\n"
     fifo.write_text("end")  # blocks until the child opens it: it is alive
     assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
@@ -955,7 +955,7 @@ def test_a_start_ends_when_the_child_is_ready_and_the_child_lives_on(tmp_path: P
 
 def test_what_a_ready_child_warns_of_is_handed_on(tmp_path: Path) -> None:
     with child("parent.report('ready the disk is small')") as command:
-        assert launch.start_in_background(command, tmp_path / "log") == "the disk is small"
+        assert launch.StartingDaemon(command, tmp_path / "log").wait() == "the disk is small"
     os.wait()
 
 
@@ -964,14 +964,14 @@ def test_a_child_s_error_is_told_in_its_words(tmp_path: Path) -> None:
         child("parent.report('error: the bucket\\nis gone')\nsys.exit(1)") as command,
         pytest.raises(MountError, match=r"^the bucket is gone$"),
     ):
-        launch.start_in_background(command, tmp_path / "log")
+        launch.StartingDaemon(command, tmp_path / "log").wait()
 
 
 def test_a_child_that_dies_without_a_word_is_told_by_its_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("an older run\n")
     with child("print('last words', flush=True)\nos._exit(9)") as command, pytest.raises(MountError) as error:
-        launch.start_in_background(command, log)
+        launch.StartingDaemon(command, log).wait()
     assert "status 9" in str(error.value)
     assert error.value.__notes__ == ["last words"]
 

@@ -42,6 +42,6 @@ def test_a_mount_that_may_have_the_keys_is_asked(
 
     monkeypatch.setattr(sources, "our_entries", entries)
     monkeypatch.setattr(sources, "resolve_in_mount", resolve)
-    monkeypatch.setattr(sources, "request_stream", lambda mount, request: {"result": "ok"})
+    monkeypatch.setattr(sources, "command", lambda mount, request: {"result": "ok"})
     assert list(ask_mounts("bucket", prefix, {}, is_needed=True)) == [{"result": "ok"}] * is_asked
     assert asked == ["/data"] * is_asked

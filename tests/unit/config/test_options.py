@@ -202,10 +202,18 @@ def test_a_list_may_be_empty() -> None:
         ("1.5 TB", 1500 * 10**9),
         ("2m", 2 * 10**6),
         ("64 mib", 64 * MIB),
+        ("500e9", 500 * 10**9),
+        (".5KB", 500),
     ],
 )
 def test_sizes_are_read_as_people_write_them(text: str, count: int) -> None:
     assert parse_size(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5.2", "5 apples", "7iB", "1e999", f"{'9' * 400}G"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="50GiB"):
+        parse_size(text)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.remote.clouds.authorization import sign_by_shared_key
+from fusecache.remote.clouds.opening import sign_by_shared_key
 
 authentication = pytest.importorskip("azure.storage.blob._shared.authentication")
 KEY = bytes(range(64))
