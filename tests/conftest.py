@@ -55,6 +55,21 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if NEEDS_TORCH.search(collection_path.read_text()) else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the 800 000 objects of the collected modules out of every collection of garbage.
+
+    Each took half a second: a quarter of the CPU time of collecting tests, and again in each look for what a test left.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests of some folders on a clock that jumps to the next deadline as soon as all tasks wait."""
     for item in items:

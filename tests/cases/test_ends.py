@@ -10,8 +10,8 @@ from tests.s3server import Fault, FaultAction, ServerProcess
 from tests.support.daemons import MIB, Daemon, some_bytes
 from tests.support.mounts import wait_until
 
-SIZES = {"a": 200 * MIB, "b": MIB, "c": 130 * MIB, "d": 0, "e": 70 * MIB}
-PARTS_OF_A = 4
+SIZES = {"a": 66 * MIB, "b": MIB, "c": 66 * MIB, "d": 0}
+PARTS_OF_A = 2
 FIRST_FLAGS = ("--cache-size", "2GiB")
 OTHER_FLAGS = (
     *("--cache-size", "1GiB", "--memory", "96MiB"),

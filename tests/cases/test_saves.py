@@ -79,7 +79,7 @@ class Watch:
 @pytest.mark.case(2)
 def test_another_node_sees_nothing_of_a_large_file_and_then_all_of_it(place: Place):
     place.bucket.control.faults(HOLD_COMPLETE)
-    data = pattern(200 * MIB)
+    data = pattern(130 * MIB)
     with Watch(place.second / "model.pt") as watch:
         (place.path / "model.pt").write_bytes(data)
         place.bucket.control.wait_requests(

@@ -12,8 +12,10 @@ from tests.support.mounts import Mount, pattern, wait_until
 from tests.support.s3_buckets import Bucket
 
 MIB = 2**20
-SIZES = [pytest.param(1000, id="one request"), pytest.param(66 * MIB, id="parts")]
-BASES = [pytest.param(None, id="new"), pytest.param(b"base", id="replaced")]
+FILES = [
+    pytest.param(1000, None, id="a new file in one request"),
+    pytest.param(66 * MIB, b"base", id="a replaced one in parts"),
+]
 # The second comes when the first is there.
 SETTLE_SECONDS = ("0.2", "1")
 
@@ -84,8 +86,7 @@ def has_published(node: Mount) -> bool:
 
 
 @pytest.mark.case(41)
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "base"), FILES)
 def test_different_bytes_of_two_nodes_both_survive(
     mount: Callable[..., Mount], bucket: Bucket, expect_log: ExpectedLog, size: int, base: bytes | None
 ):
@@ -104,8 +105,7 @@ def test_different_bytes_of_two_nodes_both_survive(
 
 
 @pytest.mark.case(42)
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "base"), FILES)
 def test_the_same_bytes_of_two_nodes_are_success_on_both(
     mount: Callable[..., Mount], bucket: Bucket, size: int, base: bytes | None
 ):

@@ -1,8 +1,6 @@
 """The run itself: its plan comes from the seed alone, its checks find what they look for, and short runs are clean."""
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from tests.chaos.load import Ledger, Load
 from tests.chaos.plan import ANSWERS, COPY, NODE, PERIOD_SECONDS, REST_SECONDS, WAYS, WHOLE_MACHINE, draw_plan
 from tests.chaos.programs import RUNS
 from tests.s3server import ServerProcess
-from tests.support import ROOT
 from tests.support.mounts import tree_of, wait_until
 
 OLD: Content = [[1, 1000]]
@@ -196,17 +193,3 @@ def test_a_step_that_failed_leaves_its_files_uncertain(tmp_path: Path) -> None:
     wait_until(fail, "failed steps", 60)
     load.stop(10)
     assert not unlike(tmp_path, load.ledger)
-
-
-@pytest.mark.fuse
-@pytest.mark.s3server_only
-@pytest.mark.timeout(400)  # what is not healed is said after five minutes
-def test_a_few_seconds_are_clean(tmp_path: Path) -> None:
-    """The load runs, answers are lost, and nothing is found."""
-    words = ["--minutes", "0.2", "--seed", "1", "--no-whole-machine", "--directory", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.chaos", *words],
-        cwd=ROOT, capture_output=True, text=True, timeout=380, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-    assert "acknowledged closes" in done.stdout

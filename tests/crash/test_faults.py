@@ -109,47 +109,7 @@ def test_a_key_is_written_at_most_once_a_second(server: ServerProcess, daemon: D
     assert shows(server)["log"] == b"last"
 
 
-def test_a_file_rewritten_before_its_turn_is_sent_once(
-    server: ServerProcess, make_daemon: Callable[..., Daemon]
-) -> None:
-    daemon = make_daemon(*NEVER_SETTLES)
-    daemon.mount()
-    server.control.clear_log()
-    for number in range(5):
-        (daemon.path / "file").write_bytes(b"%d" % number)
-    drain(daemon)
-    assert [entry.key for entry in server.control.log("PutObject")] == ["file"]
-    assert shows(server) == {"file": b"4"}
-
-
 # ---- other clients
-
-
-def test_both_versions_of_a_file_written_by_two_clients_are_kept(
-    server: ServerProcess, daemon: Daemon
-) -> None:
-    server.control.faults(Fault(FaultAction.HOLD, operation="PutObject"))
-    (daemon.path / "file").write_bytes(b"ours")
-    server.control.put("file", b"theirs")
-    server.control.clear_faults()
-    assert daemon.sync() == 3
-    shown = shows(server)
-    (copy,) = (key for key in shown if key.startswith("file.conflict-"))
-    assert shown == {"file": b"theirs", copy: b"ours"}
-    wait_until(lambda: (daemon.path / "file").read_bytes() == b"theirs", "the other version")
-    assert (daemon.path / copy).read_bytes() == b"ours"
-    assert daemon.sync() == 3  # until somebody has seen to it
-    (daemon.path / copy).unlink()
-    assert daemon.sync() == 0
-
-
-def test_the_same_bytes_written_by_two_clients_are_one_file(server: ServerProcess, daemon: Daemon) -> None:
-    server.control.faults(Fault(FaultAction.HOLD, operation="PutObject"))
-    (daemon.path / "file").write_bytes(b"same")
-    server.control.put("file", b"same")
-    server.control.clear_faults()
-    assert daemon.sync() == 0
-    assert shows(server) == {"file": b"same"}
 
 
 def test_what_another_client_wrote_meanwhile_is_not_deleted(
@@ -173,46 +133,6 @@ def test_what_another_client_wrote_meanwhile_is_not_deleted(
 
 
 # ---- the bucket
-
-
-def test_writers_go_on_in_an_outage(server: ServerProcess, make_daemon: Callable[..., Daemon]) -> None:
-    daemon = make_daemon("--attribute-seconds", "600")
-    daemon.mount()
-    (daemon.path / "step").mkdir()
-    assert list((daemon.path / "step").iterdir()) == []
-    server.control.pause()
-    names = [f"step/{number}" for number in range(20)]
-    for name in names:
-        (daemon.path / name).write_bytes(name.encode())
-    assert daemon.sync(timeout=1) == 1
-    for name in names:
-        assert (daemon.path / name).read_bytes() == name.encode()
-    server.control.resume()
-    assert daemon.sync() == 0
-    assert sorted(published(server)) == sorted(("PutObject", key) for key in ("step/", *names))
-
-
-@pytest.mark.case(27)
-def test_a_storm_of_refusals_delays_but_changes_nothing(server: ServerProcess, daemon: Daemon) -> None:
-    for status, code in ((429, "TooManyRequests"), (500, "InternalError"), (503, "SlowDown")):
-        for operation in ("PutObject", "UploadPart", "CompleteMultipartUpload", "CreateMultipartUpload"):
-            server.control.faults(
-                Fault(
-                    FaultAction.ANSWER,
-                    operation=operation,
-                    status=status,
-                    code=code,
-                    probability=0.5,
-                    times=2,
-                )
-            )
-    files = {"a": b"1", "large": some_bytes(66 * MIB, 2), "z": b"3"}
-    for name, data in files.items():
-        (daemon.path / name).write_bytes(data)
-    assert daemon.sync() == 0
-    assert shows(server) == files
-    keys = [key for _, key in published(server)]
-    assert sorted(keys) == sorted(files)
 
 
 @pytest.mark.case(30)
@@ -348,21 +268,6 @@ def is_there(path: Path) -> bool:
 
     wait_until(is_answered, f"an answer of the bucket for {path.name}")
     return said[0]
-
-
-def test_a_file_that_is_refused_for_good_holds_nobody_back(server: ServerProcess, daemon: Daemon) -> None:
-    fault = Fault(FaultAction.ANSWER, operation="PutObject", key="bad", status=400, code="EntityTooLarge")
-    server.control.faults(fault)
-    for name in ("before", "bad", "after"):
-        (daemon.path / name).write_bytes(name.encode())
-    assert daemon.sync() == 2
-    assert daemon.sync("after") == 0
-    assert (daemon.path / "bad").read_bytes() == b"bad"
-    assert shows(server) == {"before": b"before", "after": b"after"}
-    server.control.clear_faults()
-    (daemon.path / "bad").write_bytes(b"better")
-    assert daemon.sync() == 0
-    assert shows(server)["bad"] == b"better"
 
 
 # ---- the end of a daemon

@@ -103,21 +103,6 @@ def test_a_file_that_was_not_closed_is_kept_aside(server: ServerProcess, daemon:
     assert daemon.orphans() == [b"half a checkpoint"]
 
 
-def test_a_file_that_was_just_closed_is_published(
-    server: ServerProcess, make_daemon: Callable[..., Daemon]
-) -> None:
-    daemon = make_daemon()
-    daemon.mount("--settle-seconds", "3600")  # "just" is before it has settled, however long that takes here
-    (daemon.path / "file").write_bytes(b"whole")
-    daemon.kill()
-    assert server.control.objects() == {}
-    daemon.mount()
-    assert (daemon.path / "file").read_bytes() == b"whole"
-    assert daemon.sync() == 0
-    assert shows(server) == {"file": b"whole"}
-    assert daemon.orphans() == []
-
-
 def test_parts_that_the_bucket_has_are_not_sent_again(server: ServerProcess, daemon: Daemon) -> None:
     server.control.faults(Fault(FaultAction.HOLD, operation="UploadPart", key="file", nth=2))
     (daemon.path / "file").write_bytes(LARGE)
@@ -201,21 +186,6 @@ def test_a_kill_at_any_point_of_a_multipart_upload_loses_nothing(
         assert left == []
 
 
-def test_an_upload_begun_before_the_kill_and_expired_since_is_sent_anew(
-    server: ServerProcess, daemon: Daemon
-) -> None:
-    server.control.faults(Fault(FaultAction.HOLD, operation="CompleteMultipartUpload", key="file"))
-    (daemon.path / "file").write_bytes(LARGE)
-    server.control.wait_requests(1, "CompleteMultipartUpload", "file", finished=False)
-    daemon.kill()
-    (upload,) = server.control.uploads()
-    server.control.abort_upload(upload.upload_id)
-    server.control.clear_faults()
-    daemon.mount()
-    assert daemon.sync() == 0
-    assert shows(server) == {"file": LARGE}
-
-
 def test_changes_of_names_made_in_an_outage_survive_a_kill(
     server: ServerProcess, make_daemon: Callable[..., Daemon]
 ) -> None:
@@ -272,17 +242,6 @@ def test_a_dead_mount_is_cleared_at_once(daemon: Daemon) -> None:
 
 
 # ---- what a start refuses
-
-
-@pytest.mark.case(50)
-def test_a_second_daemon_on_a_cache_directory_is_refused(daemon: Daemon, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    words = [other if word == daemon.path else word for word in daemon.mount_words()]
-    done = daemon.command(*words)
-    assert done.returncode == 1
-    assert "in use by another daemon" in done.stderr
-    assert daemon.sync() == 0
 
 
 def test_a_cache_directory_in_a_mount_of_ours_is_refused(daemon: Daemon, tmp_path: Path) -> None:

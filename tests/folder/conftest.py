@@ -12,8 +12,8 @@ import pytest
 
 from tests.s3server import ServerProcess
 from tests.support import ROOT
-from tests.support.daemons import FUSECACHE
 from tests.support.marks import mark_all
+from tests.support.mounts import FUSECACHE, run
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,7 +52,6 @@ class Node:
         others = {name: value for name, value in os.environ.items() if not name.startswith("FUSECACHE_")}
         return {
             **others,
-            "PYTHONPATH": f"{self.without_fuse}:{ROOT}",
             "AWS_ACCESS_KEY_ID": self.server.access_key,
             "AWS_SECRET_ACCESS_KEY": self.server.secret_key,
             "AWS_EC2_METADATA_DISABLED": "true",
@@ -71,16 +70,14 @@ class Node:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=self.environment(),
+            env={**self.environment(), "PYTHONPATH": f"{self.without_fuse}:{ROOT}"},
         )
         self.running.append(child)
         return child
 
     def run(self, *words: str | Path) -> "subprocess.CompletedProcess[str]":
-        """Run a command to its end."""
-        child = self.start(*words)
-        out, err = child.communicate(timeout=120)
-        return subprocess.CompletedProcess(words, child.returncode, out, err)
+        """Run a command to its end, by a fork. Only a command of `start` finds no FUSE."""
+        return run(FUSECACHE, *words, check=False, seconds=120, env=self.environment())
 
     def pull(self, folder: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
         """Run `fusecache pull`."""

@@ -221,8 +221,7 @@ def upgrade(mount: Mount) -> None:
     assert mount.pid != before
 
 
-@pytest.mark.parametrize("death", [kill, upgrade])
-@pytest.mark.parametrize("settle", ["0.2", "3"])
+@pytest.mark.parametrize(("death", "settle"), [(kill, "0.2"), (kill, "3"), (upgrade, "3")])
 def test_open_files_go_on_whatever_their_names_do(
     mount: MakeMount, bucket: Bucket, death: Callable[[Mount], None], settle: str
 ) -> None:

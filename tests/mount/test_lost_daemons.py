@@ -86,8 +86,15 @@ def end_daemon(one: Mount, way: str) -> None:
 # ---- commands that wait
 
 
-@WAYS
-@pytest.mark.parametrize("words", [["sync"], ["sync", "--timeout", "60s"], ["unmount"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        (["sync"], "kill"),
+        (["sync", "--timeout", "60s"], "upgrade"),
+        (["unmount"], "kill"),
+        (["unmount"], "upgrade"),
+    ],
+)
 def test_a_command_that_waits_for_uploads_waits_for_those_of_the_next_daemon(
     mount: MakeMount, bucket: Bucket, words: list[str], way: str
 ) -> None:

@@ -157,13 +157,6 @@ def test_a_cache_directory_in_use(mount, refused, bucket):
     assert "use" in said
 
 
-def test_a_cache_directory_of_another_prefix(mount, refused, bucket):
-    first: Mount = mount()
-    (first.path / "file").write_bytes(b"1")
-    first.unmount()
-    assert "prefix" in (said := refused(of=bucket.below("other"), cache=first.cache)) or "another" in said
-
-
 def test_a_cache_limit_that_is_too_small(refused):
     assert "cache_size" in refused("--cache-size", "1MiB")
 

@@ -185,10 +185,10 @@ import sys, threading
 for name in sys.argv[1:]:
     threading.Thread(target=lambda name=name: open(name, "rb").read()).start()
 """
-OUTAGES = [(_stop, _start_again), (_pause, _resume), (_refuse, _allow), (_throttle, _clear)]
+OUTAGES = [(_stop, _start_again), (_throttle, _clear)]
 
 
-@pytest.mark.parametrize(("end", "heal"), OUTAGES, ids=["silent", "closed", "refused", "throttled"])
+@pytest.mark.parametrize(("end", "heal"), OUTAGES, ids=["silent", "throttled"])
 def test_an_outage_stays_in_its_bucket(
     pair: Pair, end: Callable[[ServerProcess], None], heal: Callable[[ServerProcess], None]
 ) -> None:

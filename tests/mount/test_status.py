@@ -56,21 +56,6 @@ def test_a_symlink_is_told_itself_and_then_its_target(mount, bucket: Bucket, tmp
     assert status(outside)[0] == "run/step-1 clean"
 
 
-def test_a_file_larger_than_the_cache_takes_is_told_after_its_writer_was(mount, bucket: Bucket, expect_log):
-    expect_log("write failed")
-    expect_log("removed unfinished file after ENOSPC")
-    one: Mount = mount("--cache-size", "64MiB", "--memory", "64MiB")
-    model = one.path / "model"
-    with pytest.raises(OSError, match="No space left"):
-        model.write_bytes(bytes(120 * MIB))
-    wait_until(lambda: not model.exists(), "the end of what found no room")
-    for path in (one.path, model):
-        (line,) = [line for line in status(path) if "failed with ENOSPC" in line]
-        assert "1 write failed with ENOSPC, the last model (" in line
-        assert "--cache-size" in line
-    assert facts(model)["state"] == "error:no-space"
-
-
 def test_a_checkpoint_that_is_renamed_while_it_uploads_is_counted_under_its_new_name(mount, bucket: Bucket):
     one: Mount = mount()
     bucket.control.set(upload_bandwidth=MIB // 32)  # minutes: longer than the commands below take to start

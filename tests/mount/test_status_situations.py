@@ -186,3 +186,4 @@ def test_a_full_disk(mount, bucket: Bucket, expect_log):
     assert masked(line).startswith(
         "N write failed with ENOSPC, the last model (N), N ago: raise --cache-size"
     )
+    assert one.status("model")["state"] == "error:no-space"

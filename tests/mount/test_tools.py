@@ -10,7 +10,6 @@ import time
 import zipfile
 from pathlib import Path
 
-import h5py
 import numpy
 import pytest
 
@@ -242,35 +241,6 @@ database.close()
     rows = other.execute("select who, count(*), sum(turn) from numbers group by who order by who").fetchall()
     assert rows == [("first", 40, 780), ("second", 40, 780)]
     other.close()
-
-
-def test_an_hdf5_file_is_made_changed_and_grown(place: Place):
-    path = place.path / "data.h5"
-    expected = numpy.arange(1_000_000.0).reshape(1000, 1000)
-    with h5py.File(path, "w") as file:
-        file.create_dataset("table", data=expected, chunks=(50, 50), maxshape=(None, 1000))
-        file.create_group("empty")
-    place.sync()
-    for turn in range(3):  # over the published version each time
-        with h5py.File(path, "r+") as file:
-            table = file["table"]
-            table[turn::97, ::13] = -turn
-            expected[turn::97, ::13] = -turn
-            file.attrs[f"turn {turn}"] = turn
-            file.create_dataset(
-                f"more/{turn}", data=numpy.frombuffer(pattern(100 * KIB, seed=turn + 1), "u1")
-            )
-    with h5py.File(path, "r+") as file:
-        file["table"].resize(1200, axis=0)
-        file["table"][1100] = 5
-        del file["empty"]
-    expected = numpy.vstack([expected, numpy.zeros((200, 1000))])
-    expected[1100] = 5
-    assert_same_elsewhere(place)
-    with h5py.File(place.second / "data.h5", "r") as file:
-        assert numpy.array_equal(file["table"][...], expected)
-        assert file["more/2"][()].tobytes() == pattern(100 * KIB, seed=3)
-        assert dict(file.attrs) == {"turn 0": 0, "turn 1": 1, "turn 2": 2}
 
 
 def test_scattered_writes_into_a_published_file(place: Place):

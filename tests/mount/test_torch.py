@@ -1,7 +1,6 @@
 """Checkpoints as trainers write them."""
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,28 +9,10 @@ import pytest
 from loader import latest_checkpoint
 from tests.mount.conftest import Place
 from tests.s3server import Fault, FaultAction
-from tests.support.mounts import Mount, run, run_python, wait_until
+from tests.support.mounts import Mount, run_python, wait_until
 
 torch = pytest.importorskip("torch")
 distributed = pytest.importorskip("torch.distributed.checkpoint")
-safetensors = pytest.importorskip("safetensors.torch")
-
-DISTRIBUTED = """
-import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-state = {f"shared{index}": torch.full((1000,), float(index)) for index in range(20)}
-state |= {f"rank{rank}.{index}": torch.full((50_000,), rank + index / 10) for index in range(20)}
-if sys.argv[2] == "save":
-    dcp.save(state, checkpoint_id=sys.argv[1])
-else:
-    wanted = {name: value.clone() for name, value in state.items()}
-    for value in state.values():
-        value.zero_()
-    dcp.load(state, checkpoint_id=sys.argv[1])
-    assert all(torch.equal(state[name], wanted[name]) for name in wanted)
-dist.destroy_process_group()
-"""
 
 
 def test_torch_save_and_load(place: Place):
@@ -53,58 +34,6 @@ def test_torch_save_again_and_again_over_the_same_name(place: Place):
         assert torch.load(place.path / "last.pt")["step"].item() == step
     place.sync()
     assert torch.load(place.second / "last.pt")["step"].item() == 2
-
-
-def test_safetensors_over_an_existing_file(place: Place):
-    old, new = ({"weights": torch.full((500_000,), value)} for value in (1.0, 2.0))
-    path = place.path / "model.safetensors"
-    safetensors.save_file(old, path)
-    place.sync()
-    safetensors.save_file(new, path)
-    assert torch.equal(safetensors.load_file(path)["weights"], new["weights"])
-    assert (
-        torch.equal(safetensors.load(place.bucket.get("model.safetensors"))["weights"], old["weights"])
-        or place.bucket.get("model.safetensors") == path.read_bytes()
-    )
-    place.sync()
-    assert place.bucket.names() == ["model.safetensors"]
-    assert torch.equal(safetensors.load_file(place.second / path.name)["weights"], new["weights"])
-    if place.bucket.service.control is not None:
-        assert place.bucket.published() == [("PutObject", "model.safetensors")] * 2
-
-
-@pytest.mark.timeout(600)
-def test_a_distributed_checkpoint_of_two_ranks_is_complete_when_its_metadata_appear(mount, bucket, tmp_path):
-    one: Mount = mount("--settle-seconds", "0.5")
-    program = tmp_path / "program.py"
-    program.write_text(DISTRIBUTED)
-
-    def torchrun(mode: str, root: object) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        words = [
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--local-addr=127.0.0.1",
-            "--nproc-per-node=2",
-            str(program),
-        ]
-        run(sys.executable, *words, f"{root}/step-1", mode, env=environment, seconds=240)
-
-    torchrun("save", one.path)
-    one.sync()
-    assert [name for name in bucket.names() if not name.endswith("/")] == [
-        "step-1/.metadata",
-        "step-1/__0_0.distcp",
-        "step-1/__1_0.distcp",
-    ]
-    if bucket.service.control is not None:
-        order = [name for _, name in bucket.published() if not name.endswith("/")]
-        assert sorted(order[:-1]) == ["step-1/__0_0.distcp", "step-1/__1_0.distcp"]
-        assert order[-1] == "step-1/.metadata"
-        assert not bucket.operations("CopyObject")
-    other: Mount = mount()
-    torchrun("load", other.path)
 
 
 def test_a_killed_torch_save_leaves_the_old_checkpoint(place: Place, expect_log):

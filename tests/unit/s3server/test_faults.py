@@ -30,14 +30,6 @@ def read(client: "S3Client", **more: Any) -> bytes:
     return client.get_object(Bucket=BUCKET, Key="k", **more)["Body"].read()
 
 
-def test_answer_before_the_effect(server: ServerProcess, client: "S3Client") -> None:
-    script(server, FaultAction.ANSWER, "PutObject", status=503, code="SlowDown")
-    assert refusal(client.put_object, Bucket=BUCKET, Key="new", Body=b"x") == (503, "SlowDown")
-    assert list(server.control.objects()) == ["k"]
-    (entry,) = server.control.log("PutObject")
-    assert (entry.status, entry.took_effect, entry.fault) == (503, False, "answer")
-
-
 def test_answer_after_the_effect(server: ServerProcess, client: "S3Client") -> None:
     script(server, FaultAction.ANSWER_AFTER, "PutObject", status=500, code="InternalError")
     assert refusal(client.put_object, Bucket=BUCKET, Key="new", Body=b"x") == (500, "InternalError")
@@ -118,19 +110,6 @@ def test_delay(server: ServerProcess, client: "S3Client") -> None:
     first, second = server.control.wait_requests(2, "GetObject")
     assert (first.fault, second.fault) == ("", "delay")
     assert second.seconds >= 0.2
-
-
-def test_a_held_request_waits_for_the_script_to_be_cleared(server: ServerProcess, client: "S3Client") -> None:
-    server.control.faults(Fault(FaultAction.HOLD, operation="PutObject"))
-    arguments = {"Bucket": BUCKET, "Key": "held", "Body": b"x"}
-    thread = threading.Thread(target=client.put_object, kwargs=arguments)
-    thread.start()
-    (entry,) = server.control.wait_requests(1, "PutObject", finished=False)
-    assert (entry.status, entry.finished) == (None, False)
-    assert server.control.objects() == {}
-    server.control.clear_faults()
-    thread.join()
-    assert server.control.read("held") == b"x"
 
 
 def test_a_fault_is_removed_by_its_id_and_the_others_stay(server: ServerProcess, client: "S3Client") -> None:

@@ -1,12 +1,10 @@
 """Multipart uploads, and R2's rules for them."""
 
-import hashlib
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.s3server import Fault, FaultAction, ServerProcess, synthetic_bytes
+from tests.s3server import ServerProcess, synthetic_bytes
 from tests.unit.s3server.refusals import refusal
 
 if TYPE_CHECKING:
@@ -36,23 +34,6 @@ def complete(client: "S3Client", upload_id: str, parts: list[dict[str, Any]], **
     return client.complete_multipart_upload(
         Bucket=BUCKET, Key="k", UploadId=upload_id, MultipartUpload=parts_argument, **more
     )["ETag"]
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_parts_in_any_order_become_one_object(server: ServerProcess, client: "S3Client") -> None:
-    bodies = [os.urandom(SMALL), os.urandom(SMALL), os.urandom(3)]
-    upload_id = begin(client, Metadata={"a": "b"}, ContentType="text/x")
-    parts = [part(client, upload_id, number, bodies[number - 1]) for number in (3, 1, 2)]
-    parts.sort(key=lambda row: int(row["PartNumber"]))
-    etag = complete(client, upload_id, parts)
-    md5s = b"".join(hashlib.md5(body).digest() for body in bodies)
-    assert etag == f'"{hashlib.md5(md5s).hexdigest()}-3"'
-    answer = client.get_object(Bucket=BUCKET, Key="k")
-    assert answer["Body"].read() == b"".join(bodies)
-    assert (answer["Metadata"], answer["ContentType"]) == ({"a": "b"}, "text/x")
-    across = client.get_object(Bucket=BUCKET, Key="k", Range=f"bytes={SMALL - 2}-{2 * SMALL + 1}")
-    assert across["Body"].read() == b"".join(bodies)[SMALL - 2 : 2 * SMALL + 2]
-    assert server.control.uploads() == []
 
 
 def test_an_upload_of_another_key_is_no_such_upload(client: "S3Client") -> None:
@@ -185,27 +166,8 @@ def test_a_condition_given_at_create_is_checked_then(server: ServerProcess, clie
         client.meta.events.unregister("before-sign.s3.CreateMultipartUpload", unique_id="condition")
 
 
-def test_an_upload_vanishes_after_seven_days(server: ServerProcess, client: "S3Client") -> None:
-    upload_id = begin(client)
-    server.control.advance_clock(7 * 86_400 - 60)
-    part(client, upload_id, 1, b"x")
-    server.control.advance_clock(61)
-    assert server.control.uploads() == []
-    refused = refusal(client.upload_part, Bucket=BUCKET, Key="k", UploadId=upload_id, PartNumber=1, Body=b"x")
-    assert refused == (404, "NoSuchUpload")
-
-
 def test_an_object_over_the_limit_is_refused_at_complete(server: ServerProcess, client: "S3Client") -> None:
     server.control.set_rules(max_object_bytes=7)
     upload_id = begin(client)
     row = part(client, upload_id, 1, bytes(8))
     assert refusal(complete, client=client, upload_id=upload_id, parts=[row]) == (400, "EntityTooLarge")
-
-
-def test_a_lost_answer_to_complete_leaves_the_object(server: ServerProcess, client: "S3Client") -> None:
-    upload_id = begin(client)
-    row = part(client, upload_id, 1, b"x")
-    server.control.faults(Fault(FaultAction.ANSWER_AFTER, operation="CompleteMultipartUpload", status=500))
-    assert refusal(complete, client=client, upload_id=upload_id, parts=[row])[0] == 500
-    assert server.control.read("k") == b"x"
-    assert server.control.log("CompleteMultipartUpload")[0].took_effect is True
