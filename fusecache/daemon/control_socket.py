@@ -89,6 +89,8 @@ class ReservingListener(trio.abc.Listener[trio.SocketStream]):
 
     async def accept(self) -> trio.SocketStream:
         """Return the next connection."""
+        # accept4(2) fails for lack of descriptors also if nobody connects: the reserve would go to another thread.
+        await trio.lowlevel.wait_readable(self._inner.socket)
         if self._reserve is None:
             self._take_reserve()
         try:
