@@ -95,7 +95,7 @@ def open_tunnel(sock: socket.socket, proxy: Proxy, host: str, port: int, seconds
 # Routers and NATs drop idle connections after some minutes without notifying either end.
 IDLE_SECONDS = 60.0
 # Of the limit of open files, the part that the idle connections of a pool may keep: nothing else closes them.
-_SHARE = 4
+_SHARE = 8
 # A response's head is about 500 bytes. Body bytes that arrive with it are copied an extra time.
 HEAD_BYTES = 16384
 END_OF_HEAD = b"\r\n\r\n"

@@ -31,5 +31,5 @@ def test_a_pool_keeps_as_many_as_it_may() -> None:
     assert kept_of(80, 64, open_files=1024) == 64
 
 
-def test_idle_connections_keep_a_quarter_of_the_descriptors_at_most() -> None:
-    assert kept_of(40, 64, open_files=48) == 12
+def test_idle_connections_keep_an_eighth_of_the_descriptors_at_most() -> None:
+    assert kept_of(40, 64, open_files=48) == 6
