@@ -89,7 +89,7 @@ class ReservingListener(trio.abc.Listener[trio.SocketStream]):
 
     async def accept(self) -> trio.SocketStream:
         """Return the next connection."""
-        # accept4(2) fails for lack of descriptors also if nobody connects: the reserve would go to another thread.
+        # accept4(2) also fails without descriptors when no one connects: another thread would take the held one.
         await trio.lowlevel.wait_readable(self._inner.socket)
         if self._reserve is None:
             self._take_reserve()
