@@ -89,6 +89,8 @@ class ReservingListener(trio.abc.Listener[trio.SocketStream]):
 
     async def accept(self) -> trio.SocketStream:
         """Return the next connection."""
+        # accept4(2) also fails without descriptors when no one connects: another thread would take the held one.
+        await trio.lowlevel.wait_readable(self._inner.socket)
         if self._reserve is None:
             self._take_reserve()
         try:

@@ -7,6 +7,7 @@ does the work itself. A mover that dies later is a lost connection; within a sto
 
 import itertools
 import pickle
+import resource
 import socket
 import threading
 from collections.abc import Callable
@@ -39,6 +40,8 @@ _HEAD_BYTES = ORDER_BYTES // 2
 # Sockets for answers that are kept for the next orders, those to all movers together: each is a descriptor here and in
 # its mover. Of 2 100 orders of the case `loop` (benchmarks/node.py) 157 found none, and 437 with a limit of 4.
 IDLE_MAX = 8
+# They keep this part of the limit of open files at most.
+_SHARE = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -129,6 +132,8 @@ class Carrier:
         self._lock = threading.Lock()
         self._lines: list[OrderLine] = []
         self._numbers = itertools.count(1)
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._idle_max = IDLE_MAX if soft == resource.RLIM_INFINITY else min(IDLE_MAX, soft // _SHARE)
         self._offset_of: Callable[[memoryview], int | None] = lambda _: None
 
     def attach(self, offset_of: Callable[[memoryview], int | None]) -> None:
@@ -219,7 +224,7 @@ class Carrier:
     def _end(self, line: OrderLine, answers: AnswerSocket | None) -> None:
         with self._lock:
             kept = sum(len(each.idle) for each in self._lines)
-            if answers is not None and answers.is_open and kept < IDLE_MAX:
+            if answers is not None and answers.is_open and kept < self._idle_max:
                 line.idle.append(answers)
                 answers = None
         if answers is not None:

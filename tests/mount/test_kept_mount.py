@@ -827,7 +827,9 @@ def test_commands_believe_no_other_user_that_no_daemon_serves(mount: MakeMount, 
             with listener.accept()[0] as asker:
                 asker.send(b"the daemon cannot start")
 
-    os.kill(made.keeper(), signal.SIGKILL)  # it has the address
+    keeper = made.keeper()
+    os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: not is_running(keeper), "the end of the keeper, which has the address")
     with ThreadPoolExecutor(1) as pool:
         lied = pool.submit(as_nobody, lie)
         wait_until(lambda: f"@{address[1:]}" in Path("/proc/net/unix").read_text(), "the listener")

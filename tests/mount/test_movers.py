@@ -3,6 +3,7 @@
 import mmap
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -304,11 +305,11 @@ def test_a_mover_that_is_stopped_delays_reads_for_a_second_at_most(
     working(made, 2)
 
 
-def waiting_reader(path: Path) -> "subprocess.Popen[str]":
-    """Return a process that is in a read whose reply a stopped mover has."""
+def waiting_reader(path: Path, rounds: int = 1) -> "subprocess.Popen[str]":
+    """Return a process that reads: if movers are stopped, it is in a read whose reply one of them has."""
     program = (
         "import mmap, os, sys; fd = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT); print('go', flush=True); "
-        f"[os.preadv(fd, [mmap.mmap(-1, {MIB})], {MIB} * each) for each in range(8)]"
+        f"[os.preadv(fd, [mmap.mmap(-1, {MIB})], {MIB} * each) for each in [*range(8)] * {rounds}]"
     )
     process = subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -467,3 +468,78 @@ def test_an_upgrade_under_load_is_not_seen_by_readers(moved: MakeMount) -> None:
     assert wrong == []
     assert not any(map(is_running, old))
     working(made, 2)
+
+
+def limit_descriptors(pid: int, more: int) -> None:
+    """Let a process open so many descriptors more."""
+    most = len(list(Path(f"/proc/{pid}/fd").iterdir())) + more
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+
+
+def test_movers_at_their_limit_of_descriptors_spoil_no_read_and_go_on(
+    moved: MakeMount, bucket: Bucket
+) -> None:
+    for name in COLD:
+        bucket.put(name, DATA)
+    made = moved()
+    pids = working(made, 2)
+    for pid in pids:
+        limit_descriptors(pid, 2)
+    with ThreadPoolExecutor(len(COLD)) as threads:
+        assert all(threads.map(read_all, [made.path / name for name in COLD]))
+    assert all(read_all(made.path / name) for name in COLD)
+    assert made.status()["cache"]["uncached"] == 0
+    assert made.helpers(mover) == pids
+    assert "an order was not carried out" in made.log()
+
+
+def test_movers_that_the_kernel_kills_for_lack_of_memory_spoil_no_read(
+    moved: MakeMount, bucket: Bucket, expect_log: ExpectedLog
+) -> None:
+    for name in COLD:
+        bucket.put(name, DATA)
+    made = moved()
+    first = working(made, 2)
+    expect_log(ENDED)
+    # What they have counts elsewhere: each further page is too much.
+    with memory_group(4096) as group:
+        for pid in first:
+            (group / "cgroup.procs").write_text(str(pid))
+        with ThreadPoolExecutor(len(COLD)) as threads:
+            assert all(threads.map(read_all, [made.path / name for name in COLD]))
+        left = [pid for pid in first if is_running(pid)]
+        for pid in left:
+            (group.parent / "cgroup.procs").write_text(str(pid))
+    assert left != first
+    assert all(read_all(made.path / name) for name in COLD)
+    working(made, 2)
+
+
+def test_requests_that_are_interrupted_while_movers_have_them_spoil_no_other(moved: MakeMount) -> None:
+    made = moved()
+    pids = working(made, 2)
+    chance = random.Random(3)
+    with readers(made.path / "file") as wrong:
+        for _ in range(20):
+            with waiting_reader(made.path / "file", rounds=1000) as process:
+                time.sleep(chance.random() * 0.1)
+                process.kill()
+                process.wait(STALL_SECONDS + SLACK_SECONDS)
+    assert wrong == []
+    assert made.helpers(mover) == pids
+
+
+def test_a_keeper_that_is_killed_under_load_takes_no_mover_with_it(moved: MakeMount) -> None:
+    made = moved("--keep-mounted")
+    pids = working(made, 2)
+    keeper = made.keeper()
+    with readers(made.path / "file") as wrong:
+        os.kill(keeper, signal.SIGKILL)
+        wait_until(lambda: not is_running(keeper), "the end of the keeper")
+        time.sleep(0.5)
+    assert wrong == []
+    assert working(made, 2) == pids
+    os.kill(made.pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(is_running, [made.pid, *pids])), "the end of the daemon and its movers")
+    assert refusal(lambda: read_all(made.path / "file")) is not None
+    made.detach()

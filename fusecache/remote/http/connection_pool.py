@@ -11,6 +11,7 @@ import base64
 import http.client
 import os
 import re
+import resource
 import select
 import socket
 import ssl
@@ -93,6 +94,8 @@ def open_tunnel(sock: socket.socket, proxy: Proxy, host: str, port: int, seconds
 
 # Routers and NATs drop idle connections after some minutes without notifying either end.
 IDLE_SECONDS = 60.0
+# Of the limit of open files, the part that the idle connections of a pool may keep: nothing else closes them.
+_SHARE = 8
 # A response's head is about 500 bytes. Body bytes that arrive with it are copied an extra time.
 HEAD_BYTES = 16384
 END_OF_HEAD = b"\r\n\r\n"
@@ -329,7 +332,8 @@ class ConnectionPool:
 
     def __init__(self, peer: Peer, most_idle: int) -> None:
         self._peer = peer
-        self._most_idle = most_idle
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_idle = most_idle if soft == resource.RLIM_INFINITY else min(most_idle, soft // _SHARE)
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         weakref.finalize(self, _close_all, self._idle)
