@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conftest import Place
+from tests.s3server import Fault, FaultAction
 from tests.support.mounts import FUSECACHE, Mount, refusal, run, wait_until
 from tests.support.s3_buckets import Bucket
 
@@ -169,6 +170,25 @@ def test_a_file_takes_the_place_of_a_directory_and_of_what_it_hid(
     (place.path / "a").write_bytes(b"new")
     place.sync()
     assert shown(place.bucket) == {"a": b"new"}
+
+
+@pytest.mark.s3server_only
+def test_a_hidden_object_that_goes_while_the_marker_is_made_is_no_conflict(
+    mount: Callable[..., Mount], bucket: Bucket, expect_log: Callable[[str], None]
+) -> None:
+    """The marker's HEAD finds the object, and the answer comes when a program has removed it with the directory."""
+    expect_log(REMOVED)
+    put(bucket, {"a": b"object", "a/x": b"below"})
+    one = mount("--settle-seconds", "0.2")
+    control = bucket.service.control
+    control.faults(Fault(FaultAction.DELAY, operation="HeadObject", key="*/a", seconds=3.0))
+    os.unlink(one.path / "a" / "x")
+    control.wait_requests(1, "HeadObject", f"{bucket.prefix}a", finished=False)
+    os.rmdir(one.path / "a")
+    (one.path / "a").write_bytes(b"new")
+    one.sync()
+    assert shown(bucket) == {"a": b"new"}
+    assert os.listdir(one.path) == ["a"]
 
 
 # ---- a directory marker with content
