@@ -140,7 +140,7 @@ class PublishResults:
             is_new = result.version is not None and result.version.key == key
             changes += self._base_etags.update(key, etag, result.version if is_new else None)
             self._events.on_published(key)
-        # A change of the file that was queued meanwhile goes on with it: the directory has gone, say.
+        # A program may have removed the file since, with its directory.
         if result.hidden is not None and not self._queue.for_key(result.hidden.key):
             changes += self.rejections.set_aside(result.hidden)
         return changes
