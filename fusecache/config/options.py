@@ -144,8 +144,8 @@ class MountOptions:
     )
     immutable: tuple[str, ...] = option(
         as_names,
-        "names (globs, or prefixes ending in /) whose objects never change: the daemon looks them up once, and refuses "
-        "new names below such a prefix",
+        "names (globs, or prefixes ending in /) whose objects never change: the daemon looks them up once, as long as "
+        "the kernel remembers them, and refuses new names below such a prefix",
         unit="list",
         default=(),
     )
