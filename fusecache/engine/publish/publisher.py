@@ -331,7 +331,11 @@ class Publisher:
         failures.count += 1
         pause = backoff_seconds(failures.count, random.random())
         failures.pause_until = now + pause
-        self._failing.outage.on_failure(id(item), now, random.random())
+        outage = self._failing.outage
+        was_on = outage.is_on
+        outage.on_failure(id(item), now, random.random())
+        if outage.is_on and not was_on:
+            self._schedule.recompute(now, is_draining=self._draining > 0)
         log.warning(
             "publish failed, will retry key=%s attempt=%d retry_in_seconds=%.1f error=%s",
             item.changed_keys()[-1], failures.count, pause, error,

@@ -265,7 +265,9 @@ class PublishSchedule:
             ready = max(ready, now + _HANDLE_POLL_SECONDS)
         for key in item.changed_keys():
             ready = max(ready, self._last_write.get(key, float("-inf")) + KEY_INTERVAL_SECONDS)
-        return max(0.0, max(ready, self.failing.of(item).pause_until) - now)
+        if not self.failing.outage.is_on:  # else single probes go, whatever failed before
+            ready = max(ready, self.failing.of(item).pause_until)
+        return max(0.0, ready - now)
 
     def _is_blocked(self, item: QueuedChange) -> bool:
         """Return whether a delete waits for a held commit marker; not if the name was written again since."""

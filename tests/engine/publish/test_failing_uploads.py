@@ -133,3 +133,19 @@ async def test_parts_that_failed_before_their_turn_are_sent_before_it_once_they_
         store.heal()
         assert await user.drained() == "durable"
     assert len(bucket.sent("upload_part")) == 6
+
+
+async def test_a_bucket_that_fails_is_probed_every_ten_seconds_however_few_changes_wait(
+    bucket: Bucket, cache: Path
+) -> None:
+    store = FaultyStore(bucket, Fault(Unavailable("503"), "put", times=None))
+    async with running_node(store, cache) as user:
+        for number in range(3):
+            await user.write(f"{number}", b"1")
+        await trio.sleep(120)
+        for _ in range(30):
+            before = len(store.calls("put"))
+            await trio.sleep(11)
+            assert 1 <= len(store.calls("put")) - before <= 4
+        store.heal()
+        assert await user.drained(12) == "durable"
