@@ -214,7 +214,7 @@ build/clients/.installed: tests/mount/clients.txt
 S3_JAVASCRIPT ?= @aws-sdk/client-s3@3.1175.0
 
 .PHONY: test-clients
-test-clients: setup $(VENV)/.trainers build/clients/.installed ## programs that speak S3, each of the newest version, on `fusecache serve`
+test-clients: setup build/clients/.installed ## programs that speak S3, each of the newest version, on `fusecache serve`
 	FUSECACHE_TEST_CLIENTS=$(CURDIR)/build/clients $(VENV)/bin/python -m pytest tests/mount/test_serve_clients.py $(PYTEST_ARGS)
 
 # What the daemon asks of a FUSE library: reading, writing, names, the end of a mount.

@@ -169,4 +169,3 @@ class EngineEvents(Events):
     def on_granted(self) -> None:
         """Uploads that failed for the refused keys are retried at once."""
         self.publisher.end_pauses()
-        self.uploader.end_pauses()

@@ -131,8 +131,13 @@ class Publisher:
 
     def end_pauses(self) -> None:
         """The cause of failures may be gone: retry now, without waiting for back-off."""
+        now = trio.current_time()
         self._failing.outage.try_now()
-        self._end_pauses(trio.current_time())
+        self._failing.end_pauses()
+        self._schedule.recompute(now, is_draining=self._draining > 0)
+        self._ahead.retry_soon(now)
+        self._preparer.uploader.end_pauses()
+        self.wake()
 
     @contextmanager
     def draining(self) -> Iterator[None]:
@@ -461,10 +466,4 @@ class Publisher:
 
     def _on_response(self, now: float) -> None:
         if self._failing.outage.on_success(now):
-            self._end_pauses(now)
-
-    def _end_pauses(self, now: float) -> None:
-        self._failing.end_pauses()
-        self._schedule.recompute(now, is_draining=self._draining > 0)
-        self._ahead.retry_soon(now)
-        self.wake()
+            self.end_pauses()
