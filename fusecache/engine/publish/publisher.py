@@ -99,7 +99,6 @@ class Publisher:
         self._results = results
         self.retirement = results.retirement
         self.rejections = results.rejections
-        self._draining = 0
         self._wake = trio.Event()
         self._pass_due = float("inf")
         self._requests = requests
@@ -134,7 +133,7 @@ class Publisher:
         now = trio.current_time()
         self._failing.outage.try_now()
         self._failing.end_pauses()
-        self._schedule.recompute(now, is_draining=self._draining > 0)
+        self._schedule.recompute(now)
         self._ahead.retry_soon(now)
         self._preparer.uploader.end_pauses()
         self.wake()
@@ -142,27 +141,19 @@ class Publisher:
     @contextmanager
     def draining(self) -> Iterator[None]:
         """While the body runs, publish without settle delay: the mount is about to end."""
-        self._draining += 1
-        self._schedule.recompute(trio.current_time(), is_draining=True)
+        self._schedule.draining += 1
+        self._schedule.recompute(trio.current_time())
         self.wake()
         try:
             yield
         finally:
-            self._draining -= 1
-            self._schedule.recompute(trio.current_time(), is_draining=self._draining > 0)
+            self._schedule.draining -= 1
+            self._schedule.recompute(trio.current_time())
 
     async def wait_progress(self) -> None:
         """Return when a change joins or leaves the queue. Raises what keeps the journal from being written."""
         self._journal.check_writable()
         await self._queue.wait_changed()
-
-    def is_temporary(self, item: QueuedChange) -> bool:
-        """Whether the change is deferred because of its temporary name."""
-        return self._schedule.is_temporary(item, trio.current_time())
-
-    def is_unscheduled(self, item: QueuedChange) -> bool:
-        """Whether the schedule defers the change: its name is temporary, or it is a deferred removal."""
-        return self._schedule.is_deferred(item, trio.current_time())
 
     def is_deferred(self, item: QueuedChange) -> bool:
         """Whether the change is a deferred removal: `delete_delay` is not over, or a process here has the file open.
@@ -340,7 +331,7 @@ class Publisher:
         was_on = outage.is_on
         outage.on_failure(id(item), now, random.random())
         if outage.is_on and not was_on:
-            self._schedule.recompute(now, is_draining=self._draining > 0)
+            self._schedule.recompute(now)
         log.warning(
             "publish failed, will retry key=%s attempt=%d retry_in_seconds=%.1f error=%s",
             item.changed_keys()[-1], failures.count, pause, error,
