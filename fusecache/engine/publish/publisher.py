@@ -382,11 +382,11 @@ class Publisher:
             return
         if not self._schedule.may_go(item, trio.current_time()):
             return
-        if item.record.kind is OperationKind.DELETE and not item.record.sent:
-            self._queue.settle(item)
+        if not item.in_flight:
             item.record = replace(item.record, sent=True)
-            self._journal.submit(PutOperation(item.record))
-        item.in_flight = True
+            if item.record.kind is OperationKind.DELETE:
+                self._queue.settle(item)
+                self._journal.submit(PutOperation(item.record))
         await self._journal.wait_all_committed()  # the row must be on disk before the bucket can change
         publish = partial(self._requests.writer.publish_operation, may_hide=self.rejections.may_hide(item))
         result = await self._send(item, publish, item.record)
