@@ -1,6 +1,8 @@
 """Writes docs/reference.md from the code: commands, options of a mount, exit statuses, JSON keys of `status`.
 
-`python -m scripts.reference`; a test compares the page with what the code says now.
+Also the picture of a file version's states in docs/on-disk.md.
+
+`python -m scripts.reference`; a test compares the pages with what the code says now.
 """
 
 import argparse
@@ -16,10 +18,12 @@ from fusecache.cli.main import make_parser
 from fusecache.config.endpoint_options import TABLE_KEYS
 from fusecache.config.options import FIELDS, VARIABLE_PREFIX, add_flags
 from fusecache.model.facts import FACTS, METRICS
+from fusecache.model.records import TRANSITIONS
 from tests.support import ROOT
 from tests.support.node import Bucket, running_node
 
 PAGE = ROOT / "docs" / "reference.md"
+ON_DISK = ROOT / "docs" / "on-disk.md"
 
 # When to change each option of a mount. An option that is missing here, or is no option any more, fails a test.
 REASONS = {
@@ -107,6 +111,19 @@ def page() -> str:
             *_json_keys(),
         ]
     )
+
+
+def on_disk() -> str:
+    """The page of the cache directory, with the picture as the table of transitions has it now."""
+    fence = "```mermaid\n"
+    before, _, rest = ON_DISK.read_text().partition(fence)
+    arrows = [
+        f"    {old.value} --> {new.value}\n"
+        for old, following in TRANSITIONS.items()
+        for new in TRANSITIONS
+        if new in following and new is not old
+    ]
+    return f"{before}{fence}stateDiagram-v2\n{''.join(arrows)}{rest[rest.index('```') :]}"
 
 
 def status_keys() -> set[str]:
@@ -232,3 +249,4 @@ def _cell(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    ON_DISK.write_text(on_disk())

@@ -226,7 +226,7 @@ def build_write_back(
         store, journal, offload, cache, write.states, write.snapshots, events, tasks
     )
     preparer = events.preparer = Preparer(uploader, cache, journal, offload, tasks)
-    schedule = PublishSchedule(
+    schedule = events.schedule = PublishSchedule(
         queue,
         settle_seconds=options.settle_seconds,
         temp_names=options.temp_names,

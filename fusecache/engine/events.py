@@ -1,5 +1,7 @@
 """The wiring of the engine: which part hears of which event of another part."""
 
+import trio
+
 from fusecache.engine.admin.pinning import PinnedObjects
 from fusecache.engine.cache.block_cache import ReadHandle
 from fusecache.engine.namespace.events import Events
@@ -10,6 +12,7 @@ from fusecache.engine.prefetch.sibling_readahead import SiblingReadahead
 from fusecache.engine.publish.multipart_uploader import MultipartUploader
 from fusecache.engine.publish.preparer import Preparer
 from fusecache.engine.publish.publisher import Publisher
+from fusecache.engine.publish.schedule import PublishSchedule
 from fusecache.engine.recovery.quarantine import Quarantine
 from fusecache.engine.runtime.metadata_client import MetadataClient
 from fusecache.engine.write.snapshots import OpenFileSnapshots
@@ -32,6 +35,7 @@ class EngineEvents(Events):
     preparer: Preparer
     publisher: Publisher
     quarantine: Quarantine
+    schedule: PublishSchedule
     sibling_readahead: SiblingReadahead
     snapshots: OpenFileSnapshots
     uploader: MultipartUploader
@@ -122,7 +126,7 @@ class EngineEvents(Events):
 
     def is_deferred(self, item: QueuedChange) -> bool:
         """The publisher's schedule decides."""
-        return self.publisher.is_unscheduled(item)
+        return self.schedule.is_deferred(item, trio.current_time())
 
     def on_queued(self, item: QueuedChange) -> None:
         """The publisher schedules the item."""
@@ -169,4 +173,3 @@ class EngineEvents(Events):
     def on_granted(self) -> None:
         """Uploads that failed for the refused keys are retried at once."""
         self.publisher.end_pauses()
-        self.uploader.end_pauses()

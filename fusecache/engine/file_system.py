@@ -203,7 +203,6 @@ class FileSystem:
         """Test whether the bucket accepts the keys, which may be new, and retry everything that waits at once."""
         await self.ask_bucket()
         self.publisher.end_pauses()
-        self._write_back.uploader.end_pauses()
 
     # ---- queries
 

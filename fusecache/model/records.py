@@ -195,8 +195,8 @@ class OperationRecord:
     describe the object under `key`; link is its target if it is a symlink; with_directory: it is one of those of a
     directory's rename. For SYMLINK `target` is the symlink's target. For DELETE `target` is the key that newer,
     unpublished content of the name was moved to, or empty.
-    error: why the bucket rejected it, at `moment` (seconds since 1970); "": it is queued. sent: the request of a DELETE
-    may have been sent.
+    error: why the bucket rejected it, at `moment` (seconds since 1970); "": it is queued. sent: the request may have
+    been sent; a restart asks only the row of a DELETE for it.
     """
 
     sequence: int

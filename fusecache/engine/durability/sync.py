@@ -143,7 +143,8 @@ class Sync:
         if self._publisher.failure is not None:
             return str(self._publisher.failure)
         items = await self._status.items_at(path)
-        temporary = next((item for item in items if self._publisher.is_temporary(item)), None)
+        deferred = filter(self._queue.is_deferred, items)
+        temporary = next((item for item in deferred if isinstance(item, FileVersion)), None)
         if temporary is not None:
             return (
                 f"{self._status.path_of(temporary)} has a temporary name: it is uploaded 60 s after its close"

@@ -494,16 +494,14 @@ class FileVersion:
 class Operation:
     """One queued change of names. queued_at: loop time.
 
-    in_flight: the request may have been sent, by this daemon or by the previous one. readers: the removed file, which
-    may still be open. follows_since: loop time from which on a removal follows what is renamed; times_followed: how
-    often it has done so since.
+    readers: the removed file, which may still be open. follows_since: loop time from which on a removal follows what is
+    renamed; times_followed: how often it has done so since.
     has_dependent_write: a write waits for this removal, so it must not be deferred. Either newer content of the same
     name could not supersede it, or content is rewritten below a commit marker that this removes.
     """
 
     record: OperationRecord
     node: Node | None
-    in_flight: bool = False
     readers: Node | None = None
     error: FusecacheError | None = None
     has_dependent_write: bool = False
@@ -515,6 +513,11 @@ class Operation:
     def sequence(self) -> int:
         """Its position in the publish order."""
         return self.record.sequence
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether the request may have been sent, by this daemon or by the previous one."""
+        return self.record.sent
 
     def changed_keys(self) -> tuple[str, ...]:
         """The keys that publishing it changes."""

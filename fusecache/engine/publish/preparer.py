@@ -62,7 +62,7 @@ class Preparer:
         tasks: TaskNursery,
     ) -> None:
         self._tasks = tasks
-        self._uploader = uploader
+        self.uploader = uploader
         self._cache = cache
         self._journal = journal
         self._offload = offload
@@ -123,7 +123,7 @@ class Preparer:
     def _start(self, version: FileVersion) -> Preparation:
         before = version.upload.preparation
         if before is not None and isinstance(before.failure, InternalError):
-            self._uploader.drop(version)  # its parts may be in any state
+            self.uploader.drop(version)  # its parts may be in any state
         prepared = version.upload.preparation = Preparation(trio.Event(), trio.CancelScope())
         self._running += 1
         if _is_small(version):
@@ -141,7 +141,7 @@ class Preparer:
         """Cancel a preparation. A thread that works on it runs to its end, but its result is ignored."""
         if version.upload.preparation is not None:
             version.upload.preparation.scope.cancel()
-        self._uploader.drop(version)
+        self.uploader.drop(version)
 
     async def _prepare(self, version: FileVersion, prepared: Preparation) -> None:
         try:
@@ -154,7 +154,7 @@ class Preparer:
                     if choose_part_bytes(version.size):
                         failure = await self._finish(version)
                     else:
-                        self._uploader.drop(version)  # truncated since: one PutObject now
+                        self.uploader.drop(version)  # truncated since: one PutObject now
                 prepared.failure = failure
         except FusecacheError as exc:
             prepared.failure = exc
@@ -165,7 +165,7 @@ class Preparer:
     async def _finish(self, version: FileVersion) -> FusecacheError | None:
         """Return the upload's error, and do not raise it: the concurrent sync to the local disk must finish."""
         try:
-            await self._uploader.finish(version)
+            await self.uploader.finish(version)
         except (RemoteError, Damaged, InternalError) as exc:
             return exc
         except FusecacheError:

@@ -99,7 +99,6 @@ class Publisher:
         self._results = results
         self.retirement = results.retirement
         self.rejections = results.rejections
-        self._draining = 0
         self._wake = trio.Event()
         self._pass_due = float("inf")
         self._requests = requests
@@ -131,33 +130,30 @@ class Publisher:
 
     def end_pauses(self) -> None:
         """The cause of failures may be gone: retry now, without waiting for back-off."""
+        now = trio.current_time()
         self._failing.outage.try_now()
-        self._end_pauses(trio.current_time())
+        self._failing.end_pauses()
+        self._schedule.recompute(now)
+        self._ahead.retry_soon(now)
+        self._preparer.uploader.end_pauses()
+        self.wake()
 
     @contextmanager
     def draining(self) -> Iterator[None]:
         """While the body runs, publish without settle delay: the mount is about to end."""
-        self._draining += 1
-        self._schedule.recompute(trio.current_time(), is_draining=True)
+        self._schedule.draining += 1
+        self._schedule.recompute(trio.current_time())
         self.wake()
         try:
             yield
         finally:
-            self._draining -= 1
-            self._schedule.recompute(trio.current_time(), is_draining=self._draining > 0)
+            self._schedule.draining -= 1
+            self._schedule.recompute(trio.current_time())
 
     async def wait_progress(self) -> None:
         """Return when a change joins or leaves the queue. Raises what keeps the journal from being written."""
         self._journal.check_writable()
         await self._queue.wait_changed()
-
-    def is_temporary(self, item: QueuedChange) -> bool:
-        """Whether the change is deferred because of its temporary name."""
-        return self._schedule.is_temporary(item, trio.current_time())
-
-    def is_unscheduled(self, item: QueuedChange) -> bool:
-        """Whether the schedule defers the change: its name is temporary, or it is a deferred removal."""
-        return self._schedule.is_deferred(item, trio.current_time())
 
     def is_deferred(self, item: QueuedChange) -> bool:
         """Whether the change is a deferred removal: `delete_delay` is not over, or a process here has the file open.
@@ -382,11 +378,11 @@ class Publisher:
             return
         if not self._schedule.may_go(item, trio.current_time()):
             return
-        if item.record.kind is OperationKind.DELETE and not item.record.sent:
-            self._queue.settle(item)
+        if not item.in_flight:
             item.record = replace(item.record, sent=True)
-            self._journal.submit(PutOperation(item.record))
-        item.in_flight = True
+            if item.record.kind is OperationKind.DELETE:
+                self._queue.settle(item)
+                self._journal.submit(PutOperation(item.record))
         await self._journal.wait_all_committed()  # the row must be on disk before the bucket can change
         publish = partial(self._requests.writer.publish_operation, may_hide=self.rejections.may_hide(item))
         result = await self._send(item, publish, item.record)
@@ -457,10 +453,4 @@ class Publisher:
 
     def _on_response(self, now: float) -> None:
         if self._failing.outage.on_success(now):
-            self._end_pauses(now)
-
-    def _end_pauses(self, now: float) -> None:
-        self._failing.end_pauses()
-        self._schedule.recompute(now, is_draining=self._draining > 0)
-        self._ahead.retry_soon(now)
-        self.wake()
+            self.end_pauses()

@@ -78,7 +78,8 @@ class PublishSchedule:
         self._settle_seconds = settle_seconds
         self._temp_names = temp_names
         self._delete_delay = delete_delay
-        self._is_draining = False
+        # How many callers drain: without settle delay, and nothing is deferred.
+        self.draining = 0
         self._ties = count()
         # A heap by time: changes that are deferred until then, or free in the order, but not due before then.
         self._later: list[tuple[float, int, QueuedChange]] = []
@@ -128,9 +129,8 @@ class PublishSchedule:
             self._last_write = {key: moment for key, moment in self._last_write.items() if moment > recent}
         self._last_write[item.changed_keys()[-1]] = now
 
-    def recompute(self, now: float, *, is_draining: bool) -> None:
-        """Compute all times again. is_draining: no settle delay, and nothing is deferred."""
-        self._is_draining = is_draining
+    def recompute(self, now: float) -> None:
+        """Compute all times again: pauses ended, or an outage began, or draining began or ended."""
         self._later = [(now, tie, item) for _, tie, item in self._later]
         heapify(self._later)
 
@@ -183,15 +183,11 @@ class PublishSchedule:
         """Return whether the settle delay after the close is over: no more changes are expected."""
         if version.state not in {FileState.SEALED, FileState.PUBLISHING}:
             return False
-        return self._is_draining or now >= version.sealed_at + self._settle_seconds
+        return self.draining > 0 or now >= version.sealed_at + self._settle_seconds
 
     def is_deferred(self, item: QueuedChange, now: float) -> bool:
         """Return whether a change is not to be published for now, whatever its place in the order."""
         return self._deferred_until(item, now) > now
-
-    def is_temporary(self, item: QueuedChange, now: float) -> bool:
-        """Return whether a file is deferred because its name says that a rename follows."""
-        return isinstance(item, FileVersion) and self.is_deferred(item, now)
 
     def deferred_seconds(self, item: Operation, now: float) -> float:
         """Return for how long at most a removal stays deferred, 0 if it is not; at least so long if it is blocked."""
@@ -258,7 +254,7 @@ class PublishSchedule:
 
     def _delay(self, item: QueuedChange, now: float) -> float:
         """Return the seconds until the change may be published; 0: now."""
-        settle = 0.0 if self._is_draining else self._settle_seconds
+        settle = 0.0 if self.draining else self._settle_seconds
         # Removals settle too: the file that replaces the name may follow a moment later.
         ready = settle + (item.sealed_at if isinstance(item, FileVersion) else item.queued_at)
         if self._is_blocked(item):
@@ -276,7 +272,7 @@ class PublishSchedule:
         )
 
     def _deferred_until(self, item: QueuedChange, now: float) -> float:
-        if self._is_draining:
+        if self.draining:
             return float("-inf")
         if isinstance(item, FileVersion):
             key = item.record.key

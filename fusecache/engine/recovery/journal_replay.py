@@ -649,11 +649,11 @@ def _replay(record: OperationRecord, tree: Tree, queue: WritebackQueue) -> Queue
             tree.add_tombstone(record.key)
     if node is not None:
         tree.hold_local(node)
-    # In flight: the previous daemon may have sent the request. The row of a DELETE says whether. An RMDIR is not, as a
+    # The previous daemon may have sent the request. The row of a DELETE says whether. An RMDIR counts as not sent, as a
     # mkdir may cancel it regardless: if the directory marker is gone already, the MKDIR makes it again, as that has no
     # precondition.
-    in_flight = record.sent if record.kind is OperationKind.DELETE else record.kind is not OperationKind.RMDIR
-    return Operation(record, node, in_flight=in_flight, readers=readers)
+    sent = record.sent if record.kind is OperationKind.DELETE else record.kind is not OperationKind.RMDIR
+    return Operation(replace(record, sent=sent), node, readers=readers)
 
 
 def _replay_rename(record: OperationRecord, tree: Tree) -> Node | None:

@@ -133,3 +133,28 @@ async def test_parts_that_failed_before_their_turn_are_sent_before_it_once_they_
         store.heal()
         assert await user.drained() == "durable"
     assert len(bucket.sent("upload_part")) == 6
+
+
+@pytest.mark.parametrize("request_", ["create_multipart", "upload_part"])
+async def test_parts_of_a_file_that_is_being_written_go_on_when_an_outage_is_over(
+    bucket: Bucket, cache: Path, request_: str
+) -> None:
+    store = FaultyStore(
+        bucket, Fault(Unavailable("503"), request_, times=None), Fault(Unavailable("503"), "put", times=None)
+    )
+    async with running_node(store, cache) as user:
+        handle = await user.open("large")
+        for start in range(0, 4 * LARGE, MIB):
+            await user.fs.file_io.write(handle, start, b"1" * MIB)
+            await trio.sleep(0.5)
+        for number in range(40):  # enough that always one of them has not failed yet, and waits for no pause
+            await user.write(f"small-{number}", b"1")
+        await trio.sleep(200)
+        failed = len(store.calls(request_))
+        while len(store.calls(request_)) == failed:  # noqa: ASYNC110  # it tells nobody
+            await trio.sleep(0.1)
+        store.heal()  # the upload pauses for 30 s or more from now on; the bucket is probed after 10 s at the latest
+        await trio.sleep(15)
+        assert bucket.sent("upload_part") != []
+        await user.close(handle)
+        assert await user.drained() == "durable"
