@@ -72,6 +72,28 @@ async def test_a_directory_that_is_refused_holds_none_of_another(
     assert bucket.memory.uploads() == ()
 
 
+async def test_keys_that_are_refused_keep_their_pauses_while_others_are_accepted_now_and_then(
+    bucket: Bucket, cache: Path
+) -> None:
+    """Each success must not count as the end of an outage: all of them would be tried again at once."""
+    store = FaultyStore(bucket, Fault(AccessDenied("403"), "put", "bad/*", times=None))
+    async with running_node(store, cache) as user:
+        await user.mkdir("bad")
+        for number in range(6):
+            await user.write(f"bad/{number}", b"1")
+        for number in range(90):
+            await user.write(f"first-{number}", b"2")
+            await trio.sleep(1)
+        before = len(store.calls("put", "bad/*"))
+        for number in range(24):
+            await user.write(f"now-and-then-{number}", b"2")
+            await trio.sleep(25)
+        # In 10 minutes, of the six and of their directory.
+        assert len(store.calls("put", "bad/*")) - before < 10 * 7 * 3
+        store.heal()
+        assert await user.drained(120) == "durable"
+
+
 async def test_large_files_that_the_bucket_does_not_take_are_on_the_disk_all_the_same(
     bucket: Bucket, cache: Path
 ) -> None:
