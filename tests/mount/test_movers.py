@@ -493,6 +493,7 @@ def test_movers_at_their_limit_of_descriptors_spoil_no_read_and_go_on(
     assert "an order was not carried out" in made.log()
 
 
+@pytest.mark.whole_machine
 def test_movers_that_the_kernel_kills_for_lack_of_memory_spoil_no_read(
     moved: MakeMount, bucket: Bucket, expect_log: ExpectedLog
 ) -> None:

@@ -4,6 +4,7 @@ Arguments: the library ("streaming" or "loader.streaming"), two directories of a
 the names of attributes. Prints a JSON object.
 """
 
+import faulthandler
 import importlib
 import json
 import sys
@@ -50,6 +51,7 @@ def plain(found: Any) -> Any:
 
 def main() -> None:
     """Do all of it."""
+    faulthandler.dump_traceback_later(100, exit=True)  # the library's workers were seen to hang once
     warnings.simplefilter("ignore")
     library = import_streaming() if sys.argv[1] == "streaming" else importlib.import_module(sys.argv[1])
     local, second, names = sys.argv[2], sys.argv[3], sys.argv[4].split(",")
