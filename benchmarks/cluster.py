@@ -23,7 +23,7 @@ from tests.mount.serving import SECRET, key_file
 
 MIB = 1 << 20
 NODES = 4
-# Short reads, so many of them.
+# How often `serve` is read for each round of the others: a read takes 0.3 s, and single ones differ by half.
 SERVE_ROUNDS = 8
 # Of a shard of 16 MiB, and of a batch of all nodes.
 SHARD_SAMPLES, BATCH = 2045, 256
@@ -197,7 +197,7 @@ def serving(cluster: Cluster, size: int, rounds: int) -> list[dict[str, Any]]:
     def read_bare() -> None:
         bare.append(_rate(node, "bare", file, size))
 
-    # A read takes some 0.3 s, and who is first in a round finds the machine otherwise than the second.
+    # Each way goes first in half of the rounds: the second read of a round is faster or slower for that alone.
     for number in range(SERVE_ROUNDS * rounds):
         for read in (read_ours, read_bare) if number % 2 else (read_bare, read_ours):
             read()

@@ -522,9 +522,8 @@ class ControlServer:
         drains: before an unmount a conflict counts as success, because both versions are in the bucket.
         """
         if path and not drains and not (await self._fs.status.count(path)).files:
-            await self._fs.paths.lookup_path(
-                path
-            )  # raises for a mistyped name, which must not count as durable
+            # Raises for a mistyped name, which must not count as durable.
+            await self._fs.paths.lookup_path(path)
         async with self._reporting(stream, lambda: self._pending(path)):
             if drains:
                 ended = await self._fs.drain(seconds, until_empty=False)

@@ -7,7 +7,6 @@ does the work itself. A mover that dies later is a lost connection; within a sto
 
 import itertools
 import pickle
-import resource
 import socket
 import threading
 from collections.abc import Callable
@@ -31,7 +30,7 @@ from fusecache.movers.orders import (
     packed,
     unpacked,
 )
-from fusecache.remote.http.connection_pool import Peer
+from fusecache.remote.http.connection_pool import Peer, most_idle_of
 from fusecache.remote.http.ranged_get import GetRequest
 from fusecache.remote.http.tls import TlsContext
 
@@ -132,8 +131,7 @@ class Carrier:
         self._lock = threading.Lock()
         self._lines: list[OrderLine] = []
         self._numbers = itertools.count(1)
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._idle_max = IDLE_MAX if soft == resource.RLIM_INFINITY else min(IDLE_MAX, soft // _SHARE)
+        self._most_idle = most_idle_of(IDLE_MAX, _SHARE)
         self._offset_of: Callable[[memoryview], int | None] = lambda _: None
 
     def attach(self, offset_of: Callable[[memoryview], int | None]) -> None:
@@ -224,7 +222,7 @@ class Carrier:
     def _end(self, line: OrderLine, answers: AnswerSocket | None) -> None:
         with self._lock:
             kept = sum(len(each.idle) for each in self._lines)
-            if answers is not None and answers.is_open and kept < self._idle_max:
+            if answers is not None and answers.is_open and kept < self._most_idle:
                 line.idle.append(answers)
                 answers = None
         if answers is not None:

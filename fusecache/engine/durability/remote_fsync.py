@@ -160,7 +160,7 @@ class RemoteFsync:
             item
             for item in self._queue.items()
             if wait.is_after(item)
-            and not (isinstance(item, FileVersion) and self._queue.is_deferred(item))
+            and not self._queue.is_temporary(item)
             and not self._publisher.is_deferred(item)
         ]
 

@@ -143,8 +143,7 @@ class Sync:
         if self._publisher.failure is not None:
             return str(self._publisher.failure)
         items = await self._status.items_at(path)
-        deferred = filter(self._queue.is_deferred, items)
-        temporary = next((item for item in deferred if isinstance(item, FileVersion)), None)
+        temporary = next(filter(self._queue.is_temporary, items), None)
         if temporary is not None:
             return (
                 f"{self._status.path_of(temporary)} has a temporary name: it is uploaded 60 s after its close"

@@ -81,6 +81,10 @@ class WritebackQueue:
         """Return whether an item is not published for now; it need not be queued yet."""
         return self._events.is_deferred(item)
 
+    def is_temporary(self, item: QueuedChange) -> bool:
+        """Return whether a file is not published for now because of its temporary name."""
+        return isinstance(item, FileVersion) and self.is_deferred(item)
+
     def unordered(self) -> list[QueuedChange]:
         """Return a copy of all items, in no particular order: cheaper than `items` for callers that only count."""
         return list(self._items.values())

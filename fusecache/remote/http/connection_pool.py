@@ -327,13 +327,18 @@ class Connection:
                 raise ConnectionAbortedError("interrupted")
 
 
+def most_idle_of(most: int, share: int) -> int:
+    """Return how many idle descriptors to keep: `most`, but no more than 1 / `share` of the limit of open files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if soft == resource.RLIM_INFINITY else min(most, soft // share)
+
+
 class ConnectionPool:
     """Idle connections to one peer, the last used first. Thread-safe."""
 
     def __init__(self, peer: Peer, most_idle: int) -> None:
         self._peer = peer
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most_idle = most_idle if soft == resource.RLIM_INFINITY else min(most_idle, soft // _SHARE)
+        self._most_idle = most_idle_of(most_idle, _SHARE)
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         weakref.finalize(self, _close_all, self._idle)

@@ -31,7 +31,7 @@ def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
 async def in_bucket(bucket: Bucket, key: str, seconds: float) -> None:
     """Return when the bucket shows a key. Raises trio.TooSlowError."""
     with trio.fail_after(seconds):
-        while key not in bucket.shows():  # noqa: ASYNC110  # it tells nobody
+        while key not in bucket.shows():  # noqa: ASYNC110  # the store has no event for it
             await trio.sleep(0.5)
 
 
@@ -173,7 +173,7 @@ async def test_parts_of_a_file_that_is_being_written_go_on_when_an_outage_is_ove
             await user.write(f"small-{number}", b"1")
         await trio.sleep(200)
         failed = len(store.calls(request_))
-        while len(store.calls(request_)) == failed:  # noqa: ASYNC110  # it tells nobody
+        while len(store.calls(request_)) == failed:  # noqa: ASYNC110  # the store has no event for it
             await trio.sleep(0.1)
         store.heal()  # the upload pauses for 30 s or more from now on; the bucket is probed after 10 s at the latest
         await trio.sleep(15)
