@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -85,11 +85,13 @@ def read_of(place: int) -> bytes:
     return READ_IN.pack(1, place * SIZE, SIZE, 0, 0, 0, 0)
 
 
-async def lent_by(kernel: PlayedKernel, lender: Lender) -> None:
-    """Return once a mover takes replies: until then the loop answers."""
+async def lent_by(kernel: PlayedKernel, lender: Lender, session: OwnSession) -> None:
+    """Return once a mover has sent a reply: until then the loop answers."""
     with trio.fail_after(20):
         while not lender.lent:
             assert await kernel.ask(Opcode.READ, read_of(0)) == (0, DATA[:SIZE])
+            await trio.sleep(0.01)
+        while only_mover(session).left():  # noqa: ASYNC110  # else it may be stopped before it says so
             await trio.sleep(0.01)
 
 
@@ -99,15 +101,21 @@ async def given_back(lender: Lender) -> None:
             await trio.sleep(0.01)
 
 
-def mover_pid(session: OwnSession) -> int:
+def only_mover(session: OwnSession) -> movers._Mover:
     assert session._movers is not None
     (only,) = session._movers._all
-    return only.process.pid
+    return only
+
+
+def mover_pid(session: OwnSession) -> int:
+    return only_mover(session).process.pid
 
 
 @pytest.fixture
-def lender() -> "Lender":
-    return Lender()
+def lender() -> Iterator[Lender]:
+    lender = Lender()
+    yield lender
+    lender.close()
 
 
 def test_a_mover_writes_the_headers_of_the_protocol() -> None:
@@ -115,26 +123,24 @@ def test_a_mover_writes_the_headers_of_the_protocol() -> None:
 
 
 async def test_a_mover_answers_and_the_buffer_is_given_back(lender: Lender) -> None:
-    async with served(lender) as (kernel, _):
-        await lent_by(kernel, lender)
+    async with served(lender) as (kernel, session):
+        await lent_by(kernel, lender, session)
         for place in range(PLACES):
             expected = DATA[place * SIZE : (place + 1) * SIZE]
             assert await kernel.ask(Opcode.READ, read_of(place)) == (0, expected)
         assert lender.lent == PLACES + 1
         await given_back(lender)
-    lender.close()
 
 
 async def test_a_buffer_is_lent_before_another_one_is_given_back(lender: Lender) -> None:
-    async with served(lender) as (kernel, _):
-        await lent_by(kernel, lender)
+    async with served(lender) as (kernel, session):
+        await lent_by(kernel, lender, session)
         for number in range(40):
             place = number % PLACES
             assert await kernel.ask(Opcode.READ, read_of(place)) == (
                 0,
                 DATA[place * SIZE : (place + 1) * SIZE],
             )
-    lender.close()
 
 
 async def test_a_fetch_that_finds_no_buffer_gets_one_as_soon_as_a_reply_was_copied(
@@ -142,7 +148,7 @@ async def test_a_fetch_that_finds_no_buffer_gets_one_as_soon_as_a_reply_was_copi
 ) -> None:
     monkeypatch.setattr(movers, "_LOOK_SECONDS", 1000.0)
     async with served(lender) as (kernel, session):
-        await lent_by(kernel, lender)
+        await lent_by(kernel, lender, session)
         os.kill(mover_pid(session), signal.SIGSTOP)
         number = kernel.send(Opcode.READ, read_of(1))
         await trio.sleep(0.1)
@@ -152,14 +158,13 @@ async def test_a_fetch_that_finds_no_buffer_gets_one_as_soon_as_a_reply_was_copi
         os.kill(mover_pid(session), signal.SIGCONT)
         assert await kernel.reply(number) == (0, DATA[SIZE : 2 * SIZE])
         await given_back(lender)
-    lender.close()
 
 
 async def test_what_a_killed_mover_had_is_answered_by_the_loop_and_the_next_mover_takes_over(
     lender: Lender, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with served(lender) as (kernel, session):
-        await lent_by(kernel, lender)
+        await lent_by(kernel, lender, session)
         first = mover_pid(session)
         os.kill(first, signal.SIGSTOP)
         number = kernel.send(Opcode.READ, read_of(2))
@@ -175,7 +180,6 @@ async def test_what_a_killed_mover_had_is_answered_by_the_loop_and_the_next_move
                 assert await kernel.ask(Opcode.READ, read_of(3)) == (0, DATA[3 * SIZE :])
                 await trio.sleep(0.05)
         assert mover_pid(session) != first
-    lender.close()
 
 
 async def test_a_mover_that_stands_still_is_killed_and_its_buffers_stay_lent_until_it_is_gone(
@@ -184,7 +188,7 @@ async def test_a_mover_that_stands_still_is_killed_and_its_buffers_stay_lent_unt
     killed: list[int] = []
     monkeypatch.setattr(movers._Mover, "kill", lambda each: killed.append(each.process.pid))
     async with served(lender) as (kernel, session):
-        await lent_by(kernel, lender)
+        await lent_by(kernel, lender, session)
         await given_back(lender)
         pid = mover_pid(session)
         os.kill(pid, signal.SIGSTOP)
@@ -200,7 +204,6 @@ async def test_a_mover_that_stands_still_is_killed_and_its_buffers_stay_lent_unt
         os.kill(pid, signal.SIGKILL)
         await given_back(lender)
         assert "stands still" in caplog.text
-    lender.close()
 
 
 async def test_a_request_that_is_answered_before_the_loop_looks_gives_its_memory_back_once(
@@ -215,7 +218,7 @@ async def test_a_request_that_is_answered_before_the_loop_looks_gives_its_memory
         return is_sent
 
     async with served(lender) as (kernel, session):
-        await lent_by(kernel, lender)
+        await lent_by(kernel, lender, session)
         await given_back(lender)
         monkeypatch.setattr(movers._Mover, "send", slowly)
         assert await kernel.ask(Opcode.READ, read_of(1)) == (0, DATA[SIZE : 2 * SIZE])
@@ -224,21 +227,19 @@ async def test_a_request_that_is_answered_before_the_loop_looks_gives_its_memory
         assert len({place.number for place in places}) == 3
         for place in places:
             session._places.give_back(place)
-    lender.close()
 
 
 async def test_a_buffer_that_a_mover_does_not_take_stays_lent_until_the_loop_has_answered(
     lender: Lender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with served(lender) as (kernel, _):
-        await lent_by(kernel, lender)
+    async with served(lender) as (kernel, session):
+        await lent_by(kernel, lender, session)
         await given_back(lender)
         # Dead, and the loop has not seen it yet.
         monkeypatch.setattr(movers._Mover, "send", lambda *_: False)
         assert await kernel.ask(Opcode.READ, read_of(1)) == (0, DATA[SIZE : 2 * SIZE])
         await given_back(lender)
         assert lender.lent == 2
-    lender.close()
 
 
 async def test_a_daemon_of_another_version_than_the_installed_package_works_without_movers(
@@ -253,7 +254,6 @@ async def test_a_daemon_of_another_version_than_the_installed_package_works_with
         assert session._movers is not None
         assert session._movers._all == []
         assert lender.lent == 0
-    lender.close()
 
 
 class WaitsForBuffer(Lender):
@@ -274,7 +274,7 @@ async def test_a_mover_that_stands_still_does_not_hold_up_the_end_of_a_mount_tha
     lender = WaitsForBuffer()
     with trio.fail_after(20):
         async with served(lender) as (kernel, session):
-            await lent_by(kernel, lender)
+            await lent_by(kernel, lender, session)
             await given_back(lender)
             os.kill(mover_pid(session), signal.SIGSTOP)
             kernel.send(Opcode.READ, read_of(1))
@@ -293,7 +293,7 @@ async def test_replies_that_a_mover_has_are_sent_before_the_session_ends(lender:
     kernel.read_init()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(session.serve)
-        await lent_by(kernel, lender)
+        await lent_by(kernel, lender, session)
         os.kill(mover_pid(session), signal.SIGSTOP)
         number = kernel.send(Opcode.READ, read_of(1))
         with trio.fail_after(20):
@@ -304,4 +304,3 @@ async def test_replies_that_a_mover_has_are_sent_before_the_session_ends(lender:
     assert lender.given_back == lender.lent
     kernel.close()
     session.close()
-    lender.close()
