@@ -52,11 +52,16 @@ class HeldPiece:
     _connection: trio.SocketStream | None = field(default=None, repr=False)
 
     @property
-    def is_held(self) -> bool:
-        """Whether the daemon still holds the piece. It says nothing on the connection, and ends it with itself."""
+    def hold_fd(self) -> int:
+        """A descriptor that is readable once the daemon does not hold the piece any more: it has ended."""
         assert self._connection is not None
+        return self._connection.socket.fileno()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the daemon still holds the piece."""
         poll = select.poll()
-        poll.register(self._connection.socket, select.POLLIN)
+        poll.register(self.hold_fd, select.POLLIN)
         return not poll.poll(0)
 
     @property

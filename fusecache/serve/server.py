@@ -38,7 +38,7 @@ _MOST_PIECES = {True: 48, False: 96}
 _MOST_WAITING = 384
 _PLACE_SECONDS = 30.0
 # A piece is larger the longer the body is: its first byte comes soon, and few requests go to the daemon.
-_FIRST_PIECE_BYTES, _LARGEST_PIECE_BYTES = 8 * MIB, 64 * MIB
+_FIRST_PIECE_BYTES, _LARGEST_PIECE_BYTES = 8 * MIB, 128 * MIB
 # A piece that took longer to send is followed by none that is larger.
 _QUICK_SECONDS = 2.0
 # Below the daemon's HOLD_SECONDS, by far.
@@ -49,8 +49,8 @@ _HEAD_BYTES = 32768
 _LIFE_SECONDS = 0.5
 _RECEIVE_BYTES = 16384
 _SEND_BYTES = MIB
-# The loop would be called for each part that the socket takes; a thread sends this much, while the client keeps up.
-_SLICE_BYTES = 8 * MIB
+# The loop would be called for each part that the socket takes; a thread sends that long, while the client keeps up.
+_TURN_SECONDS = 0.1
 _THREAD_WAIT_MILLISECONDS = 20
 # By whether they send to other nodes: slow programs must not keep those waiting, which would count this node as failed.
 _SENDERS = {for_peer: trio.CapacityLimiter(16) for for_peer in (True, False)}
@@ -261,18 +261,18 @@ def _send_pages(target: int, piece: HeldPiece, start: int, stop: int) -> int:
     """Run in a thread: send bytes of a piece while the socket takes them, and the daemon holds it; return how many."""
     poll = select.poll()
     poll.register(target, select.POLLOUT)
+    poll.register(piece.hold_fd, select.POLLIN)
+    until = time.monotonic() + _TURN_SECONDS
     at = start
-    while at < stop and piece.is_held:
+    # A slow client waits on the loop: it must not hold a thread.
+    while at < stop and [fd for fd, _ in poll.poll(_THREAD_WAIT_MILLISECONDS)] == [target]:
         try:
             sent = os.sendfile(target, piece.fd, at, min(stop - at, _SEND_BYTES))
-        except BlockingIOError:
-            # A slow client waits on the loop: it must not hold a thread.
-            if not poll.poll(_THREAD_WAIT_MILLISECONDS):
-                break
-            continue
-        if not sent:
+        except BlockingIOError:  # the kernel lacks memory for sockets
             break
         at += sent
+        if not sent or time.monotonic() > until:
+            break
     return at - start
 
 
@@ -413,7 +413,7 @@ class _Conversation:
             self._socket.fileno(),
             piece,
             start,
-            min(stop, start + _SLICE_BYTES),
+            stop,
             limiter=senders,
         )
 

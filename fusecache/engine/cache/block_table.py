@@ -148,33 +148,46 @@ class BlockTable:
 
     async def loaded_chunk(self, entry: CachedObject, index: int) -> Chunk:
         """Return an object's chunk with its rows loaded."""
+        (chunk,) = await self.loaded_chunks(entry, index, index + 1)
+        return chunk
+
+    async def loaded_chunks(self, entry: CachedObject, first: int, stop: int) -> list[Chunk]:
+        """Return an object's chunks [first, stop) with their rows loaded."""
         while True:
             await self.load_object_now(entry)
-            chunk = self.new_chunk(entry, index)
-            if chunk.loaded:
-                return chunk
-            await self.load_chunk(chunk)
+            chunks = [self.new_chunk(entry, index) for index in range(first, stop)]
+            if all(chunk.loaded for chunk in chunks):
+                return chunks
+            await self.load_rows(entry, chunks)
 
-    async def load_chunk(self, chunk: Chunk) -> None:
-        """Look up which granules of a chunk are on disk. Several readers may call at once."""
-        entry = chunk.owner
-        while not chunk.loaded:
-            if chunk.loading is not None:
-                await chunk.loading.wait()
-                continue
-            chunk.loading = trio.Event()
-            try:
-                if not entry.loaded:
-                    await self.load_object(entry)
+    async def load_rows(self, entry: CachedObject, chunks: Sequence[Chunk]) -> None:
+        """Look up which granules of chunks are on disk, by one call in a thread. Several readers may call at once."""
+        await self.load_object_now(entry)
+        others = [chunk.loading for chunk in chunks if chunk.loading is not None]
+        missing = [chunk for chunk in chunks if not chunk.loaded and chunk.loading is None]
+        event = trio.Event()
+        for chunk in missing:
+            chunk.loading = event
+        try:
+            if missing:
                 async with self.rows_lock:
+                    rows: dict[int, BlockRow] = {}
                     if entry.number is not None and entry.blocks:
+                        first, last = missing[0].index, missing[-1].index
+                        rows = await self._block_rows(
+                            entry.number, first * BLOCKS_PER_CHUNK, (last + 1) * BLOCKS_PER_CHUNK
+                        )
+                    for chunk in missing:
                         first = chunk.index * BLOCKS_PER_CHUNK
-                        rows = await self._block_rows(entry.number, first, first + BLOCKS_PER_CHUNK)
-                        self.fill_from_rows(chunk, rows)
-                    chunk.loaded = True
-            finally:
-                chunk.loading.set()
+                        own = range(first, first + BLOCKS_PER_CHUNK)
+                        self.fill_from_rows(chunk, {number: rows[number] for number in own if number in rows})
+                        chunk.loaded = True
+        finally:
+            event.set()
+            for chunk in missing:
                 chunk.loading = None
+        for each in others:
+            await each.wait()
 
     def fill_from_rows(self, chunk: Chunk, rows: dict[int, BlockRow]) -> None:
         for number, row in rows.items():

@@ -30,7 +30,7 @@ from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES, mask_of_bytes, runs, split_by_chunk
 
 # A larger piece costs the daemon fewer requests; all of it must be there before its first byte is sent.
-LARGEST_PIECE_BYTES = 64 * MIB
+LARGEST_PIECE_BYTES = 128 * MIB
 # Of the usable disk space, what may be held at once for other nodes, and as much for programs. Readers and writers need
 # the rest. Two shares: a piece for a program may wait for another node, and none for a node may wait for that.
 _HELD_SHARE = 8
@@ -93,8 +93,9 @@ class HeldPieces:
         try:
             with ExitStack() as held:
                 masks = {}
-                for index, start, stop in split_by_chunk(extent):
-                    chunk = await self._table.loaded_chunk(entry, index)
+                parts = list(split_by_chunk(extent))
+                chunks = await self._table.loaded_chunks(entry, parts[0][0], parts[-1][0] + 1)
+                for chunk, (_, start, stop) in zip(chunks, parts, strict=True):
                     held.enter_context(_kept(chunk))
                     masks[chunk] = mask_of_bytes(start, stop)
                 if is_doubted:
