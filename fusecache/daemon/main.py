@@ -212,7 +212,7 @@ class _Daemon:
             self._supervisor,
             self._kernel_caches,
         )
-        self._kept_files.settle(filesystem.journal)
+        self._kept_files.settle(filesystem.journal, filesystem.tree.began_ns)
         self._facts |= initial_facts(options)
         answers = BucketAnswers(self._kept)
         link = self._link = BucketLink(

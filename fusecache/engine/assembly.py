@@ -163,7 +163,7 @@ def build_names(storage: Storage, options: EngineOptions, events: EngineEvents, 
         options.prefix,
         options.ownership,
         events,
-        0 if options.predecessor is None else options.predecessor.start,
+        options.predecessor,
         lambda key: storage.journal_rows.attributes(key, ""),
     )
     queue = WritebackQueue(events, options.prefix, options.order_last)

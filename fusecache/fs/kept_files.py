@@ -3,6 +3,7 @@
 Rows of the table (`fuse/kept_mount.py`), by key:
 
     start           how many daemons have served the mount before this one
+    began           when the first one began to serve: the time of directories, as the bucket has none for them
     owner           user and group of the mountpoint
     d/<inode>       a directory that the kernel knows: its places, attributes
     n/<inode>       an open file: its places, attributes, and the generation of its content here (0: the bucket's;
@@ -22,6 +23,7 @@ A row is written before the request's reply is sent. A successor ignores the han
 
 import logging
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -82,7 +84,7 @@ class KeptFiles:
         self.start = int(kept.table.get("start") or 0) + kept.is_resumed
         kept.table.put("start", self.start)
         if kept.is_resumed:
-            self.predecessor = Predecessor(self.start)
+            self.predecessor = Predecessor(self.start, int(kept.table.get("began") or time.time_ns()))
             requests = [KernelRequest(each.buffer.view[: each.size]) for each in kept.unanswered]
             self._unanswered = frozenset(each.unique for each in requests)
             self._moving = [bytes(each.body) for each in requests if each.opcode in _MOVING]
@@ -225,13 +227,17 @@ class KeptFiles:
 
     # ---- what a predecessor left
 
-    def settle(self, journal: Commits) -> None:
+    def settle(self, journal: Commits, began_ns: int) -> None:
         """Begin with a journal: find out which of its last changes the predecessor's journal took, and keep that.
+
+        began_ns: as `Tree.began_ns`.
 
         Call it before anything is committed. `predecessor` has the files, directories and handles afterwards. A row
         that cannot be read is left out: its descriptors get EIO, and what was written through them is quarantined.
         """
         self._journal = journal
+        if self._table is not None:
+            self._table.put("began", began_ns)
         if self._table is None or self.predecessor is None:
             return
         left, files = self.predecessor, self._settled("n", journal.last_commit)

@@ -70,10 +70,12 @@ class KeptHandle:
 class Predecessor:
     """What a killed daemon left to this one, as its journal has it.
 
-    start: how many daemons have served the mount before this one. is_whole: all that it left was readable.
+    start: how many daemons have served the mount before this one. began_ns: when the first one did, since 1970.
+    is_whole: all that it left was readable.
     """
 
     start: int
+    began_ns: int
     directories: list[KeptNode] = field(default_factory=list)
     files: list[KeptNode] = field(default_factory=list)
     handles: list[KeptHandle] = field(default_factory=list)

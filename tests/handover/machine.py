@@ -171,7 +171,7 @@ class History:
                 settle_seconds=SETTLE_SECONDS,
             )
             filesystem = FileSystem(bucket, InlineOffload(), options, Supervisor(), KernelCaches(files))  # type: ignore[arg-type]
-            files.settle(filesystem.journal)
+            files.settle(filesystem.journal, filesystem.tree.began_ns)
             hints = OwnedHints(filesystem.hints, frozenset({0}))
             control = ControlDirectory(
                 lambda: Path("/nowhere"), dict, HintFiles(hints, 0, 0, files.start), 0, 0, files.start

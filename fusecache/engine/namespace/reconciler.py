@@ -163,7 +163,7 @@ class Reconciler:
     @property
     def _directory_time(self) -> float:
         # The bucket has no time for a directory. Any constant will do.
-        return self._tree.root.mtime_ns / 1e9
+        return self._tree.began_ns / 1e9
 
     # ---- nodes that exist only as rows
 

@@ -21,6 +21,7 @@ from fusecache.engine.namespace.nodes import FileVersion, Kind, Node, in_use
 from fusecache.model.errors import FusecacheError, NotFound
 from fusecache.model.names import check_key
 from fusecache.model.objects import ObjectId, ObjectInfo
+from fusecache.model.predecessor import Predecessor
 from fusecache.model.records import PosixAttributes
 
 ROOT = 1
@@ -67,20 +68,21 @@ class Tree:
         prefix: str,
         ownership: Ownership,
         events: Events,
-        starts: int = 0,
+        predecessor: Predecessor | None = None,
         kept_attributes: Callable[[str], PosixAttributes | None] = lambda _: None,
     ) -> None:
-        """starts: how many daemons have served the mount before. Their inode numbers are not used again.
+        """predecessor: the daemon before, if any; inode numbers of its time are not used again.
 
         kept_attributes: mode and owner that this node keeps of the directory with a key; None for the defaults.
         """
         self._prefix = prefix
         self.ownership = ownership
         self.kept_attributes = kept_attributes
-        self.numbers_used = starts * _NUMBERS_OF_START
+        self.numbers_used = 0 if predecessor is None else predecessor.start * _NUMBERS_OF_START
+        # When the first daemon of the mount began to serve.
+        self.began_ns = time.time_ns() if predecessor is None else predecessor.began_ns
         self._next = FIRST_FREE + self.numbers_used
         self._tombstones: dict[str, _Tombstone] = {}
-        now = time.time_ns()
         self.root = Node(
             ROOT,
             Kind.DIRECTORY,
@@ -89,7 +91,7 @@ class Tree:
             0o777 & ~ownership.umask,
             ownership.uid,
             ownership.gid,
-            now,
+            self.began_ns,
             lookups=1,
         )
         # In the order in which `oldest` cycles through them.

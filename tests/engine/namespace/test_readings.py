@@ -78,7 +78,7 @@ class Reading:
         kept = KeptFiles(
             SimpleNamespace(table=KeptTable(self._table), is_resumed=self._life > 0, unanswered=[])  # type: ignore[arg-type]
         )
-        kept.settle(user.fs.journal)
+        kept.settle(user.fs.journal, user.fs.tree.began_ns)
         node = await user.fs.resolve(self._folder)
         node.lookups += 1
         self._directories = OpenDirectories(user.fs, EntryBuilder(user.fs, read_only=False), kept)

@@ -18,6 +18,7 @@ from fusecache.model.errors import LocalDiskError
 from fusecache.model.objects import ObjectInfo
 from fusecache.model.predecessor import LOST, KeptNode, Predecessor
 
+BEGAN_NS = 1_700_000_000_000_000_000
 OLD = ObjectInfo("f", "etag-1", 3, 1.0)
 NEW = ObjectInfo("f", "etag-2", 5, 2.0, {"a": "b"})
 
@@ -33,7 +34,7 @@ class Memory:
     def daemon(self, *, is_resumed: bool = True) -> KeptFiles:
         kept: Any = SimpleNamespace(table=KeptTable(self.fd), is_resumed=is_resumed, unanswered=[])
         files = KeptFiles(kept)
-        files.settle(self.journal)
+        files.settle(self.journal, BEGAN_NS)
         return files
 
     def begin_commit(self) -> None:
@@ -169,7 +170,7 @@ def test_rows_of_the_format_before_are_read_and_stay_as_they_are(memory: Memory)
     fd = old_memory(OLD_ROWS)
     before = os.pread(fd, os.fstat(fd).st_size, 0)
     files = KeptFiles(KeptMount(fd, make_memory("requests"), device_fd=0))
-    files.settle(memory.journal)
+    files.settle(memory.journal, BEGAN_NS)
     found = files.predecessor
     assert found is not None
     (file,) = found.files
@@ -191,7 +192,7 @@ def test_a_name_of_the_format_before_that_was_being_moved_is_not_certain(
     os.pwrite(requests, request, 0)
     fd = old_memory(OLD_ROWS)
     files = KeptFiles(KeptMount(fd, requests, device_fd=0))
-    files.settle(memory.journal)
+    files.settle(memory.journal, BEGAN_NS)
     assert files.predecessor is not None
     assert len(files.predecessor.files) == files.predecessor.is_whole == certain
 
