@@ -38,7 +38,7 @@ _MOST_PIECES = {True: 48, False: 96}
 _MOST_WAITING = 384
 _PLACE_SECONDS = 30.0
 # A piece is larger the longer the body is: its first byte comes soon, and few requests go to the daemon.
-_FIRST_PIECE_BYTES, _LARGEST_PIECE_BYTES = 8 * MIB, 128 * MIB
+_FIRST_PIECE_BYTES, _LARGEST_PIECE_BYTES = 8 * MIB, 64 * MIB
 # A piece that took longer to send is followed by none that is larger.
 _QUICK_SECONDS = 2.0
 # Below the daemon's HOLD_SECONDS, by far.

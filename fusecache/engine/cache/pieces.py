@@ -30,7 +30,7 @@ from fusecache.policy.cache.fetch_order import Cause
 from fusecache.policy.cache.granules import CHUNK_BYTES, mask_of_bytes, runs, split_by_chunk
 
 # A larger piece costs the daemon fewer requests; all of it must be there before its first byte is sent.
-LARGEST_PIECE_BYTES = 128 * MIB
+LARGEST_PIECE_BYTES = 64 * MIB
 # Of the usable disk space, what may be held at once for other nodes, and as much for programs. Readers and writers need
 # the rest. Two shares: a piece for a program may wait for another node, and none for a node may wait for that.
 _HELD_SHARE = 8

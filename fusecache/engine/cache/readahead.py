@@ -204,9 +204,9 @@ class Readahead:
         for chunk, mask, depth in pieces:
             if stream not in self._active:
                 return  # closed, idle or random by now
-            await self._table.load_rows(chunk.owner, [chunk])
-            is_known = chunk.loaded and chunk.owner.chunks.get(chunk.index) is chunk
-            if stream not in self._active or not is_known:
+            while not chunk.loaded:  # another reader that was loading them may be interrupted
+                await self._table.load_rows(chunk.owner, [chunk])
+            if stream not in self._active or chunk.owner.chunks.get(chunk.index) is not chunk:
                 return
             self._request(stream, chunk, mask, depth)
             self._fetcher.pump()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from fusecache.engine.cache.readahead import PrefetchRange
 from fusecache.model.errors import ObjectMissing
@@ -89,3 +90,39 @@ async def test_a_guess_at_another_size_than_an_open_file_has_is_ignored(tmp_path
         assert await cache.read(handle, 0, len(data)) == data
         cache.close(handle)
     assert bucket.watched.extents == [Extent(0, len(data))]
+
+
+async def test_readahead_goes_on_if_another_reader_is_interrupted_while_it_looks_up_the_same_chunk(
+    tmp_path: Path,
+) -> None:
+    size, step = 32 * MIB, 128 * KIB
+    bucket = new_bucket()
+    object_id = bucket.put("a", some_bytes(size))
+    async with running_cache(bucket.watched, tmp_path, buffer_bytes=128 * MIB) as cache:
+        handle = cache.open(object_id, size)
+        await cache.maintenance.fill(handle.entry, 0)
+        for index in (1, 2, 3):  # so that their rows must be looked up
+            await cache.maintenance.fill(handle.entry, index, mask=1 << 127)
+        cache.close(handle)
+    async with running_cache(bucket.watched, tmp_path, buffer_bytes=128 * MIB) as cache:
+        reader, other = cache.open(object_id, size), cache.open(object_id, size)
+        await cache.read(reader, 0, step)
+        before = len(bucket.watched.extents)
+        async with trio.open_nursery() as nursery:
+            interrupted = trio.CancelScope()
+
+            async def read_other() -> None:
+                with interrupted:
+                    await cache.read(other, 12 * MIB, 4096)
+
+            async with cache._table.rows_lock:
+                nursery.start_soon(read_other)
+                await trio.testing.wait_all_tasks_blocked(0.02)
+                for place in range(step, 24 * step, step):
+                    await cache.read(reader, place, step)
+                await trio.testing.wait_all_tasks_blocked(0.02)
+                interrupted.cancel()
+        assert interrupted.cancelled_caught
+        await until(lambda: any(each.start >= 8 * MIB for each in bucket.watched.extents[before:]))
+        cache.close(reader)
+        cache.close(other)
