@@ -16,6 +16,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.support.left_behind import kept_by_the_session, nothing_left_behind
+from tests.support.marks import is_below
 
 __all__ = ["kept_by_the_session", "nothing_left_behind"]
 
@@ -76,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if (
             inspect.iscoroutinefunction(getattr(item, "obj", None))
             and not item.get_closest_marker("real_time")
-            and any(folder in item.path.parents for folder in VIRTUAL_TIME)
+            and any(is_below(item, folder) for folder in VIRTUAL_TIME)
         ):
             item.add_marker(pytest.mark.trio(run=_run_in_virtual_time), append=False)
 

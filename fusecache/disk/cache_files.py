@@ -267,6 +267,14 @@ class CacheFiles:
         except OSError as exc:
             raise LocalDiskError(f"{path} cannot become cache file {number:x}: {exc}") from exc
 
+    def folders(self) -> list[int]:
+        """Return which of the FOLDERS are there: each is made for its first file. Raises LocalDiskError."""
+        try:
+            names = set(os.listdir(self._directory))
+        except OSError as exc:
+            raise LocalDiskError(f"{self._directory} cannot be listed: {exc}") from exc
+        return [folder for folder in range(FOLDERS) if f"{folder:02x}" in names]
+
     def numbers_in(self, folder: int) -> list[int]:
         """Return the numbers of the files in one of the FOLDERS, unordered, ignoring other names.
 

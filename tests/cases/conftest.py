@@ -18,13 +18,14 @@ from tests.mount.conftest import (
     shared,
     whole_bucket,
 )
+from tests.support.marks import is_below
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All but the table look at the requests of the project's own server; those with a mount need FUSE."""
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents and item.path.name != "test_table.py":
+        if is_below(item, here) and item.path.name != "test_table.py":
             item.add_marker(pytest.mark.s3server_only)
             if {"mount", "place", "make_daemon"} & set(getattr(item, "fixturenames", ())):
                 item.add_marker(pytest.mark.fuse)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.namespaces import Cluster
+from tests.support.marks import is_below
 
 WITHOUT = pytest.mark.skipif(
     not os.environ.get("FUSECACHE_TEST_NAMESPACES"), reason="needs root and iproute2: make test-cluster-cache"
@@ -17,7 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder makes network namespaces, of which one test at a time has the addresses."""
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
+        if is_below(item, here):
             for mark in (pytest.mark.fuse, pytest.mark.timeout(600), WITHOUT):
                 item.add_marker(mark)
 

@@ -26,6 +26,7 @@ from tests.s3server.certificate import make_certificate
 from tests.support.azurite import Azurite
 from tests.support.clouds import azure_store, gcs_store, running_azurite
 from tests.support.gcs_server import GcsServer
+from tests.support.marks import is_below
 from tests.support.memory_store import MemoryStore
 from tests.support.peer import MakePeer, Peer, Script, openssl_trust
 
@@ -82,7 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         callspec = getattr(item, "callspec", None)
         is_external = callspec is not None and callspec.params.get("subject") == "external"
-        if here in item.path.parents and not is_external:
+        if is_below(item, here) and not is_external:
             item.add_marker(pytest.mark.s3server_only)
 
 

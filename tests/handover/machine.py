@@ -35,11 +35,10 @@ from fusecache.fs.operations import Operations
 from fusecache.fuse.kept_mount import KeptTable
 from fusecache.fuse.kept_requests import make_memory
 from fusecache.fuse.values import ROOT_INODE, FUSEError, RequestContext
-from fusecache.index import journal
 from fusecache.model.objects import MIB
 from tests.history.bucket import WatchedBucket
 from tests.history.crashes import Crash, Moment, Reaper
-from tests.history.runs import leaves_of, repeatable
+from tests.history.runs import leaves_of, repeatable, small_scale
 from tests.support.inline_offload import InlineOffload
 
 # One call of a program: a word and its arguments.
@@ -126,7 +125,7 @@ class History:
         with (
             tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name,
             reaper.watching(),
-            _small_reserve(),
+            small_scale(),
         ):
             for life in range(3 if self.dies_again else 2):
                 place, next_place = Path(name) / f"{life}", Path(name) / f"{life + 1}"
@@ -454,16 +453,6 @@ class History:
     def _has_parent(self, path: str) -> bool:
         folder = path.rpartition("/")[0]
         return not folder or folder in self.folders
-
-
-@contextmanager
-def _small_reserve() -> Iterator[None]:
-    """Journals reserve little disk space ahead: each death copies one."""
-    saved, journal.RESERVE_BYTES = journal.RESERVE_BYTES, MIB
-    try:
-        yield
-    finally:
-        journal.RESERVE_BYTES = saved
 
 
 @contextmanager

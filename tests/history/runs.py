@@ -14,6 +14,7 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.disk import direct_reads
+from fusecache.index import journal
 from fusecache.model.objects import MIB
 from fusecache.policy.writeback import multipart
 from tests.history.bucket import PART_BYTES, WatchedBucket
@@ -162,12 +163,16 @@ def raise_failed(program: Program, why: str) -> None:
 
 @contextmanager
 def small_scale() -> Iterator[None]:
-    """Files above 64 KiB are cut into parts, as those above 64 MiB are; buffers are not touched before their use."""
+    """Files above 64 KiB are cut into parts, as those above 64 MiB are; lives are short, and begin and end cheaply.
+
+    Buffers are not touched before their use. Journals reserve little disk space ahead: each death copies one.
+    """
     changes: list[tuple[Any, str, Any]] = [
         (multipart, "SINGLE_PUT_BYTES_MAX", PART_BYTES),
         (multipart, "_PART_BYTES_MIN", PART_BYTES),
         (multipart, "_PART_STEP", PART_BYTES),
         (direct_reads, "populate", lambda _memory: None),
+        (journal, "RESERVE_BYTES", MIB),
     ]
     saved = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     for owner, name, value in changes:

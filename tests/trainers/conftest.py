@@ -16,6 +16,7 @@ from tests.mount.conftest import (
     whole_bucket,
 )
 from tests.s3server.rules import Rules
+from tests.support.marks import is_below
 from tests.support.mounts import Mount
 from tests.support.s3_buckets import Bucket
 from tests.trainers.kills import Kills
@@ -26,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder needs FUSE, and looks at the requests of the project's own server."""
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
+        if is_below(item, here):
             item.add_marker(pytest.mark.fuse)
             item.add_marker(pytest.mark.s3server_only)
             if item.get_closest_marker("timeout") is None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from fusecache.disk.cache_files import FOLDERS, CacheFiles, bad_granules
+from fusecache.disk.cache_files import CacheFiles, bad_granules
 from fusecache.disk.direct_reads import LARGEST_BYTES
 from fusecache.engine.cache.block_table import BlockTable
 from fusecache.engine.cache.chunks import Buffer, Chunk
@@ -307,7 +307,7 @@ class DiskTier:
     async def delete_unindexed_files(self) -> None:
         """Delete files of earlier runs without a row, which were written just before a kill. One folder at a time."""
         try:
-            for folder in range(FOLDERS):
+            for folder in await self._offload.disk(self._files.folders):
                 found = await self._offload.disk(self._files.numbers_in, folder)
                 earlier = [number for number in found if number < self._table.first_number]
                 async with self._table.rows_lock:

@@ -91,6 +91,7 @@ def test_an_adopted_file_is_read_to_its_last_byte(files: CacheFiles, tmp_path: P
     staged.write_bytes(data)
     files.adopt(staged, 300)
     assert files.numbers_in(300 % FOLDERS) == [300]
+    assert files.folders() == [300 % FOLDERS]
     back = _memory(2 * GRANULE_BYTES)
     assert files.load(300, 0, back, len(data), granule_checksums(memoryview(data))) == []
     assert back[: len(data)] == data
