@@ -168,7 +168,7 @@ class _Daemon:
         self._is_beside_others = start.is_beside_others
         self._connection = connection
         self._access = command_access(start.options, endpoint)
-        self._peers = open_peers(start.options)
+        self._peers = open_peers(start.options, carrier.fetch)
         self._peer_list = None if self._peers is None else PeerList(self._peers, start.options, os.environ)
         self._reach = reach
         self._risks = risk_texts(start.options, endpoint)

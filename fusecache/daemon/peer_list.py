@@ -6,9 +6,10 @@ A list that cannot be looked up stays as it was: a wrong list costs requests, an
 import logging
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Literal
 
 import trio
 
@@ -30,15 +31,21 @@ _HOST_PORT = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 _SLURM_PART = re.compile(r"([^\[\],]+)(?:\[([0-9,-]+)\])?([^\[\],]*)(?:,|$)")
 
 
-def open_peers(options: MountOptions) -> PeerNodes | None:
-    """Return the peers of a mount, none of them known yet; None if it has none. Raises ConfigError."""
+def open_peers(
+    options: MountOptions, carry: Callable[[Any, Any, bytes], Literal[True] | None] | None = None
+) -> PeerNodes | None:
+    """Return the peers of a mount, none of them known yet; None if it has none. carry: as for `PeerNodes`.
+
+    Raises ConfigError.
+    """
     requests = options.requests
     if not requests.peers:
         return None
     assert requests.peers_key_file is not None
     shared = read_secret("peers_key_file", requests.peers_key_file)
     place = endpoint_fact(options), options.source
-    return PeerNodes(options.bucket, peer_secret(shared, *place), granule_checksums, mount_digest(*place))
+    secret, mount = peer_secret(shared, *place), mount_digest(*place)
+    return PeerNodes(options.bucket, secret, granule_checksums, mount, carry)
 
 
 class PeerList:

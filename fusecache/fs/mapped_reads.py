@@ -53,12 +53,16 @@ class MappedReads:
         """Return whether a read is a window around a page fault that the bucket would have to send."""
         if size <= GRANULE_BYTES or not handle.pid:
             return False
-        known = self._known.setdefault(handle, _Faults())
+        known = self._known.get(handle)
+        if known is None:
+            known = self._known[handle] = _Faults()
         known.window = max(known.window, size)
         # A shorter one is what is left of a window that overlaps an older one.
         is_full = size == known.window or offset + size >= handle.node.size
-        continues = offset == 0 or (is_full and offset in known.ends)
-        known.ends.append(offset + size)
+        ends = known.ends
+        # The last one first: of nearly all reads it is that.
+        continues = offset == 0 or (is_full and bool(ends) and (offset == ends[-1] or offset in ends))
+        ends.append(offset + size)
         known.jumps = 0 if continues else known.jumps + 1
         if known.jumps <= _JUMPS_SERVED or offset in known.declined:
             return False

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Literal
 
-from fusecache.model.errors import Unavailable
 from fusecache.movers.orders import (
     COUNT,
     DONE,
@@ -31,7 +30,7 @@ from fusecache.movers.orders import (
     unpacked,
 )
 from fusecache.remote.http.connection_pool import Peer, most_idle_of
-from fusecache.remote.http.ranged_get import GetRequest
+from fusecache.remote.http.ranged_get import GetRequest, ReceiverEnded
 from fusecache.remote.http.tls import TlsContext
 
 # A longer request goes with the daemon's own connection.
@@ -171,7 +170,7 @@ class Carrier:
             number, asked, extent = next(self._numbers), get.object_id, get.extent
             order = BodyOrder(
                 number, answers.number, get.what, asked.key, asked.etag, extent.start, extent.stop,
-                offset, place, head,
+                offset, place, head, tuple(get.terms or ()),
             )  # fmt: skip
             return self._await_body(line, number, get, answers) if line.send(order, answers, []) else None
         finally:
@@ -248,7 +247,7 @@ class Carrier:
                 if message[:1] == FAILED:
                     raise unpacked(message[1:])
                 if received:
-                    raise Unavailable(f"{get.what}: the process that received it ended")
+                    raise ReceiverEnded(f"{get.what}: the process that received it ended")
                 return None  # it died, or lacks something
         finally:
             if not has_ended:
@@ -258,9 +257,9 @@ class Carrier:
                     pass
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=1024)
 def _place(peer: Peer) -> bytes | None:
-    """Return a place as an order has it; None with TLS by `ssl`. Kept: all orders to an endpoint have the same."""
+    """Return a place as an order has it; None with TLS by `ssl`. Kept: all orders to a server have it."""
     if peer.tls is None:
         return pickle.dumps((peer, None))
     if not isinstance(peer.tls, TlsContext):

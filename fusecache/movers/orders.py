@@ -15,24 +15,29 @@ import socket
 import struct
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from fusecache.disk.cache_files import checksummed_and_written
+from fusecache.disk.cache_files import checksummed_and_written, granule_checksums
 from fusecache.model.errors import RemoteError
 from fusecache.model.objects import Extent, ObjectId
-from fusecache.remote.http.connection_pool import ConnectionPool
-from fusecache.remote.http.ranged_get import GetRequest, ask
+from fusecache.remote.http.connection_pool import Connection, ConnectionPool
+from fusecache.remote.http.peer_get import ask_peer
+from fusecache.remote.http.ranged_get import GetRequest, PeerTerms, ask
 from fusecache.remote.http.signed_requests import Redirected
 from fusecache.remote.http.tls import TlsContext, library
 from fusecache.remote.store import Interruption
 
 # As many as the daemon has threads for GETs and for the disk.
 _THREADS = 96
+# Places whose connections are kept, those used last; and idle connections to another node. `serve` takes 512 in all: of
+# each other node, each of up to 4 movers keeps 2 at most, and in a cluster of more nodes than places, most keep none.
+POOLS_MAX, _IDLE_TO_NODE_MAX = 40, 2
 ORDER_BYTES = 64 * 1024
 # Descriptors, of this process or of the system; memory of the kernel.
 _LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
@@ -45,6 +50,7 @@ class BodyOrder(NamedTuple):
     """One signed GET of an object's extent into the buffers, from `offset` on. answers: the number of their socket.
 
     place: where the peer is, as `pickle` has it: a `Peer` without TLS, and file and folder of the trusted CAs or None.
+    terms: of `PeerTerms` for another node, else empty.
     """
 
     number: int
@@ -57,6 +63,7 @@ class BodyOrder(NamedTuple):
     offset: int
     place: bytes
     head: bytes
+    terms: tuple[Any, ...]
 
 
 class StoreOrder(NamedTuple):
@@ -103,7 +110,7 @@ class Orders:
         self._threads.submit(int)
         self._lock = threading.Lock()
         self._fetching: dict[int, Interruption] = {}
-        self._pools: dict[bytes, ConnectionPool] = {}
+        self._pools: OrderedDict[bytes, ConnectionPool] = OrderedDict()
         # Belongs to the thread of `run`.
         self._answers: dict[int, socket.socket] = {}
 
@@ -173,10 +180,15 @@ class Orders:
         try:
             target = self._buffers[order.offset : order.offset + extent.size]
             ended = self._fetching[order.number]
-            get = GetRequest(order.what, object_id, extent, target, progress, ended)
-            self._pool(order.place).lend(
-                order.what, lambda connection: ask(get, connection.peer.read_timeout, connection, order.head)
-            )
+            terms = PeerTerms(*order.terms) if order.terms else None
+            get = GetRequest(order.what, object_id, extent, target, progress, ended, terms)
+
+            def send(connection: Connection) -> Literal[True]:
+                if terms is None:
+                    return ask(get, connection.peer.read_timeout, connection, order.head)
+                return ask_peer(get, granule_checksums, connection, order.head)
+
+            self._pool(order.place, _THREADS if terms is None else _IDLE_TO_NODE_MAX).lend(order.what, send)
         finally:
             with self._lock:
                 del self._fetching[order.number]
@@ -189,15 +201,19 @@ class Orders:
         finally:
             os.close(fd)
 
-    def _pool(self, place: bytes) -> ConnectionPool:
+    def _pool(self, place: bytes, most_idle: int) -> ConnectionPool:
         with self._lock:
-            if place not in self._pools:
+            if place in self._pools:
+                self._pools.move_to_end(place)
+            else:
                 peer, ca = pickle.loads(place)
                 if ca is not None:
                     openssl = library()
                     assert openssl is not None, "the daemon has found it"
                     peer = replace(peer, tls=TlsContext(openssl, cafile=ca[0], capath=ca[1]))
-                self._pools[place] = ConnectionPool(peer, _THREADS)
+                self._pools[place] = ConnectionPool(peer, most_idle)
+                if len(self._pools) > POOLS_MAX:
+                    self._pools.popitem(last=False)[1].close()
             return self._pools[place]
 
 

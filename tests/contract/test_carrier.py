@@ -1,6 +1,7 @@
 """Bodies that a mover fetches, and buffers that it stores, beside a real server: the same bytes and the same errors."""
 
 import os
+import pickle
 import resource
 import shutil
 import signal
@@ -19,14 +20,26 @@ from fusecache.disk.cache_files import CacheFiles, granule_checksums
 from fusecache.disk.direct_reads import LARGE_BYTES, AlignedBuffers
 from fusecache.fuse import mover
 from fusecache.fuse.movers import _Mover
-from fusecache.model.errors import AccessDenied, ObjectChanged, ObjectMissing, Unavailable, Untrusted
+from fusecache.model.errors import (
+    AccessDenied,
+    ObjectChanged,
+    ObjectMissing,
+    RemoteError,
+    Unavailable,
+    Untrusted,
+)
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.movers.carrier import IDLE_MAX, Carrier
-from fusecache.movers.orders import DONE, ORDER_BYTES, InterruptOrder, Orders, StoreOrder, packed
+from fusecache.movers.orders import DONE, ORDER_BYTES, POOLS_MAX, InterruptOrder, Orders, StoreOrder, packed
 from fusecache.remote.endpoints import Credentials, Endpoint, Transport
+from fusecache.remote.http.connection_pool import Peer
+from fusecache.remote.http.peers import PeerNodes
+from fusecache.remote.http.ranged_get import ReceiverEnded
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Interruption
+from tests.mount.bad_peer import FULL, GONE, GOOD, HALF, MODES, TRICKLE, bad_peer
 from tests.s3server import S3Server
+from tests.s3server.ports import reserve
 
 DATA = os.urandom(5 * MIB + 12_345)
 KEY = "folder/object"
@@ -291,12 +304,20 @@ async def test_a_mover_stores_buffers_with_their_checksums(tmp_path: Path) -> No
             assert asked[3:] == [False]
 
 
+def stop(pid: int) -> None:
+    """Stop a process; return when all its threads stand."""
+    os.kill(pid, signal.SIGSTOP)
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        while (task / "stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
+
+
 async def test_a_buffer_that_a_mover_had_when_it_died_is_stored_by_the_daemon(tmp_path: Path) -> None:
     with S3Server() as server:
         async with carried(server) as one:
             one.buffers.large[0][: len(DATA)] = DATA
             files = CacheFiles(tmp_path / "files", one.carrier.store)
-            os.kill(one.mover.process.pid, signal.SIGSTOP)
+            stop(one.mover.process.pid)
             threading.Timer(0.3, one.mover.kill).start()
             began = time.monotonic()
             assert await stored(one, files, 1, len(DATA)) == granule_checksums(
@@ -311,7 +332,7 @@ async def test_a_fetch_whose_mover_dies_before_its_first_byte_is_done_by_the_dae
         server.control.put(KEY, DATA)
         async with carried(server) as one:
             object_id = (await trio.to_thread.run_sync(one.store.head, KEY)).object_id
-            os.kill(one.mover.process.pid, signal.SIGSTOP)
+            stop(one.mover.process.pid)
             threading.Timer(0.3, one.mover.kill).start()
             assert await one.fetch(object_id, Extent(0, 1000)) == DATA[:1000]
             assert one.line.busy == 0
@@ -428,3 +449,90 @@ async def test_many_fetches_at_once_fill_their_own_places() -> None:
                 for number in range(48):
                     nursery.start_soon(fetch, number)
             assert all(found[each] == DATA[each * 100_000 : each * 100_000 + 65_536] for each in range(48))
+
+
+PIECE = Extent(8 * MIB, 10 * MIB + 12_345)
+
+
+@asynccontextmanager
+async def beside_a_node(mode: str) -> AsyncIterator[tuple[Carried, str]]:
+    """A mover, and the address of another node that behaves like this."""
+    with S3Server() as server, reserve() as held:
+        port = held.getsockname()[1]
+        with bad_peer(port, mode):
+            async with carried(server) as one:
+                yield one, f"127.0.0.1:{port}"
+
+
+async def asked(one: Carried, peers: PeerNodes, node: str) -> str:
+    """Ask the node for a piece; return the error, "" if there was none."""
+    peers.set_nodes((node,), "")
+    target = one.buffers.large[0]
+    target[: PIECE.size] = bytes(PIECE.size)
+    words = node, ObjectId(KEY, "etag"), PIECE.stop, PIECE, target, one.fetched.append, Interruption()
+    try:
+        await trio.to_thread.run_sync(peers.get_into, *words)
+    except RemoteError as exc:
+        return f"{type(exc).__name__}: {exc}"
+    finally:
+        peers.close()
+    return ""
+
+
+def nodes(one: Carried, *, has_mover: bool = True) -> PeerNodes:
+    return PeerNodes("bucket", "secret", granule_checksums, carry=one.carrier.fetch if has_mover else None)
+
+
+async def test_a_mover_fetches_from_another_node() -> None:
+    async with beside_a_node(GOOD) as (one, node):
+        peers = nodes(one)
+        assert await asked(one, peers, node) == ""
+        assert bytes(one.buffers.large[0][: PIECE.size]) == b"x" * PIECE.size
+        assert one.fetched[-1] == PIECE.size
+        assert peers.statistics()["received_bytes"] == {node: PIECE.size}
+        assert peers._peers[node].http._route.pool._idle == []
+        if os.geteuid() == 0:
+            assert connections_of(one.mover.process.pid) == 1
+
+
+# Of the slow one that sends wrong bytes, either may be seen first.
+@pytest.mark.parametrize("mode", [*(each for each in MODES if each != "slow"), TRICKLE, GONE, FULL])
+async def test_a_node_that_does_not_what_it_should_fails_alike_with_and_without_a_mover(mode: str) -> None:
+    async with beside_a_node(mode) as (one, node):
+        found = []
+        for has_mover in (False, True):
+            peers = nodes(one, has_mover=has_mover)
+            said = await asked(one, peers, node)
+            facts = peers.statistics()
+            # How much came in how long differs.
+            found.append((said.partition(" slow:")[:2], facts["failures"][node], facts["refusals"][node]))
+        assert found[0] == found[1]
+        (text, _), failures, refusals = found[0]
+        assert text
+        assert failures + refusals == 1
+
+
+async def test_a_node_does_not_rest_because_a_mover_died() -> None:
+    async with beside_a_node(HALF) as (one, node):
+        peers = nodes(one)
+
+        def kill() -> None:
+            while not one.fetched:
+                time.sleep(0.01)
+            one.mover.kill()
+
+        threading.Thread(target=kill).start()
+        assert (await asked(one, peers, node)).startswith(ReceiverEnded.__name__)
+        facts = peers.statistics()
+        assert (facts["failures"], facts["resting"]) == ({node: 0}, {})
+
+
+def test_a_mover_keeps_connections_to_the_places_that_it_used_last() -> None:
+    orders = Orders(memoryview(b""))
+    places = [pickle.dumps((Peer(f"node{each}", 80, None, 1.0, 1.0), None)) for each in range(POOLS_MAX + 1)]
+    pools = [orders._pool(place, 2) for place in places[:-1]]
+    assert orders._pool(places[0], 2) is pools[0]
+    orders._pool(places[-1], 2)
+    assert orders._pool(places[0], 2) is pools[0]
+    assert orders._pool(places[1], 2) is not pools[1]
+    orders._threads.shutdown()

@@ -1,4 +1,4 @@
-"""A peer that does not what it should: it sends other bytes, stops, is slow, or speaks no HTTP."""
+"""A peer that does not what it should: it sends other bytes, stops, is slow, or speaks no HTTP. Or a good one."""
 
 import base64
 import re
@@ -27,6 +27,8 @@ MODES = (
 GONE = "gone"
 # Not bad: it has too much to do.
 FULL = "full"
+# Sends right bytes, each an x: all, half of them, or slowly.
+GOOD, HALF, TRICKLE = "good", "half", "trickle"
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>512 connections are open here</Message></Error>"
 _WITHOUT_BODY = {
     FULL: b"HTTP/1.1 503 Slow Down\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
@@ -106,11 +108,11 @@ def _answer(connection: socket.socket, head: bytes, mode: str, ended: threading.
         f"x-fusecache-checksums: {checksums}\r\n\r\n".encode()
     )
     # The bytes of another range have their checksums.
-    body = (b"x" if mode == "other-range" else b"y") * length
-    if mode == "hangs-in-body":
+    body = (b"x" if mode in ("other-range", GOOD, HALF, TRICKLE) else b"y") * length
+    if mode in ("hangs-in-body", HALF):
         connection.sendall(body[: size // 2])
         ended.wait(30)
-    elif mode == "slow":
+    elif mode in ("slow", TRICKLE):
         until = time.monotonic() + 30
         for at in range(0, size, 1000):
             if ended.is_set() or time.monotonic() > until:

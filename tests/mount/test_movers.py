@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -70,25 +70,26 @@ def read_all(path: Path) -> bool:
 
 
 @contextmanager
-def readers(path: Path, count: int = 4) -> Iterator[list[str]]:
-    """Read at random places until the end of the block; yields what went wrong."""
+def readers(*paths: Path, count: int = 4) -> Iterator[list[str]]:
+    """Read at random places of files until the end of the block; yields what went wrong."""
     wrong: list[str] = []
     is_over = threading.Event()
 
     def read(seed: int) -> None:
         chance, buffer = random.Random(seed), mmap.mmap(-1, MIB)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        descriptors = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in paths]
         try:
             while not is_over.is_set():
                 offset = chance.randrange(len(DATA) // MIB) * MIB
                 try:
-                    if not piece(descriptor, buffer, offset):
+                    if not piece(chance.choice(descriptors), buffer, offset):
                         wrong.append(f"other bytes at {offset}")
                 except OSError as exc:
                     wrong.append(f"{exc} at {offset}")
                     return
         finally:
-            os.close(descriptor)
+            for descriptor in descriptors:
+                os.close(descriptor)
             buffer.close()
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(count)]
@@ -369,10 +370,23 @@ def test_movers_end_with_a_daemon_that_is_killed_and_its_mount_fails(
     made.detach()
 
 
-def die_under_load(made: Mount, times: int) -> None:
-    """Kill the daemon while programs read, again and again; returns when the last one works."""
+# Four reads of five find nothing in the cache then, and wait for the bucket.
+SMALL_CACHE = ("--cache-size", "64MiB", "--memory", "64MiB")
+LOAD = pytest.mark.parametrize("cold", [[], COLD], ids=["cached", "cold"])
+
+
+def fetched(made: Mount) -> int:
+    """Return how many bytes the daemon of now has read from the bucket for programs."""
+    return int(made.status()["cache"]["bytes_from"]["bucket"])
+
+
+def die_under_load(made: Mount, times: int, cold: Sequence[str] = ()) -> None:
+    """Kill the daemon while programs read, again and again; returns when the last one works.
+
+    cold: objects that they read besides.
+    """
     seen = set(working(made, 2))
-    with readers(made.path / "file") as wrong:
+    with readers(*(made.path / name for name in ("file", *cold))) as wrong:
         for _ in range(times):
             before = made.pid
             os.kill(before, signal.SIGKILL)
@@ -384,6 +398,8 @@ def die_under_load(made: Mount, times: int) -> None:
             seen |= set(
                 wait_until(lambda: pids if len(pids := made.helpers(mover)) == 2 else [], "its movers")
             )
+            if cold:
+                wait_until(lambda: fetched(made) > 8 * MIB, "reads from the bucket")
             time.sleep(0.3)
     assert wrong == []
     left = [pid for pid in seen - set(made.helpers(mover)) if is_running(pid)]
@@ -391,13 +407,18 @@ def die_under_load(made: Mount, times: int) -> None:
     working(made, 2)
 
 
+@LOAD
 @pytest.mark.timeout(60 + 10 * DAEMON_KILLS)
-def test_daemons_that_die_under_load_spoil_no_read_and_leave_nothing(moved: MakeMount) -> None:
-    made = moved("--keep-mounted")
+def test_daemons_that_die_under_load_spoil_no_read_and_leave_nothing(
+    moved: MakeMount, bucket: Bucket, cold: list[str]
+) -> None:
+    for name in cold:
+        bucket.put(name, DATA)
+    made = moved("--keep-mounted", *(SMALL_CACHE if cold else ()))
     keeper = made.keeper()
     made.standby()  # the keeper has a descriptor for it
     held = len(list(Path(f"/proc/{keeper}/fd").iterdir()))
-    die_under_load(made, DAEMON_KILLS)
+    die_under_load(made, DAEMON_KILLS, cold)
     made.standby()
     assert len(list(Path(f"/proc/{keeper}/fd").iterdir())) <= held
 
@@ -459,12 +480,21 @@ def test_helpers_of_a_dead_daemon_leave_no_zombie_where_the_keeper_is_process_1(
         assert keeper.wait(60) == 0
 
 
-def test_an_upgrade_under_load_is_not_seen_by_readers(moved: MakeMount) -> None:
-    made = moved("--keep-mounted")
-    old = working(made, 2)
-    with readers(made.path / "file") as wrong:
+@LOAD
+def test_an_upgrade_under_load_is_not_seen_by_readers(
+    moved: MakeMount, bucket: Bucket, cold: list[str]
+) -> None:
+    for name in cold:
+        bucket.put(name, DATA)
+    made = moved("--keep-mounted", *(SMALL_CACHE if cold else ()))
+    old, before = working(made, 2), fetched(made)
+    with readers(*(made.path / name for name in ("file", *cold))) as wrong:
+        if cold:
+            wait_until(lambda: fetched(made) > before + 8 * MIB, "reads from the bucket")
         run(FUSECACHE, "upgrade", made.path)
         made.pid = made.status()["pid"]
+        if cold:
+            wait_until(lambda: fetched(made) > 8 * MIB, "reads from the bucket by the next daemon")
     assert wrong == []
     assert not any(map(is_running, old))
     working(made, 2)

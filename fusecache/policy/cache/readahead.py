@@ -120,6 +120,8 @@ def continues(pattern: ReadPattern, start: int) -> bool:
 
 def choose_stream(patterns: Sequence[ReadPattern], start: int) -> int | None:
     """Return the index of the nearest pattern of one open file that a read at `start` continues; None if it jumps."""
+    if patterns and patterns[0].position == start:
+        return 0  # nearly always, and none is nearer
     nearest = [
         (abs(start - pattern.position), index)
         for index, pattern in enumerate(patterns)

@@ -6,7 +6,6 @@ or is slow rests for a while, and the bucket is asked. Thread-safe; `get_into` b
 A peer asks no third node: by the key of the signature it knows that a node asks.
 """
 
-import base64
 import threading
 import time
 from collections.abc import Callable
@@ -16,26 +15,13 @@ from functools import lru_cache, partial
 from typing import Any
 
 from fusecache.model.errors import RemoteError, Unavailable
-from fusecache.model.objects import GRANULE_BYTES, MIB, Extent, ObjectId
+from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.policy.peer_choice import choose_owner
 from fusecache.remote.endpoints import Transport
-from fusecache.remote.http.connection_pool import Connection
-from fusecache.remote.http.ranged_get import GetRequest
-from fusecache.remote.http.signed_requests import (
-    HttpRequest,
-    SignedHttp,
-    Site,
-    error_of,
-    parse_head,
-    query_of,
-)
-from fusecache.remote.protocol.headers import (
-    CHECKSUMS_HEADER,
-    MOUNT_HEADER,
-    SIZE_HEADER,
-    bare_etag,
-    quoted_etag,
-)
+from fusecache.remote.http.peer_get import Checksums, ask_peer
+from fusecache.remote.http.ranged_get import Carry, GetRequest, PeerTerms, ReceiverEnded
+from fusecache.remote.http.signed_requests import HttpRequest, SignedHttp, Site, query_of
+from fusecache.remote.protocol.headers import MOUNT_HEADER, SIZE_HEADER, quoted_etag
 from fusecache.remote.protocol.responses import parse_listing
 from fusecache.remote.protocol.signing import PEER_KEY, SigningKeys, sign_by_v4
 from fusecache.remote.store import Interruption, Peers
@@ -48,15 +34,11 @@ CONNECT_SECONDS = 1.0
 SLOWEST_BYTES_PER_SECOND = 4 * MIB
 # Smaller bodies of the bucket say little about its rate. Each of the others counts for an eighth.
 _RATED_BYTES, _RATE_SHARE = MIB, 8
-# How long a body may take before it is judged; less if the peer has failed since it was asked.
-_JUDGED_SECONDS, _SOON_JUDGED_SECONDS = 0.5, 0.2
 # How long a peer rests after a failure; twice as long after each further one. A refusal says that it has much to do.
 _REST_SECONDS, _LONGEST_REST_SECONDS, _REFUSED_REST_SECONDS = 15.0, 600.0, 0.5
 _MOST_DOUBLINGS = 16  # beyond the longest rest; the power of a node that is dead for days would fit no float
-_PIECE_BYTES = MIB
 # Of a test: the node asks the bucket first.
 _TEST_SECONDS, TEST_OBJECTS, _TEST_BYTES = 10.0, 100, 8 * MIB
-_CHECKSUM_BYTES = 8
 # It has much to do; or the bucket does not have the version any more.
 _REFUSALS = (503, 404, 412)
 
@@ -96,13 +78,14 @@ class PeerNodes(Peers):
     """The nodes of one bucket."""
 
     def __init__(
-        self, bucket: str, secret: str, checksums: Callable[[memoryview], bytes], mount: str = ""
+        self, bucket: str, secret: str, checksums: Checksums, mount: str = "", carry: Carry | None = None
     ) -> None:
-        """secret: of all nodes. checksums: returns those of the granules of some bytes. mount: its `mount_digest`."""
+        """secret: of all nodes. mount: its `mount_digest`. carry: may have another process ask."""
         self._bucket = bucket
         self._mount = mount
         self._secret = secret
         self._checksums = checksums
+        self._carry = carry
         self._lock = threading.Lock()
         self._bucket_rate = 2.0 * SLOWEST_BYTES_PER_SECOND
         self._peers: dict[str, _PeerNode] = {}
@@ -167,12 +150,13 @@ class PeerNodes(Peers):
             raise Unavailable(f"{what}: it has left")
         peer.requests += 1
         asked_at = time.monotonic()
-        get = GetRequest.into(buffer, what, object_id, extent, progress, interruption)
-        is_slow = partial(self._is_slow, peer, asked_at)
+        slowest = min(SLOWEST_BYTES_PER_SECOND, self._bucket_rate / 2)
+        terms = PeerTerms(size, slowest)
+        get = GetRequest.into(buffer, what, object_id, extent, progress, interruption, terms)
         try:
-            peer.http.exchange(self._piece_request(get, size), partial(self._ask, get, is_slow, size))
+            self._exchange(peer.http, get, size)
         except RemoteError as exc:
-            if not interruption.is_asked:
+            if not interruption.is_asked and not isinstance(exc, ReceiverEnded):
                 self._rest(peer, exc, asked_at)
             raise
         with self._lock:
@@ -202,28 +186,24 @@ class PeerNodes(Peers):
                 return PeerAnswer(listed)
             extent = Extent(0, min(found.size, _TEST_BYTES))
             buffer = memoryview(bytearray(extent.size))
+            what, terms = f"GET {found.key} from peer {node}", PeerTerms(found.size, 0.0)
             get = GetRequest.into(
-                buffer,
-                f"GET {found.key} from peer {node}",
-                found.object_id,
-                extent,
-                lambda _: None,
-                Interruption(),
+                buffer, what, found.object_id, extent, lambda _: None, Interruption(), terms
             )
-            request = self._piece_request(get, found.size)
             for _ in range(2):
                 began = time.monotonic()
-                http.exchange(request, partial(self._ask, get, lambda *_: False, found.size))
+                self._exchange(http, get, found.size)
             return PeerAnswer(listed, found.key, extent.size, time.monotonic() - began)
 
-    @staticmethod
-    def _piece_request(get: GetRequest, size: int) -> HttpRequest:
+    def _exchange(self, http: SignedHttp, get: GetRequest, size: int) -> None:
         asked = {
             "if-match": quoted_etag(get.object_id.etag),
             "range": f"bytes={get.extent.start}-{get.extent.stop - 1}",
             SIZE_HEADER: str(size),
         }
-        return HttpRequest(get.what, "GET", get.object_id.key, asked)
+        request = HttpRequest(get.what, "GET", get.object_id.key, asked)
+        carry = partial(http.carry, get) if http.carry is not None else None
+        http.exchange(request, partial(ask_peer, get, self._checksums), carry)
 
     def statistics(self) -> dict[str, Any]:
         """Return PEER_FACTS as plain values."""
@@ -256,6 +236,7 @@ class PeerNodes(Peers):
             read_timeout_seconds=silence_seconds,
             attempts=1,
             is_direct=True,
+            carry=self._carry,
         )
         own = {MOUNT_HEADER: self._mount} if self._mount else {}
         return SignedHttp(site, transport, options=lambda _: own)
@@ -277,82 +258,8 @@ class PeerNodes(Peers):
                 doublings = min(peer.failures - 1, _MOST_DOUBLINGS)
                 peer.rests_until = now + min(_REST_SECONDS * 2**doublings, _LONGEST_REST_SECONDS)
 
-    def _ask(
-        self,
-        get: GetRequest,
-        is_slow: Callable[[int, float], bool],
-        size: int,
-        connection: Connection,
-        request: bytes,
-    ) -> None:
-        with get.interruption.by(connection.interrupt):
-            head, rest = connection.exchange(request)
-            status, headers = parse_head(head)
-            if status != 206:
-                raise error_of(get.what, connection, head, rest, SILENCE_SECONDS)
-            checksums = _decoded(headers.get(CHECKSUMS_HEADER, ""))
-            granules = -(-get.extent.size // GRANULE_BYTES)
-            sent = f"bytes {get.extent.start}-{get.extent.stop - 1}/{size}"
-            if (
-                bare_etag(headers.get("etag", "")) != get.object_id.etag
-                or headers.get("content-length") != str(get.extent.size)
-                or headers.get("content-range") != sent
-                or len(checksums) != _CHECKSUM_BYTES * granules
-            ):
-                raise Unavailable(f"{get.what}: it answers with other bytes than were asked for")
-            self._receive(get, is_slow, checksums, connection, rest)
-            connection.is_clean = len(rest) <= get.extent.size
-
-    def _receive(
-        self,
-        get: GetRequest,
-        is_slow: Callable[[int, float], bool],
-        checksums: bytes,
-        connection: Connection,
-        rest: bytes,
-    ) -> None:
-        """Receive the body; check each granule before `progress` counts it."""
-        target, size = get.target, get.extent.size
-        filled = min(len(rest), size)
-        target[:filled] = rest[:filled]
-        checked, began = 0, time.monotonic()
-        while checked < size:
-            is_drained = False
-            if filled < size:
-                piece = target[filled : min(size, filled + _PIECE_BYTES)]
-                count = connection.receive_all_into(piece)
-                is_drained = count < len(piece)  # else more may be there: this node is slow to take it
-                if not count:
-                    raise Unavailable(f"{get.what}: the body ended after {filled} of {size} bytes")
-                if not filled:
-                    began = time.monotonic()  # a busy peer may need a while between the head and its body
-                filled += count
-            whole = size if filled == size else filled // GRANULE_BYTES * GRANULE_BYTES
-            if whole > checked:
-                at = checked // GRANULE_BYTES * _CHECKSUM_BYTES
-                found = self._checksums(target[checked:whole])
-                if found != checksums[at : at + len(found)]:
-                    raise Unavailable(f"{get.what}: it sent bytes that do not have its checksums")
-                checked = whole
-                get.progress(checked)
-            seconds = time.monotonic() - began
-            if is_drained and filled < size and is_slow(filled, seconds):
-                raise Unavailable(f"{get.what}: slow: {filled} of {size} bytes in {seconds:.1f} s")
-
-    def _is_slow(self, peer: _PeerNode, asked_at: float, filled: int, seconds: float) -> bool:
-        after = _SOON_JUDGED_SECONDS if peer.failed_at > asked_at else _JUDGED_SECONDS
-        return seconds > after and filled < seconds * min(SLOWEST_BYTES_PER_SECOND, self._bucket_rate / 2)
-
 
 # `choose_owner` remembers the list with each group: it must be one list, not one for each.
 @lru_cache(64)
 def _without(nodes: tuple[str, ...], resting: frozenset[str]) -> tuple[str, ...]:
     return tuple(node for node in nodes if node not in resting)
-
-
-def _decoded(text: str) -> bytes:
-    """Return what is in base64; b"" if it is not."""
-    try:
-        return base64.b64decode(text)
-    except ValueError:
-        return b""

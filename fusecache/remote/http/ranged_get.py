@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from fusecache.model.errors import Unavailable
 from fusecache.model.objects import KIB, MIB, Extent, ObjectId
@@ -32,9 +32,23 @@ _GROWTH = 4
 LENGTH_DIGITS = 19
 
 
+class PeerTerms(NamedTuple):
+    """What another node must keep to: the size of the object, and the bytes a second below which it is given up."""
+
+    object_bytes: int
+    slowest: float
+
+
+class ReceiverEnded(Unavailable):
+    """The process that received a body ended. That says nothing about the server."""
+
+
 @dataclass(frozen=True, slots=True)
 class GetRequest:
-    """One GET: its name in errors, its byte range, the target buffer, the progress callback, the cancellation."""
+    """One GET: its name in errors, its byte range, the target buffer, the progress callback, the cancellation.
+
+    terms: None if the bucket is asked.
+    """
 
     what: str
     object_id: ObjectId
@@ -42,6 +56,7 @@ class GetRequest:
     target: memoryview
     progress: Callable[[int], None]
     interruption: Interruption
+    terms: PeerTerms | None = None
 
     @classmethod
     def into(
@@ -52,12 +67,13 @@ class GetRequest:
         extent: Extent,
         progress: Callable[[int], None],
         interruption: Interruption | None,
+        terms: PeerTerms | None = None,
     ) -> Self:
         """Return a GET that fills the front of `buffer`. Raises ValueError if the buffer cannot hold the extent."""
         target = buffer[: extent.size]
         if target.nbytes != extent.size:
             raise ValueError(f"a buffer of {buffer.nbytes} bytes cannot hold {extent.size}")
-        return cls(what, object_id, extent, target, progress, interruption or Interruption())
+        return cls(what, object_id, extent, target, progress, interruption or Interruption(), terms)
 
 
 # Has another process send a signed GET and receive the body; returns None if the caller must. Raises RemoteError,
