@@ -35,8 +35,8 @@ from fusecache.remote.store import Interruption
 
 # As many as the daemon has threads for GETs and for the disk.
 _THREADS = 96
-# Places whose connections are kept, those used last; and idle connections to another node. `serve` takes 512 in all: of
-# each other node, each of up to 4 movers keeps 2 at most, and in a cluster of more nodes than places, most keep none.
+# Nodes, and addresses of buckets, whose connections are kept: those used last. Idle connections to another node: its
+# `serve` takes 512 in all. Each of up to 4 movers keeps 2, and in a cluster of more nodes than places, most keep none.
 POOLS_MAX, _IDLE_TO_NODE_MAX = 40, 2
 ORDER_BYTES = 64 * 1024
 # Descriptors, of this process or of the system; memory of the kernel.
@@ -110,7 +110,10 @@ class Orders:
         self._threads.submit(int)
         self._lock = threading.Lock()
         self._fetching: dict[int, Interruption] = {}
-        self._pools: OrderedDict[bytes, ConnectionPool] = OrderedDict()
+        # By whether they are to other nodes: many of these must not take the bucket's place.
+        self._pools: dict[bool, OrderedDict[bytes, ConnectionPool]] = {
+            is_node: OrderedDict() for is_node in (False, True)
+        }
         # Belongs to the thread of `run`.
         self._answers: dict[int, socket.socket] = {}
 
@@ -188,7 +191,7 @@ class Orders:
                     return ask(get, connection.peer.read_timeout, connection, order.head)
                 return ask_peer(get, granule_checksums, connection, order.head)
 
-            self._pool(order.place, _THREADS if terms is None else _IDLE_TO_NODE_MAX).lend(order.what, send)
+            self._pool(order.place, is_node=terms is not None).lend(order.what, send)
         finally:
             with self._lock:
                 del self._fetching[order.number]
@@ -201,20 +204,21 @@ class Orders:
         finally:
             os.close(fd)
 
-    def _pool(self, place: bytes, most_idle: int) -> ConnectionPool:
+    def _pool(self, place: bytes, *, is_node: bool) -> ConnectionPool:
+        pools = self._pools[is_node]
         with self._lock:
-            if place in self._pools:
-                self._pools.move_to_end(place)
+            if place in pools:
+                pools.move_to_end(place)
             else:
                 peer, ca = pickle.loads(place)
                 if ca is not None:
                     openssl = library()
                     assert openssl is not None, "the daemon has found it"
                     peer = replace(peer, tls=TlsContext(openssl, cafile=ca[0], capath=ca[1]))
-                self._pools[place] = ConnectionPool(peer, most_idle)
-                if len(self._pools) > POOLS_MAX:
-                    self._pools.popitem(last=False)[1].close()
-            return self._pools[place]
+                pools[place] = ConnectionPool(peer, _IDLE_TO_NODE_MAX if is_node else _THREADS)
+                if len(pools) > POOLS_MAX:
+                    pools.popitem(last=False)[1].close()
+            return pools[place]
 
 
 def _decline() -> bytes:
@@ -224,8 +228,8 @@ def _decline() -> bytes:
 def _failure(error: Exception, told: tuple[type[Exception], ...]) -> bytes:
     """Return the answer that has the daemon raise an error of the bucket or the disk. told: the kinds of these.
 
-    After another one, as this process lacks memory or descriptors, or finds no trusted certificates, the order is
-    declined: the daemon does the work itself.
+    After another one, as this process lacks memory or descriptors, or finds no trusted certificates, and if the text is
+    too long for an answer, the order is declined: the daemon does the work itself.
     """
     # The daemon looks at the cause too: of a certificate that is not trusted.
     errors = [each for each in (error, error.__cause__) if each]
@@ -233,7 +237,8 @@ def _failure(error: Exception, told: tuple[type[Exception], ...]) -> bytes:
     if is_own or not isinstance(error, told):
         sys.stderr.write(f"mover: an order was not carried out error={error!r}\n")
         return DECLINED
-    return FAILED + pickle.dumps([(type(each), each.args, {**vars(each)}) for each in errors])
+    answer = FAILED + pickle.dumps([(type(each), each.args, {**vars(each)}) for each in errors])
+    return answer if len(answer) <= ORDER_BYTES else DECLINED
 
 
 def unpacked(data: bytes) -> Exception:

@@ -37,7 +37,7 @@ from fusecache.remote.http.peers import PeerNodes
 from fusecache.remote.http.ranged_get import ReceiverEnded
 from fusecache.remote.s3.store import S3Store
 from fusecache.remote.store import Interruption
-from tests.mount.bad_peer import FULL, GONE, GOOD, HALF, MODES, TRICKLE, bad_peer
+from tests.mount.bad_peer import FULL, GONE, GOOD, HALF, LONG, MODES, TRICKLE, bad_peer
 from tests.s3server import S3Server
 from tests.s3server.ports import reserve
 
@@ -496,7 +496,7 @@ async def test_a_mover_fetches_from_another_node() -> None:
 
 
 # Of the slow one that sends wrong bytes, either may be seen first.
-@pytest.mark.parametrize("mode", [*(each for each in MODES if each != "slow"), TRICKLE, GONE, FULL])
+@pytest.mark.parametrize("mode", [*(each for each in MODES if each != "slow"), TRICKLE, GONE, FULL, LONG])
 async def test_a_node_that_does_not_what_it_should_fails_alike_with_and_without_a_mover(mode: str) -> None:
     async with beside_a_node(mode) as (one, node):
         found = []
@@ -527,12 +527,18 @@ async def test_a_node_does_not_rest_because_a_mover_died() -> None:
         assert (facts["failures"], facts["resting"]) == ({node: 0}, {})
 
 
-def test_a_mover_keeps_connections_to_the_places_that_it_used_last() -> None:
+def place_of(host: str) -> bytes:
+    return pickle.dumps((Peer(host, 80, None, 1.0, 1.0), None))
+
+
+def test_a_mover_keeps_connections_to_the_bucket_and_to_the_nodes_that_it_used_last() -> None:
     orders = Orders(memoryview(b""))
-    places = [pickle.dumps((Peer(f"node{each}", 80, None, 1.0, 1.0), None)) for each in range(POOLS_MAX + 1)]
-    pools = [orders._pool(place, 2) for place in places[:-1]]
-    assert orders._pool(places[0], 2) is pools[0]
-    orders._pool(places[-1], 2)
-    assert orders._pool(places[0], 2) is pools[0]
-    assert orders._pool(places[1], 2) is not pools[1]
+    places = [place_of(f"node{each}") for each in range(POOLS_MAX + 1)]
+    bucket = orders._pool(place_of("bucket"), is_node=False)
+    pools = [orders._pool(place, is_node=True) for place in places[:-1]]
+    assert orders._pool(places[0], is_node=True) is pools[0]
+    orders._pool(places[-1], is_node=True)
+    assert orders._pool(places[0], is_node=True) is pools[0]
+    assert orders._pool(places[1], is_node=True) is not pools[1]
+    assert orders._pool(place_of("bucket"), is_node=False) is bucket
     orders._threads.shutdown()

@@ -27,10 +27,14 @@ MODES = (
 GONE = "gone"
 # Not bad: it has too much to do.
 FULL = "full"
+# Refuses, with a long text that is not UTF-8.
+LONG = "long-error"
 # Sends right bytes, each an x: all, half of them, or slowly.
 GOOD, HALF, TRICKLE = "good", "half", "trickle"
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>512 connections are open here</Message></Error>"
+_TEXT = b"<Error><Code>InternalError</Code><Message>%b</Message></Error>" % (b"\xff" * 40_000)
 _WITHOUT_BODY = {
+    LONG: b"HTTP/1.1 500 Oops\r\ncontent-length: %d\r\n\r\n%b" % (len(_TEXT), _TEXT),
     FULL: b"HTTP/1.1 503 Slow Down\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
     % (len(_SLOW_DOWN), _SLOW_DOWN),
     GONE: b"HTTP/1.1 412 Precondition Failed\r\ncontent-length: 0\r\n\r\n",
