@@ -26,11 +26,11 @@ from fusecache.config.values import (
 from fusecache.remote.endpoints import Credentials
 
 # Names that programs write to before they rename the file. Published only if no rename comes within 60 s.
-# From tempfile, torch and safetensors; tmp_obj_* from git; .NAME.XXXXXX from rsync.
-TEMP_NAMES = (".tmp*", "*.tmp", "*.tmp.*", "tmp*", "*.partial", "tmp_obj_*", ".*.??????")
+# From tempfile, torch, git and safetensors; .NAME.XXXXXX from rsync.
+TEMP_NAMES = (".tmp*", "*.tmp", "*.tmp.*", "tmp*", "*.partial", ".*.??????")
 # Commit markers: files that trainers and dataset writers write last, to say that all other files are complete.
 ORDER_LAST = (
-    ".metadata", "*.metadata", "_metadata*", "metadata.json", "index.json", "*.index.json", "_shard_sizes.json",
+    "*.metadata", "_metadata*", "metadata.json", "index.json", "*.index.json", "_shard_sizes.json",
     "trainer_state.json", "latest*", "last.*", "*.symlink", "commit_success.txt", "_SUCCESS", "*.done",
 )  # fmt: skip
 # Weights of models, of which programs read all, in any order. torch's have no header that tells them from other data.
