@@ -109,7 +109,10 @@ class RemoteFsync:
         content = self._queued(node, key)
         if node.version is not None and node.version.is_mutable and not self._is_unfinished(node):
             content = await self._snapshots.take(node, rested_seconds=self.settle_seconds) or content
-        last = content.sequence if content is not None else self._journal.next_number()
+        is_last = (
+            content is not None and content.record.key == key
+        )  # else it goes up first, and is renamed then
+        last = content.sequence if content is not None and is_last else self._journal.next_number()
         process = handle.process or (thread_group(handle.pid) if handle.pid else 0)
         return _FsyncWait(self._tree.path(node), key, key.rpartition("/")[0], content, last, process)
 
@@ -120,11 +123,16 @@ class RemoteFsync:
         return node.size == 0 or self._snapshots.has_temporary_name(node)
 
     def _queued(self, node: Node, key: str) -> FileVersion | None:
-        """Return the newest queued content of the file under this key, if it may be published under it."""
+        """Return the newest queued content of the file, under this key or its earlier one, if it may be published."""
         if self._is_unfinished(node):
             return None
         queued = (item for item in reversed(self._queue.for_key(key)) if item.node is node)
-        return next((item for item in queued if isinstance(item, FileVersion)), None)
+        found = next((item for item in queued if isinstance(item, FileVersion)), None)
+        return (
+            node.version
+            if found is None and node.version is not None and node.version in self._queue
+            else found
+        )
 
     async def _until_durable(self, wait: _FsyncWait) -> None:
         earlier = self._earlier(wait)

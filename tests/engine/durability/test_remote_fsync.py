@@ -48,6 +48,30 @@ async def test_it_publishes_a_file_that_is_still_open(bucket: Bucket, cache: Pat
     assert len(bucket.states) == 1  # the close has nothing to add
 
 
+async def test_it_fails_if_the_bucket_refuses_content_that_goes_up_under_an_earlier_name(
+    bucket: Bucket, cache: Path
+) -> None:
+    store = FaultyStore(bucket)  # type: ignore[arg-type]
+    async with remote_node(store, cache) as user:
+        await user.mkdir("x")
+        await user.mkdir("y")
+        await user.write("a", b"1")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        await user.write("a", b"2")
+        await user.rename("a", "x/b")
+        await user.write("other", b"o")  # so that the next rename follows the upload
+        await user.rename("x/b", "y/c")
+        store.script(Fault(Refused("EntityTooLarge"), "put", "*b", times=None))
+        bucket.come_back()
+        handle = await user.open("y/c", truncate=False)
+        with trio.fail_after(100), pytest.raises(Refused):
+            await user.fs.fsync(handle)
+        assert "y/c" not in bucket.shows()
+        with pytest.raises(Refused):
+            await user.close(handle)
+
+
 async def test_what_is_written_after_it_is_published_at_the_close(bucket: Bucket, cache: Path) -> None:
     async with remote_node(bucket, cache) as user:
         handle = await begun(user, "file", b"one")
