@@ -120,5 +120,5 @@ async def test_nothing_is_reserved_twice_or_given_back_twice(bucket: Bucket, cac
         await trio.sleep(5)
         # An older attempt is deleted if space is short, as it is at some times only.
         held = sum(size for _, size in user.fs.quarantine._quarantined.values())
-        assert user.fs.cache.statistics().staging_bytes == held
+        assert user.fs.cache.statistics().staging_bytes == held, [each for each in made if each.reserved]
     assert written
