@@ -236,9 +236,10 @@ class KeptFiles:
         that cannot be read is left out: its descriptors get EIO, and what was written through them is quarantined.
         """
         self._journal = journal
-        if self._table is not None:
-            self._table.put("began", began_ns)
-        if self._table is None or self.predecessor is None:
+        if self._table is None:
+            return
+        self._table.put("began", began_ns)
+        if self.predecessor is None:
             return
         left, files = self.predecessor, self._settled("n", journal.last_commit)
         left.directories += self._settled("d", journal.last_commit).values()

@@ -13,7 +13,7 @@ Invariants:
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -165,36 +165,40 @@ class BlockTable:
         await self.load_object_now(entry)
         others = [chunk.loading for chunk in chunks if chunk.loading is not None]
         missing = [chunk for chunk in chunks if not chunk.loaded and chunk.loading is None]
-        event = trio.Event()
-        for chunk in missing:
-            chunk.loading = event
-        try:
-            if missing:
-                async with self.rows_lock:
-                    rows: dict[int, BlockRow] = {}
-                    if entry.number is not None and entry.blocks:
-                        first, last = missing[0].index, missing[-1].index
-                        rows = await self._block_rows(
-                            entry.number, first * BLOCKS_PER_CHUNK, (last + 1) * BLOCKS_PER_CHUNK
-                        )
-                    for chunk in missing:
-                        first = chunk.index * BLOCKS_PER_CHUNK
-                        own = range(first, first + BLOCKS_PER_CHUNK)
-                        self.fill_from_rows(chunk, {number: rows[number] for number in own if number in rows})
-                        chunk.loaded = True
-        finally:
-            event.set()
-            for chunk in missing:
-                chunk.loading = None
+        if missing:
+            await self._look_up(entry, missing)
         for each in others:
             await each.wait()
 
-    def fill_from_rows(self, chunk: Chunk, rows: dict[int, BlockRow]) -> None:
-        for number, row in rows.items():
-            block = number - chunk.index * BLOCKS_PER_CHUNK
-            chunk.present |= row.mask << (block * GRANULES_PER_BLOCK)
-            chunk.set_checksums(block * GRANULES_PER_BLOCK, row.checksums)
-            chunk.stamp = row.stamp
+    async def _look_up(self, entry: CachedObject, chunks: list[Chunk]) -> None:
+        """Load the rows of chunks, which are in their order. Others who want them wait."""
+        event = trio.Event()
+        for chunk in chunks:
+            chunk.loading = event
+        try:
+            async with self.rows_lock:
+                rows: dict[int, BlockRow] = {}
+                if entry.number is not None and entry.blocks:
+                    first, stop = chunks[0].index, chunks[-1].index + 1
+                    rows = await self._block_rows(
+                        entry.number, first * BLOCKS_PER_CHUNK, stop * BLOCKS_PER_CHUNK
+                    )
+                for chunk in chunks:
+                    self.fill_from_rows(chunk, rows)
+                    chunk.loaded = True
+        finally:
+            event.set()
+            for chunk in chunks:
+                chunk.loading = None
+
+    def fill_from_rows(self, chunk: Chunk, rows: Mapping[int, BlockRow]) -> None:
+        """Enter a chunk's rows. rows: by block; may have those of other chunks."""
+        for block in range(BLOCKS_PER_CHUNK):
+            row = rows.get(chunk.index * BLOCKS_PER_CHUNK + block)
+            if row is not None:
+                chunk.present |= row.mask << (block * GRANULES_PER_BLOCK)
+                chunk.set_checksums(block * GRANULES_PER_BLOCK, row.checksums)
+                chunk.stamp = row.stamp
         chunk.present &= full_mask(chunk.size)
 
     def close_object(self, entry: CachedObject) -> None:

@@ -109,10 +109,9 @@ class RemoteFsync:
         content = self._queued(node, key)
         if node.version is not None and node.version.is_mutable and not self._is_unfinished(node):
             content = await self._snapshots.take(node, rested_seconds=self.settle_seconds) or content
-        is_last = (
-            content is not None and content.record.key == key
-        )  # else it goes up first, and is renamed then
-        last = content.sequence if content is not None and is_last else self._journal.next_number()
+        # Content under an earlier name goes up first, and is renamed then.
+        has_name = content is not None and content.record.key == key
+        last = content.sequence if content is not None and has_name else self._journal.next_number()
         process = handle.process or (thread_group(handle.pid) if handle.pid else 0)
         return _FsyncWait(self._tree.path(node), key, key.rpartition("/")[0], content, last, process)
 
@@ -128,11 +127,9 @@ class RemoteFsync:
             return None
         queued = (item for item in reversed(self._queue.for_key(key)) if item.node is node)
         found = next((item for item in queued if isinstance(item, FileVersion)), None)
-        return (
-            node.version
-            if found is None and node.version is not None and node.version in self._queue
-            else found
-        )
+        if found is None and node.version is not None and node.version in self._queue:
+            return node.version
+        return found
 
     async def _until_durable(self, wait: _FsyncWait) -> None:
         earlier = self._earlier(wait)
