@@ -123,7 +123,7 @@ def slow(cluster: Cluster, size: int, rounds: int) -> list[dict[str, Any]]:
             ["tc", "-n", cluster.nodes[-1].name, "qdisc", "del", "dev", "eth0", "root"], check=True
         )
         ratios.append(disturbed["seconds"] / max(without))
-    return [bar("slow peer: time / without that peer", statistics.median(ratios), 1.2)]
+    return [bar("slow peer: time / without that peer", statistics.median(ratios), 1.2), {"slow": ratios}]
 
 
 def epochs(cluster: Cluster, size: int, _: int) -> list[dict[str, Any]]:

@@ -20,6 +20,10 @@ _CHECKSUM_BYTES = 8
 Checksums = Callable[[memoryview], bytes]
 
 
+class TooSlow(Unavailable):
+    """A body came at less than the slowest rate."""
+
+
 def ask_peer(
     get: GetRequest, checksums_of: Checksums, connection: Connection, request: bytes
 ) -> Literal[True]:
@@ -80,7 +84,7 @@ def _receive(
         seconds = time.monotonic() - began
         is_slow = seconds > _JUDGED_SECONDS and filled < seconds * slowest
         if is_drained and filled < size and is_slow:
-            raise Unavailable(f"{get.what}: slow: {filled} of {size} bytes in {seconds:.1f} s")
+            raise TooSlow(f"{get.what}: slow: {filled} of {size} bytes in {seconds:.1f} s")
 
 
 def _decoded(text: str) -> bytes:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from fusecache.model.errors import RemoteError, Unavailable
 from fusecache.model.objects import MIB, Extent, ObjectId
 from fusecache.policy.peer_choice import choose_owner
 from fusecache.remote.endpoints import Transport
-from fusecache.remote.http.peer_get import Checksums, ask_peer
+from fusecache.remote.http.peer_get import Checksums, TooSlow, ask_peer
 from fusecache.remote.http.ranged_get import Carry, GetRequest, PeerTerms, ReceiverEnded
 from fusecache.remote.http.signed_requests import HttpRequest, SignedHttp, Site, query_of
 from fusecache.remote.protocol.headers import MOUNT_HEADER, SIZE_HEADER, quoted_etag
@@ -43,11 +43,21 @@ _TEST_SECONDS, TEST_OBJECTS, _TEST_BYTES = 10.0, 100, 8 * MIB
 _REFUSALS = (503, 404, 412)
 
 
+@dataclass(slots=True, eq=False)
+class _RunningGet:
+    """One GET. asked_at: by the monotonic clock."""
+
+    interruption: Interruption
+    asked_at: float
+    received: int = 0
+
+
 @dataclass(slots=True)
 class _PeerNode:
     """One node. failures: in a row; failed_at, rests_until: by the monotonic clock; error: the last one."""
 
     http: SignedHttp
+    running: set[_RunningGet] = field(default_factory=set)
     received_bytes: int = 0
     received_pieces: int = 0
     requests: int = 0
@@ -149,20 +159,32 @@ class PeerNodes(Peers):
         if peer is None:
             raise Unavailable(f"{what}: it has left")
         peer.requests += 1
-        asked_at = time.monotonic()
+        running = _RunningGet(interruption, time.monotonic())
         slowest = min(SLOWEST_BYTES_PER_SECOND, self._bucket_rate / 2)
         terms = PeerTerms(size, slowest)
-        get = GetRequest.into(buffer, what, object_id, extent, progress, interruption, terms)
+
+        def count(received: int) -> None:
+            running.received = received
+            progress(received)
+
+        get = GetRequest.into(buffer, what, object_id, extent, count, interruption, terms)
+        with self._lock:
+            peer.running.add(running)
         try:
             self._exchange(peer.http, get, size)
         except RemoteError as exc:
             if not interruption.is_asked and not isinstance(exc, ReceiverEnded):
-                self._rest(peer, exc, asked_at)
+                self._rest(peer, exc, running.asked_at)
+                if isinstance(exc, TooSlow):
+                    self._end_slow(peer, slowest)
             raise
+        finally:
+            with self._lock:
+                peer.running.discard(running)
         with self._lock:
             peer.received_bytes += extent.size
             peer.received_pieces += 1
-            if asked_at > peer.failed_at:
+            if running.asked_at > peer.failed_at:
                 peer.failures, peer.rests_until = 0, 0.0
 
     def test(self, node: str, prefix: str) -> PeerAnswer:
@@ -240,6 +262,15 @@ class PeerNodes(Peers):
         )
         own = {MOUNT_HEADER: self._mount} if self._mount else {}
         return SignedHttp(site, transport, options=lambda _: own)
+
+    def _end_slow(self, peer: _PeerNode, slowest: float) -> None:
+        """One body of a node was too slow: end what came no faster from it, also if not a byte came yet."""
+        now = time.monotonic()
+        with self._lock:
+            running = list(peer.running)
+        for each in running:
+            if each.received < (now - each.asked_at) * slowest:
+                each.interruption.interrupt()
 
     def _rest(self, peer: _PeerNode, error: RemoteError, asked_at: float) -> None:
         now = time.monotonic()

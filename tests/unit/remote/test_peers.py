@@ -1,14 +1,18 @@
 """Nodes that do not answer: how long they rest, and what it costs to pass them over."""
 
+import base64
 import socket
+import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from fusecache.disk.cache_files import granule_checksums
 from fusecache.model.errors import Unavailable
-from fusecache.model.objects import GRANULE_BYTES, Extent, ObjectId
+from fusecache.model.objects import GRANULE_BYTES, MIB, Extent, ObjectId
 from fusecache.remote.http.peers import PeerNodes
 from fusecache.remote.store import Interruption
 
@@ -59,3 +63,85 @@ def test_passing_over_a_node_that_rests_keeps_no_list_of_nodes_for_each_group(de
     finally:
         tracemalloc.stop()
     assert kept < groups * len(OTHERS) * 8 / 2
+
+
+SIZE = 4 * MIB
+BODY = b"x" * SIZE
+HEAD = (
+    f'HTTP/1.1 206 Partial Content\r\netag: "etag"\r\ncontent-length: {SIZE}\r\ncontent-range: bytes 0-{SIZE - 1}/{SIZE}\r\n'
+    f"x-fusecache-checksums: {base64.b64encode(granule_checksums(memoryview(BODY))).decode()}\r\n\r\n"
+)
+
+
+@contextmanager
+def node_that(answers: Callable[[socket.socket, str], None]) -> Iterator[str]:
+    """The address of a node that answers one request of each connection, by its key."""
+
+    def answer(connection: socket.socket) -> None:
+        with connection:
+            key = connection.recv(16384).split()[1].decode().removeprefix("/bucket/")
+            with suppress(OSError):
+                answers(connection, key)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threads.submit(answer, listener.accept()[0])
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    with ThreadPoolExecutor() as threads:
+        threads.submit(accept)
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+
+
+def test_node_that_is_slow_once_is_waited_for_no_longer() -> None:
+    """Many bodies share the link of a slow node: each would be found slow by itself, one after the other."""
+    came, is_over = threading.Barrier(3), threading.Event()
+
+    def answers(connection: socket.socket, key: str) -> None:
+        if key == "silent":
+            came.wait(10)
+            is_over.wait(30)
+            return
+        connection.sendall(HEAD.encode())
+        if key == "quick":
+            connection.sendall(BODY[:-GRANULE_BYTES])
+            came.wait(10)
+            is_over.wait(30)
+            connection.sendall(BODY[-GRANULE_BYTES:])
+            return
+        came.wait(10)
+        while not is_over.wait(0.1):
+            connection.sendall(b"x")
+
+    with node_that(answers) as node, ThreadPoolExecutor() as threads:
+        peers = nodes_with(node)
+        for _ in range(40):
+            peers.on_bucket_body(MIB, 8)  # a slow bucket: the quick body stays quick for half a minute
+
+        def get(key: str) -> "Future[None]":
+            target = memoryview(bytearray(SIZE))
+            return threads.submit(
+                peers.get_into,
+                node,
+                ObjectId(key, "etag"),
+                SIZE,
+                Extent(0, SIZE),
+                target,
+                lambda received: None,
+                Interruption(),
+            )
+
+        quick, silent, slow = get("quick"), get("silent"), get("slow")
+        with pytest.raises(Unavailable, match="slow: "):
+            slow.result(30)
+        with pytest.raises(Unavailable):
+            silent.result(30)
+        is_over.set()
+        quick.result(30)
+        # The silent one was ended, else it would have failed by itself.
+        assert peers.statistics()["failures"][node] == 1
