@@ -67,9 +67,10 @@ def test_passing_over_a_node_that_rests_keeps_no_list_of_nodes_for_each_group(de
 
 SIZE = 4 * MIB
 BODY = b"x" * SIZE
+CHECKSUMS = base64.b64encode(granule_checksums(memoryview(BODY))).decode()
 HEAD = (
-    f'HTTP/1.1 206 Partial Content\r\netag: "etag"\r\ncontent-length: {SIZE}\r\ncontent-range: bytes 0-{SIZE - 1}/{SIZE}\r\n'
-    f"x-fusecache-checksums: {base64.b64encode(granule_checksums(memoryview(BODY))).decode()}\r\n\r\n"
+    f'HTTP/1.1 206 Partial Content\r\netag: "etag"\r\ncontent-length: {SIZE}\r\n'
+    f"content-range: bytes 0-{SIZE - 1}/{SIZE}\r\nx-fusecache-checksums: {CHECKSUMS}\r\n\r\n"
 )
 
 
