@@ -66,28 +66,30 @@ def serve(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         raise ConfigError(
             "--certificate and --peers-key-file: nodes ask each other without TLS: serve them by another process"
         )
-    found = _wait_for_mount(arguments.mount)
-    if found is None:
-        return 0
-    mount, status = found
-    is_plain = arguments.peers_key_file or not (arguments.certificate or is_of_this_node(arguments.listen))
-    if is_plain and status["options"].get("sse") == "customer":
-        raise ConfigError(
-            f"{mount.root}: sse = customer:… is for objects that no one else may read, and they would be sent as plain "
-            "bytes: serve by TLS with --certificate FILE, or on 127.0.0.1"
+    while found := _wait_for_mount(arguments.mount):
+        mount, status = found
+        is_plain = arguments.peers_key_file or not (
+            arguments.certificate or is_of_this_node(arguments.listen)
         )
-    door = Door(
-        mount,
-        str(status["endpoint"]),
-        str(status["source"]),
-        arguments.listen,
-        key_file=arguments.key_file,
-        peers_key_file=arguments.peers_key_file,
-        certificate=arguments.certificate,
-        certificate_key=arguments.certificate_key,
-        without_keys=arguments.no_keys,
-    )
-    return run(door, say)
+        if is_plain and status["options"].get("sse") == "customer":
+            raise ConfigError(
+                f"{mount.root}: sse = customer:… is for objects that no one else may read, and they would be sent as "
+                "plain bytes: serve by TLS with --certificate FILE, or on 127.0.0.1"
+            )
+        door = Door(
+            mount,
+            str(status["endpoint"]),
+            str(status["source"]),
+            arguments.listen,
+            key_file=arguments.key_file,
+            peers_key_file=arguments.peers_key_file,
+            certificate=arguments.certificate,
+            certificate_key=arguments.certificate_key,
+            without_keys=arguments.no_keys,
+        )
+        if not run(door, say):
+            break
+    return 0
 
 
 def _wait_for_mount(path: str) -> tuple[Mount, dict[str, Any]] | None:

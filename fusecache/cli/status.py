@@ -70,11 +70,15 @@ def peer_lines(peers: Mapping[str, Any]) -> Iterator[str]:
         pieces = peers.get("received_pieces", {}).get(node, 0)
         words = [f"{size_text(nbytes)} in {count_text(pieces, 'piece')}"]
         words.append(count_text(peers["failures"][node], "failure"))
+        if refusals := peers["refusals"][node]:
+            words.append(
+                f"{count_text(refusals, 'refusal')}: see `fusecache doctor`, with the mount's options"
+            )
         if node in peers["resting"]:
             words.append(f"not asked for now: {peers['resting'][node]}")
         yield f"{node}: {', '.join(words)}"
     if peers.get("nodes") and not peers["own_address"]:
-        yield "this node is not in the list of peers: set peer_address"
+        yield "this node is not in the list of peers: set peer_address to its own HOST:PORT in the list"
 
 
 def _served_lines(served: Mapping[str, int]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from fusecache.config.values import (
     as_encryption,
     as_flag,
     as_header,
+    as_host_port,
     as_http_address,
     as_movers,
     as_names,
@@ -252,7 +253,7 @@ class RequestOptions:
         default_text="none",
     )
     peer_address: str | None = option(
-        as_text,
+        as_host_port,
         "HOST:PORT of this node among the peers",
         default=None,
         default_text="the peer whose address is one of this node's",

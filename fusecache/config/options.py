@@ -157,7 +157,8 @@ class MountOptions:
     )
     pin: tuple[str, ...] = option(
         as_names,
-        "names (globs, or prefixes ending in /) whose cached data reads never evict, such as the newest checkpoint",
+        "names (globs, or directories with all that is below them) whose cached data reads never evict, such as the "
+        "newest checkpoint",
         unit="list",
         default=(),
     )

@@ -254,6 +254,16 @@ def as_http_address(value: object) -> str:
     return f"[{address}]:{number}" if address.version == 6 else f"{address}:{number}"
 
 
+def as_host_port(value: object) -> str:
+    """Return HOST:PORT as given. Raises ValueError."""
+    found = re.fullmatch(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]+)", str(value))
+    try:
+        _as_port(found and found[1])
+    except ValueError:
+        raise ValueError("HOST:PORT, like gpu1:9470 or [fd00::1]:9470") from None
+    return str(value)
+
+
 def split_http_address(address: str) -> tuple[str, int]:
     """Return IP and port of what `as_http_address` returned."""
     host, _, port = address.rpartition(":")

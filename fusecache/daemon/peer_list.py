@@ -14,6 +14,7 @@ from typing import Any, Literal
 import trio
 
 from fusecache.config.options import MountOptions
+from fusecache.config.values import as_host_port
 from fusecache.daemon.bucket_link import endpoint_fact
 from fusecache.disk.cache_files import granule_checksums
 from fusecache.model.errors import ConfigError
@@ -27,7 +28,6 @@ LOOK_SECONDS = 10.0
 NO_PEERS = PeerNodes("", "", granule_checksums)
 SLURM_VARIABLE = "SLURM_JOB_NODELIST"
 _MOST_NODES = 4096
-_HOST_PORT = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 _SLURM_PART = re.compile(r"([^\[\],]+)(?:\[([0-9,-]+)\])?([^\[\],]*)(?:,|$)")
 
 
@@ -107,13 +107,15 @@ def check_entries(entries: Sequence[str]) -> None:
     """Raise ConfigError for an entry of `peers` that names no nodes."""
     for entry in entries:
         kind, _, rest = entry.partition(":")
-        is_good = (
-            (kind == "file" and bool(rest))
-            or (kind == "slurm" and rest.isdigit())
-            or _HOST_PORT.fullmatch(rest if kind == "dns" else entry)
-        )
-        if not is_good:
-            raise ConfigError(f"peers: {entry}: allowed is HOST:PORT, file:PATH, dns:NAME:PORT or slurm:PORT")
+        try:
+            if kind != "file":
+                as_host_port({"slurm": f"node:{rest}", "dns": rest}.get(kind, entry))
+            elif not rest:
+                raise ValueError("no path")
+        except ValueError:
+            raise ConfigError(
+                f"peers: {entry}: allowed is HOST:PORT, file:PATH, dns:NAME:PORT or slurm:PORT"
+            ) from None
 
 
 def nodes_of(entries: Iterable[str], environment: Mapping[str, str]) -> Iterator[str]:
@@ -159,9 +161,10 @@ def slurm_hosts(text: str) -> list[str]:
 
 
 def _checked(node: str, path: str) -> str:
-    if not _HOST_PORT.fullmatch(node):
-        raise ValueError(f"{path}: {node!r} is not HOST:PORT")
-    return node
+    try:
+        return as_host_port(node)
+    except ValueError:
+        raise ValueError(f"{path}: {node!r} is not HOST:PORT") from None
 
 
 def _addresses(host: str, port: str) -> list[tuple[str, str]]:

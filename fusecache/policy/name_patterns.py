@@ -113,7 +113,9 @@ class PinnedKeys:
 
     def __init__(self, patterns: tuple[str, ...], prefix: str) -> None:
         """prefix: of all keys, which the patterns do not have."""
-        self._patterns = patterns
+        names = [pattern.lstrip("/") for pattern in patterns]
+        # A directory's name covers what is below it, too.
+        self._patterns = tuple(each for name in names for each in (name, f"{name.rstrip('/')}/"))
         self._prefix = prefix
 
     def __bool__(self) -> bool:

@@ -3,7 +3,7 @@
 import logging
 import signal
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,10 +35,11 @@ class Door:
     without_keys: bool = False
 
 
-def run(door: Door, say: Callable[[str], None]) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit status. say: gets a line once it serves.
+def run(door: Door, say: Callable[[str], None]) -> bool:
+    """Serve until SIGTERM or SIGINT. say: gets a line once it serves.
 
-    Raises ConfigError, MountError.
+    Returns True once another daemon serves the mount, with another cache directory and perhaps another source: serve
+    that. Raises ConfigError, MountError.
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     secrets = {} if door.key_file is None else {CLIENT_KEY: read_secret("--key-file", door.key_file)}
@@ -48,9 +49,10 @@ def run(door: Door, say: Callable[[str], None]) -> int:
     bucket = door.source.partition("://")[2].partition("/")[0]
     mount = mount_digest(door.endpoint, door.source)
     check = SignatureCheck(secrets, needs_signature=not door.without_keys, mount=mount)
-    server = ObjectServer(bucket, DaemonObjects(door.mount), check, _tls_of(door))
-    trio.run(_serve, server, door, bucket, say)
-    return 0
+    objects = DaemonObjects(door.mount)
+    server = ObjectServer(bucket, objects, check, _tls_of(door))
+    trio.run(_serve, server, door, bucket, objects.is_replaced, say)
+    return objects.is_replaced.is_set()
 
 
 def _tls_of(door: Door) -> ssl.SSLContext | None:
@@ -66,7 +68,9 @@ def _tls_of(door: Door) -> ssl.SSLContext | None:
     return context
 
 
-async def _serve(server: ObjectServer, door: Door, bucket: str, say: Callable[[str], None]) -> None:
+async def _serve(
+    server: ObjectServer, door: Door, bucket: str, is_replaced: trio.Event, say: Callable[[str], None]
+) -> None:
     host, port = split_http_address(door.address)
     try:
         listeners = await trio.open_tcp_listeners(port, host=host, backlog=1024)
@@ -81,6 +85,10 @@ async def _serve(server: ObjectServer, door: Door, bucket: str, say: Callable[[s
             port = listeners[0].socket.getsockname()[1]
             shown = f"[{host}]" if ":" in host else host
             say(f"s3://{bucket} of {door.mount.root} is at {scheme}://{shown}:{port}")
-            async for _ in signals:
-                break
-            nursery.cancel_scope.cancel()
+            nursery.start_soon(_end_after, is_replaced.wait, nursery.cancel_scope)
+            nursery.start_soon(_end_after, signals.__anext__, nursery.cancel_scope)
+
+
+async def _end_after(wait: Callable[[], Awaitable[object]], scope: trio.CancelScope) -> None:
+    await wait()
+    scope.cancel()

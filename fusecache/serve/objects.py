@@ -11,14 +11,17 @@ import socket
 import struct
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import trio
 
 from fusecache.disk.cache_files import CHECKSUM_BYTES, granule_checksums
+from fusecache.model.errors import MountError
 from fusecache.model.objects import GRANULE_BYTES, MIB
 from fusecache.mount.control_client import LONGEST_LINE_BYTES, Mount
+from fusecache.mount.launch import resolve_in_mount
 from fusecache.serve.errors import S3Error, unavailable
 
 # The daemon reports nothing while it fetches; a reader of the mount has as much patience.
@@ -84,6 +87,9 @@ class DaemonObjects:
 
     def __init__(self, mount: Mount) -> None:
         self._mount = mount
+        # Set once another daemon serves the mount: with another cache directory, and perhaps another source.
+        self.is_replaced = trio.Event()
+        self._looking = trio.Lock()
         self._questions = trio.Semaphore(_MOST_QUESTIONS)
         self._verified: OrderedDict[tuple[int, int, int, int, int], None] = OrderedDict()
 
@@ -174,12 +180,21 @@ class DaemonObjects:
             if connection is not None:
                 connection.socket.close()
             if isinstance(exc, (OSError, ValueError, KeyError, trio.BrokenResourceError, trio.TooSlowError)):
+                await self._look()
                 root = self._mount.root
                 raise unavailable(
                     f"{root}: its daemon does not answer: see `fusecache status {root}`, or mount it again"
                 ) from exc
             raise
         return connection, row, fds[0] if fds else -1
+
+    async def _look(self) -> None:
+        """The daemon does not answer: look whether another one serves the mount."""
+        async with self._looking:
+            with suppress(MountError):
+                found, _ = await trio.to_thread.run_sync(resolve_in_mount, self._mount.root)
+                if found.socket_path != self._mount.socket_path:
+                    self.is_replaced.set()
 
     def _check_user(self, connection: trio.SocketStream) -> None:
         facts = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

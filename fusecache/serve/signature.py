@@ -9,7 +9,7 @@ from contextlib import suppress
 from urllib.parse import quote
 
 from fusecache.remote.protocol.headers import MOUNT_HEADER
-from fusecache.remote.protocol.signing import ALGORITHM, EMPTY_SHA256, PEER_KEY, Signer, SigningKeys
+from fusecache.remote.protocol.signing import ALGORITHM, PEER_KEY, Signer, SigningKeys
 from fusecache.serve.errors import S3Error
 
 # The access key of clients; the secret key is what `--key-file` holds.
@@ -54,7 +54,7 @@ class SignatureCheck:
                 return ""  # clients have keys of other services, and sign with them unasked
             raise S3Error(403, "InvalidAccessKeyId", self._unknown_key(match["key"]))
         signed = match["signed"].split(";")
-        stamp, payload = headers.get("x-amz-date", ""), headers.get("x-amz-content-sha256", EMPTY_SHA256)
+        stamp, payload = headers.get("x-amz-date", ""), _payload_of(headers)
         at = 0.0
         with suppress(ValueError):
             at = timegm(time.strptime(stamp, _STAMP))
@@ -107,6 +107,16 @@ class SignatureCheck:
         return (
             "this node's --peers-key-file holds another key: copy one file to all nodes, and start them again"
         )
+
+
+def _payload_of(headers: Mapping[str, str]) -> str:
+    if "x-amz-content-sha256" not in headers:
+        raise S3Error(
+            400,
+            "InvalidRequest",
+            "the header x-amz-content-sha256 is missing; with curl: -H 'x-amz-content-sha256: UNSIGNED-PAYLOAD'",
+        )
+    return headers["x-amz-content-sha256"]
 
 
 def _refuse_presigned(query: Sequence[tuple[str, str]]) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ import pytest
 import trio
 import trio.testing
 from botocore.exceptions import ClientError, IncompleteReadError, ResponseStreamingError
+from botocore.exceptions import ConnectionError as BotoConnectionError
 from urllib3.exceptions import ProtocolError
 
 from fusecache.mount.control_client import Mount as Mounted
@@ -330,6 +331,19 @@ def test_wrong_keys_are_refused(url: str, bucket: Bucket) -> None:
     assert _asked(url, f"/{place['Bucket']}/{place['Key']}") == 403
 
 
+def test_request_without_the_header_of_its_body_says_so(url: str, bucket: Bucket) -> None:
+    """As curl 7.88 signs."""
+    place, path = urlsplit(url), f"/{bucket.service.bucket}/{bucket.prefix}other"
+    signer, keys = Signer("us-east-1"), SigningKeys("fusecache", SECRET)
+    headers = signer.headers(path, {"host": place.netloc}, keys, time.time())
+    del headers["x-amz-content-sha256"]
+    with closing(http.client.HTTPConnection(place.netloc, timeout=10)) as connection:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        assert answer.status == 400
+        assert b"-H 'x-amz-content-sha256: UNSIGNED-PAYLOAD'" in answer.read()
+
+
 def test_presigned_urls_are_refused_as_such(url: str, client: "S3Client", bucket: Bucket) -> None:
     place = {"Bucket": bucket.service.bucket, "Key": f"{bucket.prefix}other"}
     signed = urlsplit(client.generate_presigned_url("get_object", place))
@@ -578,6 +592,31 @@ def test_mount_that_has_gone_is_named(one: Mount, client: "S3Client", bucket: Bu
     ) as caught:
         client.get_object(Bucket=bucket.service.bucket, Key=f"{bucket.prefix}other")
     assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
+
+
+def test_mount_that_comes_back_with_another_cache_directory_is_served(
+    mount: Callable[..., Mount], bucket: Bucket, free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    bucket.put("other", b"1")
+    first = mount()
+    with served(first, f"127.0.0.1:{free_port()}", "--key-file", key_file(tmp_path)) as url:
+        client = client_of(url)
+
+        def read() -> bytes:
+            answer = client.get_object(Bucket=bucket.service.bucket, Key=f"{bucket.prefix}other")
+            return answer["Body"].read()
+
+        assert read() == b"1"
+        first.unmount()
+        mount(path=first.path, cache=tmp_path / "cache-2")
+
+        def answered() -> bytes | None:
+            with suppress(ClientError, BotoConnectionError):
+                return read()
+            return None
+
+        assert wait_until(answered, "the objects of the next mount") == b"1"
+        client.close()
 
 
 def test_service_that_starts_before_its_mount_waits_for_it(

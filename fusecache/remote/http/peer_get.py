@@ -27,7 +27,10 @@ class TooSlow(Unavailable):
 def ask_peer(
     get: GetRequest, checksums_of: Checksums, connection: Connection, request: bytes
 ) -> Literal[True]:
-    """Send a GET with terms to a node, and receive its body. Raises OSError, HTTPException, RemoteError, Redirected."""
+    """Send a GET with terms to a node, and receive its body. Raises OSError, HTTPException, RemoteError, Redirected.
+
+    `get.progress` is called with 0 when the body begins.
+    """
     assert get.terms is not None
     with get.interruption.by(connection.interrupt):
         head, rest = connection.exchange(request)
@@ -62,6 +65,8 @@ def _receive(
     filled = min(len(rest), size)
     target[:filled] = rest[:filled]
     checked, began = 0, time.monotonic()
+    if filled:
+        get.progress(0)
     while checked < size:
         is_drained = False
         if filled < size:
@@ -72,6 +77,7 @@ def _receive(
                 raise Unavailable(f"{get.what}: the body ended after {filled} of {size} bytes")
             if not filled:
                 began = time.monotonic()  # a busy peer may need a while between the head and its body
+                get.progress(0)
             filled += count
         whole = size if filled == size else filled // GRANULE_BYTES * GRANULE_BYTES
         if whole > checked:

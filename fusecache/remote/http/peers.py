@@ -32,6 +32,8 @@ CONNECT_SECONDS = 1.0
 # A body slower than this is given up, or than half the rate of the bucket's bodies if that is lower. A peer has all of
 # a body in memory before it sends the head.
 SLOWEST_BYTES_PER_SECOND = 4 * MIB
+# If one body was too slow, others are given up that come since so long, and this many times slower than the slowest.
+_ENDED_SECONDS, _FAR = 0.25, 4
 # Smaller bodies of the bucket say little about its rate. Each of the others counts for an eighth.
 _RATED_BYTES, _RATE_SHARE = MIB, 8
 # How long a peer rests after a failure; twice as long after each further one. A refusal says that it has much to do.
@@ -45,11 +47,18 @@ _REFUSALS = (503, 404, 412)
 
 @dataclass(slots=True, eq=False)
 class _RunningGet:
-    """One GET. asked_at: by the monotonic clock."""
+    """One GET. asked_at, began_at: by the monotonic clock; began_at: when its body began to come."""
 
     interruption: Interruption
     asked_at: float
+    began_at: float = float("inf")
     received: int = 0
+
+    def count(self, received: int) -> None:
+        """So many bytes of the body have come."""
+        if self.began_at == float("inf"):
+            self.began_at = time.monotonic()
+        self.received = received
 
 
 @dataclass(slots=True)
@@ -164,7 +173,7 @@ class PeerNodes(Peers):
         terms = PeerTerms(size, slowest)
 
         def count(received: int) -> None:
-            running.received = received
+            running.count(received)
             progress(received)
 
         get = GetRequest.into(buffer, what, object_id, extent, count, interruption, terms)
@@ -264,12 +273,16 @@ class PeerNodes(Peers):
         return SignedHttp(site, transport, options=lambda _: own)
 
     def _end_slow(self, peer: _PeerNode, slowest: float) -> None:
-        """One body of a node was too slow: end what came no faster from it, also if not a byte came yet."""
+        """One body of a node was too slow: end others with less than a fourth of that rate, if asked before that.
+
+        The rest may be fast enough without them.
+        """
         now = time.monotonic()
         with self._lock:
-            running = list(peer.running)
+            running = [each for each in peer.running if each.asked_at < peer.failed_at]
         for each in running:
-            if each.received < (now - each.asked_at) * slowest:
+            seconds = now - each.began_at
+            if seconds > _ENDED_SECONDS and each.received < seconds * slowest / _FAR:
                 each.interruption.interrupt()
 
     def _rest(self, peer: _PeerNode, error: RemoteError, asked_at: float) -> None:

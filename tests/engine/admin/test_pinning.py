@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from fusecache.model.objects import MIB
+from fusecache.policy.name_patterns import PinnedKeys
 from tests.support.block_caches import until
 from tests.support.node import Bucket, User, running_node
 
@@ -41,6 +42,14 @@ async def test_a_pinned_checkpoint_outlives_reads_of_much_more_than_the_cache_ho
         assert user.fs.cache.statistics().evicted_bytes > CACHE // 2
         assert bucket.gets.count("data-0") > 0
         assert await gets_of(user, bucket, "model.ckpt") == 0
+
+
+@pytest.mark.parametrize("pattern", ["model", "/model", "model/", "/model/", "model/*"])
+def test_the_name_of_a_directory_pins_what_is_below_it(pattern: str) -> None:
+    pinned = PinnedKeys((pattern,), "runs/")
+    assert "runs/model/big" in pinned
+    assert "runs/models/big" not in pinned
+    assert "runs/other/model/big" not in pinned
 
 
 async def test_what_is_written_takes_the_room_of_others_first(bucket: Bucket, cache: Path) -> None:

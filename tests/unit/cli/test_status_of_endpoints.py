@@ -69,11 +69,12 @@ def test_other_nodes_are_shown_with_what_they_sent_and_why_one_is_not_asked() ->
         "received_bytes": {"gpu1:9470": 3 << 20, "gpu2:9470": 0},
         "received_pieces": {"gpu1:9470": 2, "gpu2:9470": 0},
         "failures": {"gpu1:9470": 0, "gpu2:9470": 1},
+        "refusals": {"gpu1:9470": 3, "gpu2:9470": 0},
         "resting": {"gpu2:9470": "connection refused"},
     }
     assert list(peer_lines(peers)) == [
-        "gpu1:9470: 3.0 MiB in 2 pieces, 0 failures",
+        "gpu1:9470: 3.0 MiB in 2 pieces, 0 failures, 3 refusals: see `fusecache doctor`, with the mount's options",
         "gpu2:9470: 0 B in 0 pieces, 1 failure, not asked for now: connection refused",
-        "this node is not in the list of peers: set peer_address",
+        "this node is not in the list of peers: set peer_address to its own HOST:PORT in the list",
     ]
     assert list(peer_lines({})) == []

@@ -297,6 +297,8 @@ def test_an_address_has_an_ip_and_a_port(text: str, address: str) -> None:
         (("--http-address=127.0.0.1:0",), "an IP address and a port"),
         (("--http-address=0.0.0.0:9469",), "other machines can reach it: set http_token_file"),
         (("--peers=gpu1:9470",), "peers: set peers_key_file too"),
+        (("--peer-address=gpu1",), "allowed is HOST:PORT, like gpu1:9470"),
+        (("--peer-address=gpu1:65536",), "allowed is HOST:PORT"),
         (
             ("--peers=gpu1:9470", "--peers-key-file=/k", "--sse=customer:/c"),
             "nodes send each other plain bytes",

@@ -95,7 +95,7 @@ def test_node_that_is_not_in_the_list_evicts_as_if_there_were_no_peers() -> None
         (["127.0.0.1:1", "127.0.0.1:2"], "127.0.0.1:2", None),
         (["127.0.0.1:1", "127.0.0.1:2"], None, "several of them are at 127.0.0.1: set peer_address"),
         (["192.0.2.1:1"], None, "this node is not among them: set peer_address"),
-        (["192.0.2.1:1"], "192.0.2.1", "this node is not among them: peer_address=192.0.2.1 is none"),
+        (["192.0.2.1:1"], "192.0.2.1:2", "this node is not among them: peer_address=192.0.2.1:2 is none"),
     ],
 )
 def test_doubt_which_node_this_one_is_is_warned_of(

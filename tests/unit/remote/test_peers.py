@@ -99,50 +99,49 @@ def node_that(answers: Callable[[socket.socket, str], None]) -> Iterator[str]:
             listener.close()
 
 
-def test_node_that_is_slow_once_is_waited_for_no_longer() -> None:
+def test_a_slow_body_ends_those_that_stand_still_and_none_that_is_fast_or_waited_for() -> None:
     """Many bodies share the link of a slow node: each would be found slow by itself, one after the other."""
-    came, is_over = threading.Barrier(3), threading.Event()
+    is_over = threading.Event()
 
     def answers(connection: socket.socket, key: str) -> None:
-        if key == "silent":
-            came.wait(10)
-            is_over.wait(30)
+        if key == "fetched":  # from the bucket, by the node
+            while not is_over.wait(0.3):
+                connection.sendall(b"HTTP/1.1 102 Processing\r\n\r\n")
+            connection.sendall(HEAD.encode() + BODY)
             return
-        connection.sendall(HEAD.encode())
-        if key == "quick":
-            connection.sendall(BODY[:-GRANULE_BYTES])
-            came.wait(10)
-            is_over.wait(30)
-            connection.sendall(BODY[-GRANULE_BYTES:])
-            return
-        came.wait(10)
+        sent = SIZE - GRANULE_BYTES if key == "quick" else 1
+        connection.sendall(HEAD.encode() + BODY[:sent])
         while not is_over.wait(0.1):
-            connection.sendall(b"x")
+            if key == "slow":
+                connection.sendall(b"x")
+        connection.sendall(BODY[sent:])
 
     with node_that(answers) as node, ThreadPoolExecutor() as threads:
         peers = nodes_with(node)
         for _ in range(40):
             peers.on_bucket_body(MIB, 8)  # a slow bucket: the quick body stays quick for half a minute
 
-        def get(key: str) -> "Future[None]":
-            target = memoryview(bytearray(SIZE))
-            return threads.submit(
-                peers.get_into,
-                node,
-                ObjectId(key, "etag"),
-                SIZE,
-                Extent(0, SIZE),
-                target,
-                lambda received: None,
-                Interruption(),
-            )
+        def get(key: str) -> tuple["Future[None]", threading.Event]:
+            """Ask for a key; the event says that its body has begun."""
+            has_begun, target, extent = threading.Event(), memoryview(bytearray(SIZE)), Extent(0, SIZE)
+            object_id, ended = ObjectId(key, "etag"), Interruption()
+            words = (node, object_id, SIZE, extent, target, lambda _: has_begun.set(), ended)
+            return threads.submit(peers.get_into, *words), has_begun
 
-        quick, silent, slow = get("quick"), get("silent"), get("slow")
-        with pytest.raises(Unavailable, match="slow: "):
-            slow.result(30)
-        with pytest.raises(Unavailable):
-            silent.result(30)
-        is_over.set()
+        fetched, _ = get("fetched")
+        quick, quick_has_begun = get("quick")
+        stands, stands_has_begun = get("stands")
+        try:
+            assert quick_has_begun.wait(10)
+            assert stands_has_begun.wait(10)
+            slow, _ = get("slow")
+            with pytest.raises(Unavailable, match="slow: "):
+                slow.result(30)
+            with pytest.raises(Unavailable):
+                stands.result(30)
+        finally:
+            is_over.set()
         quick.result(30)
-        # The silent one was ended, else it would have failed by itself.
+        fetched.result(30)
+        # It was ended, else it would have failed by itself.
         assert peers.statistics()["failures"][node] == 1
