@@ -397,8 +397,8 @@ class CloseState:
 class FileVersion:
     """One version of a file's content, written on this node. `record` is its journal row; times are loop times.
 
-    waiting_since: when the oldest content that it superseded was closed. awaited: waiters for exactly this content to
-    be in the bucket. granule_checksums: those of the sealed bytes; checksums: those at the last fsync.
+    waiting_since: when the oldest content that it superseded was closed. granule_checksums: those of the sealed bytes;
+    checksums: those at the last fsync.
     replaces: the rejected version that this one replaces once its close is durable. successor: the newer content of the
     same file that superseded this one; waiters for this one wait for that one. is_forced: the operator wants this
     commit marker published although the bucket rejected a file that it announces.
@@ -417,7 +417,6 @@ class FileVersion:
     error: FusecacheError | None = None
     waiting_since: float = float("inf")
     sealed_at: float = float("inf")
-    awaited: int = 0
     replaces: "FileVersion | None" = None
     successor: "FileVersion | None" = None
     is_forced: bool = False

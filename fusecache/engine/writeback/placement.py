@@ -48,8 +48,7 @@ class QueuePlacement:
             return self._forget(last)
         if not isinstance(last, FileVersion) or last.node is not version.node or last.in_flight:
             return []
-        # A remote fsync waits for this very version. It must not wait for a later one, which may never be published.
-        if last.awaited or self._keeps_both(last, version, is_first=last is queued[0], is_newest=is_newest):
+        if self._keeps_both(last, version, is_first=last is queued[0], is_newest=is_newest):
             return []
         return self.take_place(last, version)
 

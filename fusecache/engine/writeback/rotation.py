@@ -146,7 +146,7 @@ class CheckpointRotation:
             if is_removal(next_one):
                 changes += self._dequeue(item)
                 continue
-            if isinstance(next_one, FileVersion) and not item.awaited:
+            if isinstance(next_one, FileVersion):
                 item.successor = next_one
                 changes += self._dequeue(item)
         return changes
