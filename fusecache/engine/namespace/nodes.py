@@ -495,8 +495,7 @@ class Operation:
 
     readers: the removed file, which may still be open. follows_since: loop time from which on a removal follows what is
     renamed; times_followed: how often it has done so since.
-    has_dependent_write: a write waits for this removal, so it must not be deferred. Either newer content of the same
-    name could not supersede it, or content is rewritten below a commit marker that this removes.
+    has_dependent_write: content is written beside a commit marker that this removes, so it must not be deferred.
     """
 
     record: OperationRecord

@@ -26,7 +26,7 @@ import trio
 
 from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal, is_rename
-from fusecache.engine.publish.bucket_writer import CREATES, BucketWriter
+from fusecache.engine.publish.bucket_writer import BucketWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import FusecacheError, RemoteError, Throttled, Unavailable
@@ -41,8 +41,6 @@ KEY_INTERVAL_SECONDS = 1.1
 TEMPORARY_SECONDS = 60.0
 # Longest time that a removed object stays in the bucket because processes here have it open.
 READERS_SECONDS = 600.0
-# The same if a later write waits for the removal.
-DEPENDENT_WRITE_SECONDS = 10.0
 # Interval at which a removal is checked that waits for open handles, or for a commit marker: no event tells their end.
 _HANDLE_POLL_SECONDS = 1.0
 # Changes that send more than this have a queue of their own, and never block the others.
@@ -97,20 +95,16 @@ class PublishSchedule:
         until = self._deferred_until(item, now)
         if until > now:
             self._look_at(item, until)
+        else:
+            self._end_deferrals_before(item, now)
         if is_rename(item):
             for content in self._queue.for_key(item.record.key)[:-1]:
                 self._look_at(content, now)  # not deferred any more, if its name was temporary
-        self._on_dependent_write(item, now, is_deferred=until > now)
 
-    def _on_dependent_write(self, item: QueuedChange, now: float, *, is_deferred: bool) -> None:
-        """A change brings a name: removals that it must wait for are no longer deferred for long."""
-        if isinstance(item, Operation) and item.record.kind not in CREATES:
-            return
-        waited_for = [each for each in self._queue.for_key(item.changed_keys()[-1]) if each.in_flight]
-        if not is_deferred:
-            waited_for += filter(None, map(self._queue.get, self._order.markers_before(item.sequence)))
-        for removal in filter(is_removal, waited_for):
-            if removal.sequence < item.sequence and not removal.has_dependent_write:
+    def _end_deferrals_before(self, item: QueuedChange, now: float) -> None:
+        """A change is queued, and not deferred: neither are removals of commit markers for which it must wait."""
+        for removal in filter(is_removal, map(self._queue.get, self._order.markers_before(item.sequence))):
+            if not removal.has_dependent_write:
                 removal.has_dependent_write = True
                 self._look_at(removal, now)
 
@@ -198,9 +192,7 @@ class PublishSchedule:
         if not self.is_deferred(item, now):
             return 0.0
         is_read = item.readers is not None and item.readers.handles > 0
-        readers = DEPENDENT_WRITE_SECONDS if item.has_dependent_write else READERS_SECONDS
-        delay = 0.0 if item.has_dependent_write else self._delete_delay
-        return item.queued_at + max(delay, readers if is_read else 0.0) - now
+        return item.queued_at + max(self._delete_delay, READERS_SECONDS if is_read else 0.0) - now
 
     # ---- inside
 
@@ -234,7 +226,7 @@ class PublishSchedule:
                 self._look_at(item, until)
             else:
                 self._order.undefer(item.sequence)
-                self._on_dependent_write(item, now, is_deferred=False)
+                self._end_deferrals_before(item, now)
         while (sequence := self._order.next_free()) is not None:
             free = self._queue.get(sequence)
             if free is not None:
@@ -288,12 +280,12 @@ class PublishSchedule:
         )
 
     def _delete_deferred_until(self, item: Operation, now: float) -> float:
-        """Return until when a removed object stays in the bucket."""
-        has_delay = self._delete_delay and not item.has_dependent_write
-        until = item.queued_at + self._delete_delay if has_delay else float("-inf")
+        """Return until when a removed object stays in the bucket; -inf if it may be gone already."""
+        if item.has_dependent_write or item.in_flight:
+            return float("-inf")
+        until = item.queued_at + self._delete_delay if self._delete_delay else float("-inf")
         if item.readers is not None and item.readers.handles:
-            limit = DEPENDENT_WRITE_SECONDS if item.has_dependent_write else READERS_SECONDS
-            until = max(until, min(now + _HANDLE_POLL_SECONDS, item.queued_at + limit))
+            until = max(until, min(now + _HANDLE_POLL_SECONDS, item.queued_at + READERS_SECONDS))
         return until
 
 

@@ -173,11 +173,6 @@ class _Entry:
     is_deferred: bool = False
     is_handed_out: bool = False
 
-    @property
-    def names_directory(self) -> bool:
-        """Whether it changes a directory marker."""
-        return self.change.keys[-1].endswith("/")
-
 
 class PublishOrder:
     """The queued changes of one bucket. prefix: of all its keys, empty or ending in '/'."""
@@ -292,9 +287,8 @@ class PublishOrder:
 
     def markers_before(self, sequence: int) -> list[int]:
         """Return the deferred REMOVALs of commit markers for which a write waits, or will wait (rule 5)."""
-        entry = self._entries[sequence]
-        here = None if entry.names_directory else entry.folders[-1].deferred_markers
-        return [] if here is None else here.below(sequence)
+        barrier = self._deferred_markers_before(self._entries[sequence])
+        return [] if barrier is None else barrier.below(sequence)
 
     def left_below(self, sequence: int) -> list[int]:
         """Return the REMOVALs and MARKER_DELETEs below for which a MARKER_DELETE waits (rule 4); [] for other roles."""
@@ -320,12 +314,16 @@ class PublishOrder:
             for above in folder.ancestors:
                 if above.ordered is not None and above.ordered.holds(sequence):
                     return above.ordered
-        here = entry.folders[-1].deferred_markers
-        if here is not None and here.holds(sequence) and role in _WRITES and not entry.names_directory:
-            return here
+        markers = self._deferred_markers_before(entry)
+        if markers is not None and markers.holds(sequence):
+            return markers
         if role is Role.REMOVAL:
             return self._barrier_before_removal(entry)
         return self._barrier_before_marker_delete(entry) if role is Role.MARKER_DELETE else None
+
+    def _deferred_markers_before(self, entry: _Entry) -> SequenceBarrier | None:
+        is_file = entry.change.role in _WRITES and not entry.change.keys[-1].endswith("/")
+        return entry.folders[-1].deferred_markers if is_file else None
 
     def _barrier_before_removal(self, entry: _Entry) -> SequenceBarrier | None:
         sequence, moved_to = entry.change.sequence, entry.change.moved_to
