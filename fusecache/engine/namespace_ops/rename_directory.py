@@ -65,17 +65,13 @@ class DirectoryMarkers:
         default = self._tree.default_attributes(Kind.DIRECTORY, 0.0)
         changes.append(directory_row(key, attributes_of(directory), default))
 
-    def withdraw(self, node: Node, key: str, changes: list[Change]) -> None:
-        """Take the queued operations of a directory's marker at `key` out of the queue, unless they are in flight."""
+    def remove(self, node: Node, key: str, changes: list[Change]) -> None:
+        """Queue the deletion of a directory's marker at `key`. What makes it is not sent any more."""
         for item in self._queue.for_key(key):
             if isinstance(item, Operation) and not item.in_flight and item.node is node:
                 self._queue.remove(item)
                 changes.append(DropOperation(item.sequence))
                 self._tree.release_local(node)
-
-    def remove(self, node: Node, key: str, changes: list[Change]) -> None:
-        """Queue the deletion of a directory's marker at `key`."""
-        self.withdraw(node, key, changes)
         # A directory marker may exist although no LIST showed it. Deleting a missing one succeeds and costs nothing.
         self._operations.add(None, OperationKind.RMDIR, key, changes)
         self._tree.add_tombstone(key)
@@ -183,9 +179,7 @@ class DirectoryRename:
             if member.kind is Kind.DIRECTORY:
                 directories.append((member, key_before))
                 member.listing.expire()
-                # This holds the node in the tree before the next line releases it.
                 self._markers.make(member, key_now, changes)
-                self._markers.withdraw(member, key_before, changes)
             else:
                 self._rename.move_content(
                     member, key_before, key_now, None, changes, newest_fixed=newest_fixed, with_directory=True

@@ -369,10 +369,9 @@ class FailingChanges:
 _NO_FAILURES = Failures()
 
 
-# Changes in flight at once. A request to a distant bucket takes 100 ms, of which the node works 1 or 2 ms: 64 keep it
-# busy. Heavy changes mostly wait for their parts. Changes that failed before get at most half of each limit.
-LIGHT_AT_ONCE = 64
-HEAVY_AT_ONCE = 64
+# Light changes in flight at once, and heavy ones. A request to a distant bucket takes 100 ms, of which the node works 1
+# or 2 ms: 64 keep it busy. Heavy changes mostly wait for their parts. Changes that failed before get at most half.
+CHANGES_AT_ONCE = 64
 # Of these, PutObject requests that carry many bytes. Parts have their own limit, in `multipart_uploader.py`.
 SENDING_AT_ONCE = 16
 
@@ -390,7 +389,7 @@ class PublishRequests:
         self._changes: dict[QueuedChange, tuple[bool, bool]] = {}
         self._failed_before: Counter[bool] = Counter()
         self._requests = 0
-        self._slots = trio.CapacityLimiter(LIGHT_AT_ONCE)
+        self._slots = trio.CapacityLimiter(CHANGES_AT_ONCE)
         self._body_slots = trio.CapacityLimiter(SENDING_AT_ONCE)
         # How many changes are light.
         self.light = 0
@@ -418,11 +417,11 @@ class PublishRequests:
     def has_slot(self, *, light: bool) -> bool:
         """Return whether another light, or heavy, change may begin."""
         count = self.light if light else len(self._changes) - self.light
-        return count < _most(light=light)
+        return count < CHANGES_AT_ONCE
 
     def has_slot_after_failure(self, *, light: bool) -> bool:
         """Return whether that change may be one that failed before."""
-        return self._failed_before[light] < _most(light=light) // 2
+        return self._failed_before[light] < CHANGES_AT_ONCE // 2
 
     async def wait_allowed(self, quiet_until: float) -> None:
         """Return at that time, and once the bucket does not throttle."""
@@ -446,7 +445,7 @@ class PublishRequests:
     @asynccontextmanager
     async def slot(self, *, sends_bytes: bool) -> AsyncIterator[None]:
         """Hold the slot of one request. sends_bytes: it carries many."""
-        slots, most = (self._body_slots, SENDING_AT_ONCE) if sends_bytes else (self._slots, LIGHT_AT_ONCE)
+        slots, most = (self._body_slots, SENDING_AT_ONCE) if sends_bytes else (self._slots, CHANGES_AT_ONCE)
         slots.total_tokens = min(most, self._limit.limit)
         async with slots:
             self._requests += 1
@@ -454,7 +453,3 @@ class PublishRequests:
                 yield
             finally:
                 self._requests -= 1
-
-
-def _most(*, light: bool) -> int:
-    return LIGHT_AT_ONCE if light else HEAVY_AT_ONCE
