@@ -431,9 +431,8 @@ class Publisher:
         return True
 
     async def _send(self, item: QueuedChange, call: Callable[..., T], *args: object) -> T:
-        """Send a publishing request once back-off and limits allow."""
-        quiet_until = self._failing.outage.quiet_until if self._failing.outage.is_on else float("-inf")
-        await self._requests.wait_allowed(quiet_until)
+        """Send a publishing request once the bucket does not throttle."""
+        await self._requests.wait_allowed()
         sends_bytes = isinstance(item, FileVersion) and not is_light(item) and not item.record.upload_id
         async with self._requests.slot(sends_bytes=sends_bytes):
             self._schedule.on_written(item, trio.current_time())

@@ -423,11 +423,11 @@ class PublishRequests:
         """Return whether that change may be one that failed before."""
         return self._failed_before[light] < CHANGES_AT_ONCE // 2
 
-    async def wait_allowed(self, quiet_until: float) -> None:
-        """Return at that time, and once the bucket does not throttle."""
-        quiet_until = max(quiet_until, self._limit.silent_until)
-        if trio.current_time() < quiet_until:  # a sleep that ends at once costs a tenth of a millisecond
-            await trio.sleep_until(quiet_until)
+    async def wait_allowed(self) -> None:
+        """Return once the bucket does not throttle."""
+        silent_until = self._limit.silent_until
+        if trio.current_time() < silent_until:  # a sleep that ends at once costs a tenth of a millisecond
+            await trio.sleep_until(silent_until)
 
     async def send(self, call: Callable[..., T], *args: object, sends_bytes: bool = False) -> T:
         """Send one request in a thread; tell the shared limit how the bucket takes it."""
