@@ -493,8 +493,7 @@ class FileVersion:
 class Operation:
     """One queued change of names. queued_at: loop time.
 
-    readers: the removed file, which may still be open. follows_since: loop time from which on a removal follows what is
-    renamed; times_followed: how often it has done so since.
+    readers: the removed file, which may still be open. times_followed: how often a removal followed what was renamed.
     has_dependent_write: content is written beside a commit marker that this removes, so it must not be deferred.
     """
 
@@ -504,7 +503,6 @@ class Operation:
     error: FusecacheError | None = None
     has_dependent_write: bool = False
     queued_at: float = field(default_factory=trio.current_time)
-    follows_since: float = field(default_factory=trio.current_time)
     times_followed: int = 0
 
     @property

@@ -453,7 +453,7 @@ async def test_removals_come_whatever_is_written_and_renamed_beside_them(
         assert await user.drained() == "durable"
         await user.write(f"run/0-{name}", b"log")
         await user.unlink("run/old")
-        for number in range(1, 70):  # it follows them for a minute
+        for number in range(1, 70):  # it follows them 16 times
             await user.write(f"run/{number}-{name}", content(1)[:100])
             await user.rename(f"run/{number - 1}-{name}", f"run/{number - 1}")
             await trio.sleep(1)
