@@ -300,6 +300,46 @@ async def test_removals_that_come_later_keep_their_order(bucket: Bucket, cache: 
     assert all("run/0/shard" in state for state in bucket.states if "run/0/.metadata" in state)
 
 
+async def test_what_a_markers_delete_waits_for_goes_up_although_it_was_removed_if_files_follow_beside_the_marker(
+    bucket: Bucket, cache: Path
+) -> None:
+    """The delete may not move behind them, and another delete is the oldest."""
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        for folder in ("run", "run/0"):
+            await user.mkdir(folder)
+        await write_beside(user, {"run/0/shard": b"old", "run/0/.metadata": b"m", "run/z": b"z"})
+        assert await user.drained() == "durable"
+        bucket.states.clear()
+        await user.write("run/a", content(0))
+        await user.unlink("run/z")
+        await user.write("run/b", content(1))
+        await user.unlink("run/0/.metadata")
+        await user.write("run/0/shard", b"new")
+        await user.unlink("run/b")
+        assert await user.drained() == "durable"
+    for state in bucket.states:
+        assert state["run/0/shard"] == b"old" or "run/0/.metadata" not in state
+    assert set(files_in(bucket.shows())) == {"run/0/shard", "run/a"}
+
+
+async def test_a_directorys_marker_goes_after_a_delete_in_it_that_waits_for_renamed_content(
+    bucket: Bucket, cache: Path
+) -> None:
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        await user.mkdir("d")
+        await user.write("d/old", b"old")
+        assert await user.drained() == "durable"
+        bucket.states.clear()
+        await user.write("new.tmp", content(0))
+        await user.unlink("d/old")
+        await user.rmdir("d")
+        await user.write("later", content(1))
+        await user.rename("new.tmp", "new")
+        assert await user.drained() == "durable"
+    assert all("d/" in state for state in bucket.states if "d/old" in state)
+    assert set(bucket.shows()) == {"later", "new"}
+
+
 async def test_a_marker_that_is_removed_on_its_way_does_not_arrive_without_its_files(
     bucket: Bucket, cache: Path
 ) -> None:
