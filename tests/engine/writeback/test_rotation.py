@@ -432,6 +432,56 @@ async def test_a_delete_never_moves_behind_newer_content_of_its_name_that_was_cl
     assert bucket.shows() == {"old": b"new", "bigger": content(0), "later": content(1)}
 
 
+async def test_nor_behind_content_that_was_closed_before_a_kill(bucket: Bucket, tmp_path: Path) -> None:
+    """The next daemon queues it behind the delete, which it does not supersede then."""
+    async with running_node(bucket, tmp_path / "1") as user:
+        await user.write("old", b"old")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        await user.write("big", content(0))
+        await user.unlink("old")
+        handle = await user.open("old")
+        await user.fs.file_io.write(handle, 0, b"new")
+        await user.fs.close_protocol.flush(handle)
+        photograph(tmp_path / "1", tmp_path / "2")
+        bucket.is_cut_off = True
+    bucket.come_back()
+    async with running_node(bucket, tmp_path / "2", offload=Uplink()) as user:
+        await user.write("later", content(1))
+        await user.rename("big", "bigger")
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"old": b"new", "bigger": content(0), "later": content(1)}
+
+
+@pytest.mark.parametrize("before", ["a file", "a directory"])
+@pytest.mark.parametrize("how", ["made", "renamed"])
+async def test_nor_behind_a_file_or_directory_that_takes_its_name(
+    bucket: Bucket, cache: Path, before: str, how: str
+) -> None:
+    """Other nodes would take the two for a conflict."""
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        if before == "a directory":
+            await user.mkdir("name")
+        await user.write("name" if before == "a file" else "name/x", b"old")
+        assert await user.drained() == "durable"
+        bucket.states.clear()
+        await user.mkdir("new")
+        await user.write("new/big", content(0))
+        if before == "a file":
+            await user.unlink("name")
+        else:
+            await user.unlink("name/x")
+            await user.rmdir("name")
+        if how == "renamed":
+            await user.rename("new" if before == "a file" else "new/big", "name")
+        else:
+            await (user.mkdir("name") if before == "a file" else user.write("name", b"new"))
+            await user.rename("new/big", "new/bigger")
+        assert await user.drained() == "durable"
+    for state in bucket.states:
+        assert not ("name" in state and any(key.startswith("name/") for key in state)), sorted(state)
+
+
 class SlowBucket(Uplink):
     """Requests of few bytes take a second, too."""
 
