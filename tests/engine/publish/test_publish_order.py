@@ -184,6 +184,19 @@ async def test_a_removed_file_stays_readable_while_it_is_open_and_holds_nobody_b
         assert set(bucket.shows()) == {"latest", "model"}
 
 
+async def test_a_sync_does_not_wait_for_the_deferred_deletes_of_a_directory_that_another_one_replaces(
+    bucket: Bucket, cache: Path
+) -> None:
+    async with running_node(bucket, cache, delete_delay=3600.0) as user:
+        await _published(user, "step/old", "new/model")
+        await user.unlink("step/old")
+        await user.rmdir("step")
+        await user.rename("new", "step")
+        with trio.fail_after(60):
+            assert (await user.fs.wait_durable("step", None)).result == "durable"
+        assert {"step/", "step/model", "step/old"} <= set(bucket.shows())
+
+
 @pytest.mark.parametrize("end", ["time", "drain"])
 async def test_a_reader_that_never_closes_keeps_a_removed_file_for_a_while_only(
     bucket: Bucket, cache: Path, end: str

@@ -282,6 +282,22 @@ async def test_what_says_that_all_is_there_goes_before_the_rest_is_written_anew(
         assert state["run/last/shard"] == b"old" or "run/last/.metadata" not in state
 
 
+async def test_a_deleted_checkpoint_with_a_markers_name_is_replaced_although_a_temporary_file_is_beside_it(
+    bucket: Bucket, cache: Path
+) -> None:
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        await user.write("last.ckpt", content(0))
+        assert await user.drained() == "durable"
+        bucket.states.clear()
+        await user.write("last.ckpt.tmp", content(1))
+        await user.unlink("last.ckpt")
+        await user.write("log.tmp", b"log")
+        await user.rename("last.ckpt.tmp", "last.ckpt")
+        await trio.sleep(30)
+        assert bucket.shows() == {"last.ckpt": content(1)}
+    assert all("last.ckpt" in state for state in bucket.states)
+
+
 async def test_removals_that_come_later_keep_their_order(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, offload=Uplink()) as user:
         for folder in ("run", "run/0", "run/1", "run/2"):
