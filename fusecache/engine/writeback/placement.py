@@ -78,8 +78,7 @@ class QueuePlacement:
             # checkpoint, depends on the version before it. If nothing was queued in between, there is nothing new.
             return not is_newest
         # A file that is rewritten again and again must not hold back the changes behind it for ever.
-        has_begun = last.record.upload_id or trio.current_time() - last.waiting_since > _REWRITE_SECONDS
-        return bool(is_first and has_begun)
+        return is_first and trio.current_time() - last.waiting_since > _REWRITE_SECONDS
 
     def collapse_delete(
         self, key: str, changes: list[Change], moved: Iterable[QueuedChange] = ()
