@@ -93,14 +93,7 @@ class RemoteFsync:
             return
         if not self._tree.is_linked(node) or self._local_only.covers(node):
             return
-        wait = await self._begin(handle, node)
-        if wait.content is not None:
-            wait.content.awaited += 1
-        try:
-            await self._until_durable(wait)
-        finally:
-            if wait.content is not None:
-                wait.content.awaited -= 1
+        await self._until_durable(await self._begin(handle, node))
 
     # ---- remote
 
@@ -139,11 +132,8 @@ class RemoteFsync:
         timeout = ProgressTimeout(trio.current_time())
         while True:
             is_over = barrier.is_over()
-            if wait.content is not None and wait.content.successor is not None:
-                # The file was renamed: only its newest closed version went to the new name.
-                wait.content.awaited -= 1
+            if wait.content is not None:
                 wait.content = latest_version(wait.content)
-                wait.content.awaited += 1
             self._check(wait)
             if is_over:
                 self._check_earlier(wait, earlier, conflicts_before)

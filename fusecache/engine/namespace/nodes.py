@@ -397,8 +397,8 @@ class CloseState:
 class FileVersion:
     """One version of a file's content, written on this node. `record` is its journal row; times are loop times.
 
-    waiting_since: when the oldest content that it superseded was closed. awaited: waiters for exactly this content to
-    be in the bucket. granule_checksums: those of the sealed bytes; checksums: those at the last fsync.
+    waiting_since: when the oldest content that it superseded was closed. granule_checksums: those of the sealed bytes;
+    checksums: those at the last fsync.
     replaces: the rejected version that this one replaces once its close is durable. successor: the newer content of the
     same file that superseded this one; waiters for this one wait for that one. is_forced: the operator wants this
     commit marker published although the bucket rejected a file that it announces.
@@ -417,7 +417,6 @@ class FileVersion:
     error: FusecacheError | None = None
     waiting_since: float = float("inf")
     sealed_at: float = float("inf")
-    awaited: int = 0
     replaces: "FileVersion | None" = None
     successor: "FileVersion | None" = None
     is_forced: bool = False
@@ -494,10 +493,8 @@ class FileVersion:
 class Operation:
     """One queued change of names. queued_at: loop time.
 
-    readers: the removed file, which may still be open. follows_since: loop time from which on a removal follows what is
-    renamed; times_followed: how often it has done so since.
-    has_dependent_write: a write waits for this removal, so it must not be deferred. Either newer content of the same
-    name could not supersede it, or content is rewritten below a commit marker that this removes.
+    readers: the removed file, which may still be open. times_followed: how often a removal followed what was renamed.
+    has_dependent_write: content is written beside a commit marker that this removes, so it must not be deferred.
     """
 
     record: OperationRecord
@@ -506,7 +503,6 @@ class Operation:
     error: FusecacheError | None = None
     has_dependent_write: bool = False
     queued_at: float = field(default_factory=trio.current_time)
-    follows_since: float = field(default_factory=trio.current_time)
     times_followed: int = 0
 
     @property

@@ -65,17 +65,13 @@ class DirectoryMarkers:
         default = self._tree.default_attributes(Kind.DIRECTORY, 0.0)
         changes.append(directory_row(key, attributes_of(directory), default))
 
-    def withdraw(self, node: Node, key: str, changes: list[Change]) -> None:
-        """Take the queued operations of a directory's marker at `key` out of the queue, unless they are in flight."""
+    def remove(self, node: Node, key: str, changes: list[Change]) -> None:
+        """Queue the deletion of a directory's marker at `key`. What makes it is not sent any more."""
         for item in self._queue.for_key(key):
             if isinstance(item, Operation) and not item.in_flight and item.node is node:
                 self._queue.remove(item)
                 changes.append(DropOperation(item.sequence))
                 self._tree.release_local(node)
-
-    def remove(self, node: Node, key: str, changes: list[Change]) -> None:
-        """Queue the deletion of a directory's marker at `key`."""
-        self.withdraw(node, key, changes)
         # A directory marker may exist although no LIST showed it. Deleting a missing one succeeds and costs nothing.
         self._operations.add(None, OperationKind.RMDIR, key, changes)
         self._tree.add_tombstone(key)
@@ -183,9 +179,7 @@ class DirectoryRename:
             if member.kind is Kind.DIRECTORY:
                 directories.append((member, key_before))
                 member.listing.expire()
-                # This holds the node in the tree before the next line releases it.
                 self._markers.make(member, key_now, changes)
-                self._markers.withdraw(member, key_before, changes)
             else:
                 self._rename.move_content(
                     member, key_before, key_now, None, changes, newest_fixed=newest_fixed, with_directory=True
@@ -200,26 +194,25 @@ class DirectoryRename:
         self._rename.on_position_vacated(sequences, changes)
         return changes
 
-    def _move_order(self, member: Node, listed: dict[str, float]) -> tuple[int, bool, float, bool, str]:
+    def _move_order(self, member: Node, listed: dict[str, float]) -> tuple[int, bool, float, str]:
         """Return a sort key for the content of a renamed directory: in the order in which the bucket got it.
 
-        So a file that names others is moved after these. listed: when the bucket got each object. Symlinks, empty files
-        and commit markers come after the other objects, which are copied side by side; of local-only content likewise.
+        So a file that names others is moved after these. listed: when the bucket got each object. Commit markers come
+        after the other objects, which are copied side by side; of local-only content likewise.
         """
         key = self._tree.key(member)
         if member.kind is Kind.DIRECTORY:
-            return 0, False, 0.0, False, key  # parents before their children
-        names_others = member.kind is Kind.SYMLINK or member.size == 0 or self._queue.is_commit_marker(key)
+            return 0, False, 0.0, key  # parents before their children
         sequences = [item.sequence for item in self._queue.for_key(key) if item.node is member]
         content = member.version
         if content is not None and content.state is FileState.FLUSHED:
             sequences.append(content.sequence)  # it joins the queue at its release
         if sequences:
-            return 2, False, sequences[-1], names_others, key  # of several versions the newest is what moves
+            return 2, False, sequences[-1], key  # of several versions the newest is what moves
         if content is not None and content in self._local_only:
-            return 3, names_others, content.waiting_since, names_others, key
+            return 3, self._queue.is_commit_marker(key), content.waiting_since, key
         known = member.object.modified if member.object is not None else 0.0
-        return 1, names_others, listed.get(key, known), False, key
+        return 1, self._queue.is_commit_marker(key), listed.get(key, known), key
 
     async def _check_directory_target(self, node: Node, target: Node | None, new_key: str) -> None:
         if new_key.startswith(self._tree.key(node)):

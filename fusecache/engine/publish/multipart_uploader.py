@@ -136,8 +136,6 @@ T = TypeVar("T")
 
 # One connection carries 80 MB/s to a distant bucket: 16 fill 10 Gbit/s.
 PARTS_AT_ONCE = 16
-# Parts that are digested before the bucket has answered CreateMultipartUpload: as many as can be sent at once then.
-READ_FIRST = PARTS_AT_ONCE
 # Limits for a file that is still being written. Its writer needs the processors more than the upload does (MD5 of
 # 1 GiB takes 2 s of one processor), and a file that is written in a moment is not uploaded sooner by this.
 _PROCESSORS = len(os.sched_getaffinity(0))
@@ -390,7 +388,7 @@ class MultipartUploader:
     async def _send(self, version: FileVersion, upload: MultipartUpload, attempt: DigestAttempt) -> None:
         """Make one attempt at one part; after a failure `_on_failed` decides when the next one begins.
 
-        It reads the bytes twice: for the digests, and to send them. If the upload is not created yet, it only digests.
+        It reads the bytes twice: for the digests, and to send them.
         """
         try:
             etag = await self._send_if_wanted(version, upload, attempt)
@@ -412,7 +410,7 @@ class MultipartUploader:
         """Digest and send a part; return its ETag, "" if that failed, or if it is not wanted now."""
         try:
             found = await self._digest(version, upload, attempt)
-            if found is not None and upload.is_known:
+            if found is not None:
                 send = partial(self._send_bytes, version, upload, attempt, found.md5)
                 return await self._send_request(version, upload, send)
         except FusecacheError as exc:
@@ -542,15 +540,13 @@ class MultipartUploader:
 
 
 def _next_part(version: FileVersion, upload: MultipartUpload) -> int | None:
-    """Return the next part to send; while the upload is being created and journaled, the next one to digest."""
+    """Return the next part to send; None: there is none, or the upload is being created and journaled."""
     parts = upload.parts
+    if not upload.is_known:
+        return None
     if upload.is_sealed:
-        return (
-            parts.next_unsent(upload.ready)
-            if upload.is_known
-            else parts.next_unread(min(upload.ready, READ_FIRST))
-        )
-    if not upload.is_known or not parts.is_worth_it:
+        return parts.next_unsent(upload.ready)
+    if not parts.is_worth_it:
         return None
     # The file may have been truncated since.
     index = parts.next_unsent(min(upload.ready, version.size // parts.part_bytes))

@@ -20,15 +20,13 @@ from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.runtime.supervisor import TaskNursery
 from fusecache.index.journal import DropFile
 from fusecache.model.errors import FusecacheError, InternalError, LocalDiskError
-from fusecache.model.objects import MIB, ObjectId, ObjectInfo
+from fusecache.model.objects import ObjectId, ObjectInfo
 
 log = logging.getLogger(__name__)
 
 # No caller waits for the handover. But until it is done, a read that the page cache cannot serve goes to the bucket.
 _BATCH_SECONDS = 0.04
 _BATCH_FILES = 64
-# A larger file is handed over at once: a writer may wait for its space.
-_SMALL_BYTES = MIB
 
 _Stored = tuple[FileVersion, ObjectInfo, CommitTicket | None]
 
@@ -64,7 +62,7 @@ class Retirement:
         None: it is.
         """
         self._pending += 1
-        self._batches.add((version, published, row), at_once=version.size > _SMALL_BYTES)
+        self._batches.add((version, published, row))
 
     def take_over(self, version: FileVersion) -> None:
         """Hand over what the daemon before published, and journaled as stored."""

@@ -26,12 +26,12 @@ import trio
 
 from fusecache.engine.namespace.events import Events
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal, is_rename
-from fusecache.engine.publish.bucket_writer import CREATES, BucketWriter
+from fusecache.engine.publish.bucket_writer import BucketWriter
 from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import FusecacheError, RemoteError, Throttled, Unavailable
 from fusecache.model.objects import MIB
-from fusecache.model.records import FileState, OperationKind
+from fusecache.model.records import OperationKind
 from fusecache.policy.backoff import Outage, RequestLimit
 from fusecache.policy.name_patterns import matches_any
 
@@ -41,8 +41,6 @@ KEY_INTERVAL_SECONDS = 1.1
 TEMPORARY_SECONDS = 60.0
 # Longest time that a removed object stays in the bucket because processes here have it open.
 READERS_SECONDS = 600.0
-# The same if a later write waits for the removal.
-DEPENDENT_WRITE_SECONDS = 10.0
 # Interval at which a removal is checked that waits for open handles, or for a commit marker: no event tells their end.
 _HANDLE_POLL_SECONDS = 1.0
 # Changes that send more than this have a queue of their own, and never block the others.
@@ -97,20 +95,16 @@ class PublishSchedule:
         until = self._deferred_until(item, now)
         if until > now:
             self._look_at(item, until)
+        else:
+            self._end_deferrals_before(item, now)
         if is_rename(item):
             for content in self._queue.for_key(item.record.key)[:-1]:
                 self._look_at(content, now)  # not deferred any more, if its name was temporary
-        self._on_dependent_write(item, now, is_deferred=until > now)
 
-    def _on_dependent_write(self, item: QueuedChange, now: float, *, is_deferred: bool) -> None:
-        """A change brings a name: removals that it must wait for are no longer deferred for long."""
-        if isinstance(item, Operation) and item.record.kind not in CREATES:
-            return
-        waited_for = [each for each in self._queue.for_key(item.changed_keys()[-1]) if each.in_flight]
-        if not is_deferred:
-            waited_for += filter(None, map(self._queue.get, self._order.markers_before(item.sequence)))
-        for removal in filter(is_removal, waited_for):
-            if removal.sequence < item.sequence and not removal.has_dependent_write:
+    def _end_deferrals_before(self, item: QueuedChange, now: float) -> None:
+        """A change is queued, and not deferred: neither are removals of commit markers for which it must wait."""
+        for removal in filter(is_removal, map(self._queue.get, self._order.markers_before(item.sequence))):
+            if not removal.has_dependent_write:
                 removal.has_dependent_write = True
                 self._look_at(removal, now)
 
@@ -181,8 +175,6 @@ class PublishSchedule:
 
     def is_settled(self, version: FileVersion, now: float) -> bool:
         """Return whether the settle delay after the close is over: no more changes are expected."""
-        if version.state not in {FileState.SEALED, FileState.PUBLISHING}:
-            return False
         return self.draining > 0 or now >= version.sealed_at + self._settle_seconds
 
     def is_deferred(self, item: QueuedChange, now: float) -> bool:
@@ -198,9 +190,7 @@ class PublishSchedule:
         if not self.is_deferred(item, now):
             return 0.0
         is_read = item.readers is not None and item.readers.handles > 0
-        readers = DEPENDENT_WRITE_SECONDS if item.has_dependent_write else READERS_SECONDS
-        delay = 0.0 if item.has_dependent_write else self._delete_delay
-        return item.queued_at + max(delay, readers if is_read else 0.0) - now
+        return item.queued_at + max(self._delete_delay, READERS_SECONDS if is_read else 0.0) - now
 
     # ---- inside
 
@@ -234,7 +224,7 @@ class PublishSchedule:
                 self._look_at(item, until)
             else:
                 self._order.undefer(item.sequence)
-                self._on_dependent_write(item, now, is_deferred=False)
+                self._end_deferrals_before(item, now)
         while (sequence := self._order.next_free()) is not None:
             free = self._queue.get(sequence)
             if free is not None:
@@ -288,12 +278,12 @@ class PublishSchedule:
         )
 
     def _delete_deferred_until(self, item: Operation, now: float) -> float:
-        """Return until when a removed object stays in the bucket."""
-        has_delay = self._delete_delay and not item.has_dependent_write
-        until = item.queued_at + self._delete_delay if has_delay else float("-inf")
+        """Return until when a removed object stays in the bucket; -inf if it may be gone already."""
+        if item.has_dependent_write or item.in_flight:
+            return float("-inf")
+        until = item.queued_at + self._delete_delay if self._delete_delay else float("-inf")
         if item.readers is not None and item.readers.handles:
-            limit = DEPENDENT_WRITE_SECONDS if item.has_dependent_write else READERS_SECONDS
-            until = max(until, min(now + _HANDLE_POLL_SECONDS, item.queued_at + limit))
+            until = max(until, min(now + _HANDLE_POLL_SECONDS, item.queued_at + READERS_SECONDS))
         return until
 
 
@@ -379,10 +369,9 @@ class FailingChanges:
 _NO_FAILURES = Failures()
 
 
-# Changes in flight at once. A request to a distant bucket takes 100 ms, of which the node works 1 or 2 ms: 64 keep it
-# busy. Heavy changes mostly wait for their parts. Changes that failed before get at most half of each limit.
-LIGHT_AT_ONCE = 64
-HEAVY_AT_ONCE = 64
+# Light changes in flight at once, and heavy ones. A request to a distant bucket takes 100 ms, of which the node works 1
+# or 2 ms: 64 keep it busy. Heavy changes mostly wait for their parts. Changes that failed before get at most half.
+CHANGES_AT_ONCE = 64
 # Of these, PutObject requests that carry many bytes. Parts have their own limit, in `multipart_uploader.py`.
 SENDING_AT_ONCE = 16
 
@@ -400,7 +389,7 @@ class PublishRequests:
         self._changes: dict[QueuedChange, tuple[bool, bool]] = {}
         self._failed_before: Counter[bool] = Counter()
         self._requests = 0
-        self._slots = trio.CapacityLimiter(LIGHT_AT_ONCE)
+        self._slots = trio.CapacityLimiter(CHANGES_AT_ONCE)
         self._body_slots = trio.CapacityLimiter(SENDING_AT_ONCE)
         # How many changes are light.
         self.light = 0
@@ -428,17 +417,17 @@ class PublishRequests:
     def has_slot(self, *, light: bool) -> bool:
         """Return whether another light, or heavy, change may begin."""
         count = self.light if light else len(self._changes) - self.light
-        return count < _most(light=light)
+        return count < CHANGES_AT_ONCE
 
     def has_slot_after_failure(self, *, light: bool) -> bool:
         """Return whether that change may be one that failed before."""
-        return self._failed_before[light] < _most(light=light) // 2
+        return self._failed_before[light] < CHANGES_AT_ONCE // 2
 
-    async def wait_allowed(self, quiet_until: float) -> None:
-        """Return at that time, and once the bucket does not throttle."""
-        quiet_until = max(quiet_until, self._limit.silent_until)
-        if trio.current_time() < quiet_until:  # a sleep that ends at once costs a tenth of a millisecond
-            await trio.sleep_until(quiet_until)
+    async def wait_allowed(self) -> None:
+        """Return once the bucket does not throttle."""
+        silent_until = self._limit.silent_until
+        if trio.current_time() < silent_until:  # a sleep that ends at once costs a tenth of a millisecond
+            await trio.sleep_until(silent_until)
 
     async def send(self, call: Callable[..., T], *args: object, sends_bytes: bool = False) -> T:
         """Send one request in a thread; tell the shared limit how the bucket takes it."""
@@ -456,7 +445,7 @@ class PublishRequests:
     @asynccontextmanager
     async def slot(self, *, sends_bytes: bool) -> AsyncIterator[None]:
         """Hold the slot of one request. sends_bytes: it carries many."""
-        slots, most = (self._body_slots, SENDING_AT_ONCE) if sends_bytes else (self._slots, LIGHT_AT_ONCE)
+        slots, most = (self._body_slots, SENDING_AT_ONCE) if sends_bytes else (self._slots, CHANGES_AT_ONCE)
         slots.total_tokens = min(most, self._limit.limit)
         async with slots:
             self._requests += 1
@@ -464,7 +453,3 @@ class PublishRequests:
                 yield
             finally:
                 self._requests -= 1
-
-
-def _most(*, light: bool) -> int:
-    return LIGHT_AT_ONCE if light else HEAVY_AT_ONCE

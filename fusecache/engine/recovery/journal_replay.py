@@ -135,8 +135,6 @@ class LostChanges:
         self._queued: set[str] = set()
         # The rows of content that this start found lost, by key, while no newer content of the key is queued.
         self._missing: dict[str, FileRecord] = {}
-        # The sequence of the last version of each commit marker.
-        self._last_sequence: dict[str, int] = {}
         # Keys whose deletes were dropped, so that the bucket keeps them.
         self._kept_keys: list[str] = []
 
@@ -162,20 +160,11 @@ class LostChanges:
         self._inherit_base(record.key, record.base_etag)
 
     def missing_for(self, record: FileRecord) -> FileRecord | None:
-        """Return lost content that a commit marker may name, or None: below its directory, since its last version."""
+        """Return older lost content that a commit marker may name, or None: below its directory."""
         if not self._is_commit_marker(record.key):
             return None
-        before = self._last_sequence.get(record.key, 0)
-        self._last_sequence[record.key] = record.sequence
-        folder = parent_prefix(record.key)
-        return next(
-            (
-                each
-                for each in self._missing.values()
-                if each.sequence > before and each.key != record.key and each.key.startswith(folder)
-            ),
-            None,
-        )
+        folder, lost = parent_prefix(record.key), self._missing.values()
+        return next((each for each in lost if each.key != record.key and each.key.startswith(folder)), None)
 
     def operation(self, operation: OperationRecord) -> OperationRecord | None:
         """Return an operation with the base that it inherits, counted as queued; None: it is dropped."""

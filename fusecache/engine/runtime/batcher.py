@@ -39,12 +39,10 @@ class Batcher(Generic[T]):
         self._wake = trio.Event()
         self._nap = trio.CancelScope()
 
-    def add(self, item: T, *, at_once: bool = False) -> None:
-        """Add an item to the next batch. at_once: start that batch now."""
+    def add(self, item: T) -> None:
+        """Add an item to the next batch."""
         self._items.append(item)
         self._wake.set()
-        if at_once:
-            self.flush_now()
 
     def flush_now(self) -> None:
         """Start the next batch without waiting for more items."""

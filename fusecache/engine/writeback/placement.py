@@ -48,8 +48,7 @@ class QueuePlacement:
             return self._forget(last)
         if not isinstance(last, FileVersion) or last.node is not version.node or last.in_flight:
             return []
-        # A remote fsync waits for this very version. It must not wait for a later one, which may never be published.
-        if last.awaited or self._keeps_both(last, version, is_first=last is queued[0], is_newest=is_newest):
+        if self._keeps_both(last, version, is_first=last is queued[0], is_newest=is_newest):
             return []
         return self.take_place(last, version)
 
@@ -79,8 +78,7 @@ class QueuePlacement:
             # checkpoint, depends on the version before it. If nothing was queued in between, there is nothing new.
             return not is_newest
         # A file that is rewritten again and again must not hold back the changes behind it for ever.
-        has_begun = last.record.upload_id or trio.current_time() - last.waiting_since > _REWRITE_SECONDS
-        return bool(is_first and has_begun)
+        return is_first and trio.current_time() - last.waiting_since > _REWRITE_SECONDS
 
     def collapse_delete(
         self, key: str, changes: list[Change], moved: Iterable[QueuedChange] = ()

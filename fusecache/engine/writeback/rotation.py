@@ -10,8 +10,6 @@ Invariant: nothing here awaits. The caller journals the returned rows in one tra
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-import trio
-
 from fusecache.engine.namespace.nodes import FileVersion, Operation, QueuedChange, is_removal, is_symlink
 from fusecache.engine.namespace.tree import Tree
 from fusecache.engine.writeback.placement import QueuePlacement, is_closed_at
@@ -20,10 +18,8 @@ from fusecache.index.journal import Change
 from fusecache.model.names import parent_path
 from fusecache.model.records import FileState, OperationKind
 
-# A delete follows content that is renamed, or removed under a temporary name, for as long as a temporary name waits for
-# its rename. Then it stays, so that renames cannot delay it for ever, and what it waits for keeps its sequence.
-_FOLLOWS_SECONDS = 60.0
-# And so often: each time costs as much as all deletes that move.
+# So often a delete follows content that is renamed, or removed under a temporary name. Then it stays, and what it waits
+# for keeps its sequence: renames cannot delay it for ever, and each time costs as much as all deletes that move.
 _FOLLOWS_MAX = 16
 
 
@@ -73,10 +69,9 @@ class CheckpointRotation:
         It is asked before anything moves, as what moves is newer than these deletes after that. `on_vacated` then moves
         all deletes that wait for what left its sequence.
 
-        follows: whether it would follow what is renamed, for which it has limited time. names: the new names, those of
-        directories with '/'.
+        follows: whether it would follow what is renamed, as it does `_FOLLOWS_MAX` times at most. names: the new names,
+        those of directories with '/'.
         """
-        now = trio.current_time()
         for number in reversed(self._queue.rotation.deletes_after(sequence)):
             removal = self._queue.get(number)
             if not isinstance(removal, Operation):
@@ -86,10 +81,9 @@ class CheckpointRotation:
             key = removal.record.key
             if names == {key} and self._is_last(removal) and self._placement.is_superseded(removal):
                 continue
-            is_late = follows and (
-                now >= removal.follows_since + _FOLLOWS_SECONDS or removal.times_followed >= _FOLLOWS_MAX
-            )
-            if is_late or not self._may_move_back(removal, names):
+            if follows and removal.times_followed >= _FOLLOWS_MAX:
+                return number
+            if not self._may_move_back(removal, names):
                 return number
         return 0
 
@@ -118,10 +112,7 @@ class CheckpointRotation:
         for number in self._queue.rotation.deletes_blocked_by(sequence):
             removal = self._queue.get(number)
             if isinstance(removal, Operation):
-                if follows:
-                    removal.times_followed += 1
-                else:
-                    removal.follows_since, removal.times_followed = trio.current_time(), 0
+                removal.times_followed = removal.times_followed + 1 if follows else 0
                 marker_deletes |= dict.fromkeys(self._marker_deletes_behind(removal))
                 self._requeue(removal, changes)
         for each in sorted(marker_deletes, key=lambda item: item.sequence):
@@ -146,7 +137,7 @@ class CheckpointRotation:
             if is_removal(next_one):
                 changes += self._dequeue(item)
                 continue
-            if isinstance(next_one, FileVersion) and not item.awaited:
+            if isinstance(next_one, FileVersion):
                 item.successor = next_one
                 changes += self._dequeue(item)
         return changes

@@ -1,6 +1,5 @@
 """How a file is cut into parts for upload, and which parts the bucket holds while the file may still change. Pure."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fusecache.model.errors import TooLarge
@@ -126,15 +125,8 @@ class PartTable:
 
     def next_unsent(self, stop_index: int) -> int | None:
         """Return the first part below `stop_index` that is neither stored nor in flight, or None."""
-        return self._next(stop_index, lambda part: not part.etag)
-
-    def next_unread(self, stop_index: int) -> int | None:
-        """Return what `next_unsent` does, but only a part whose digests are not known either."""
-        return self._next(stop_index, lambda part: not part.etag and part.digests is None)
-
-    def _next(self, stop_index: int, is_wanted: Callable[[_Part], bool]) -> int | None:
         for index, part in enumerate(self._parts[:stop_index]):
-            if not part.is_under_way and is_wanted(part):
+            if not part.is_under_way and not part.etag:
                 return index
         return len(self._parts) if len(self._parts) < stop_index else None
 

@@ -12,7 +12,7 @@ sequence number. The rules:
 
 1. Changes of one name are published in order; `d` and `d/` are one name.
 2. An ORDERED change waits for everything older in the subtrees of its directories. Everything younger there waits for
-   it. Changes that are `side_by_side` do not wait for each other.
+   it.
 3. A REMOVAL waits for every older write of the whole mount. Other names do not wait for it. There is one exception:
    what is younger in the subtree of its directory waits for the REMOVAL of a commit marker.
 4. A MARKER_DELETE (of a directory marker) waits like an ORDERED change. It also waits for older REMOVALs and
@@ -52,8 +52,7 @@ class OrderedChange:
     """One queued change. keys: the keys that it changes.
 
     is_commit_marker: whether its name is one of `order_last`. moved_to: of a REMOVAL, the key to which newer content
-    of its name was renamed before that was published; "" if there is none. side_by_side: it is one of many that the
-    rename of a directory makes.
+    of its name was renamed before that was published; "" if there is none.
     """
 
     sequence: int
@@ -61,7 +60,6 @@ class OrderedChange:
     role: Role
     is_commit_marker: bool = False
     moved_to: str = ""
-    side_by_side: bool = False
 
 
 class SequenceBarrier:
@@ -138,7 +136,6 @@ class _Folder:
     Each barrier holds back younger changes:
     holders: writes at and below; for all that lies right here and is not NEW.
     ordered: ORDERED changes and REMOVALs of commit markers right here; for everything at and below.
-    holders_together, ordered_together: the same of changes that are `side_by_side`; for all others.
     deferred: deferred writes right here; for REMOVALs (rule 5).
     deferred_markers: deferred REMOVALs of commit markers right here; for files right here (rule 5).
     deletes: REMOVALs and MARKER_DELETEs at and below, deferred ones too; for this directory's MARKER_DELETE (rule 4).
@@ -151,9 +148,7 @@ class _Folder:
         "deletes",
         "entries",
         "holders",
-        "holders_together",
         "ordered",
-        "ordered_together",
         "parent",
         "path",
     )
@@ -164,9 +159,7 @@ class _Folder:
         self.ancestors: tuple[_Folder, ...] = ((*parent.ancestors,) if parent is not None else ()) + (self,)
         self.entries = 0
         self.holders = SequenceBarrier()
-        self.holders_together: SequenceBarrier | None = None
         self.ordered: SequenceBarrier | None = None
-        self.ordered_together: SequenceBarrier | None = None
         self.deferred: SequenceBarrier | None = None
         self.deferred_markers: SequenceBarrier | None = None
         self.deletes: SequenceBarrier | None = None
@@ -179,11 +172,6 @@ class _Entry:
     folders: tuple[_Folder, ...]  # of its keys
     is_deferred: bool = False
     is_handed_out: bool = False
-
-    @property
-    def names_directory(self) -> bool:
-        """Whether it changes a directory marker."""
-        return self.change.keys[-1].endswith("/")
 
 
 class PublishOrder:
@@ -299,9 +287,8 @@ class PublishOrder:
 
     def markers_before(self, sequence: int) -> list[int]:
         """Return the deferred REMOVALs of commit markers for which a write waits, or will wait (rule 5)."""
-        entry = self._entries[sequence]
-        here = None if entry.names_directory else entry.folders[-1].deferred_markers
-        return [] if here is None else here.below(sequence)
+        barrier = self._deferred_markers_before(self._entries[sequence])
+        return [] if barrier is None else barrier.below(sequence)
 
     def left_below(self, sequence: int) -> list[int]:
         """Return the REMOVALs and MARKER_DELETEs below for which a MARKER_DELETE waits (rule 4); [] for other roles."""
@@ -321,22 +308,22 @@ class PublishOrder:
     def _barrier_before(self, entry: _Entry) -> SequenceBarrier | None:
         """Return the barrier that holds an entry back, or None. Other changes of its names are not looked at."""
         sequence, role = entry.change.sequence, entry.change.role
-        alone = not entry.change.side_by_side
         for folder in entry.folders:
-            barriers: list[SequenceBarrier | None] = []
-            if role is not Role.NEW:
-                barriers = [folder.holders, folder.holders_together if alone else None]
+            if role is not Role.NEW and folder.holders.holds(sequence):
+                return folder.holders
             for above in folder.ancestors:
-                barriers += [above.ordered, above.ordered_together if alone else None]
-            for barrier in barriers:
-                if barrier is not None and barrier.holds(sequence):
-                    return barrier
-        here = entry.folders[-1].deferred_markers
-        if here is not None and here.holds(sequence) and role in _WRITES and not entry.names_directory:
-            return here
+                if above.ordered is not None and above.ordered.holds(sequence):
+                    return above.ordered
+        markers = self._deferred_markers_before(entry)
+        if markers is not None and markers.holds(sequence):
+            return markers
         if role is Role.REMOVAL:
             return self._barrier_before_removal(entry)
         return self._barrier_before_marker_delete(entry) if role is Role.MARKER_DELETE else None
+
+    def _deferred_markers_before(self, entry: _Entry) -> SequenceBarrier | None:
+        is_file = entry.change.role in _WRITES and not entry.change.keys[-1].endswith("/")
+        return entry.folders[-1].deferred_markers if is_file else None
 
     def _barrier_before_removal(self, entry: _Entry) -> SequenceBarrier | None:
         sequence, moved_to = entry.change.sequence, entry.change.moved_to
@@ -365,16 +352,10 @@ class PublishOrder:
             return
         self._writes.add(sequence)
         for above in self._ancestors(entry):
-            if change.side_by_side:
-                above.holders_together = _with(above.holders_together, sequence)
-            else:
-                above.holders.add(sequence)
+            above.holders.add(sequence)
         if change.role is Role.ORDERED:
             for folder in entry.folders:
-                if change.side_by_side:
-                    folder.ordered_together = _with(folder.ordered_together, sequence)
-                else:
-                    folder.ordered = _with(folder.ordered, sequence)
+                folder.ordered = _with(folder.ordered, sequence)
 
     def _leave(self, entry: _Entry) -> None:
         """Undo `_join`, and have what the change held back checked again."""
@@ -382,11 +363,9 @@ class PublishOrder:
         self._release(self._writes, sequence)
         for above in self._ancestors(entry):
             self._release(above.holders, sequence)
-            self._release(above.holders_together, sequence)
             self._release(above.deletes, sequence)
         for folder in entry.folders:
             self._release(folder.ordered, sequence)
-            self._release(folder.ordered_together, sequence)
 
     # ---- inside
 

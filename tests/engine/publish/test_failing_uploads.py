@@ -20,8 +20,7 @@ LARGE = 4 * MIB + 1
 def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many files as can be stuck in a test are more than there are places."""
     for module, name in (
-        (schedule, "LIGHT_AT_ONCE"),
-        (schedule, "HEAVY_AT_ONCE"),
+        (schedule, "CHANGES_AT_ONCE"),
         (preparer, "FILES_AHEAD"),
         (multipart_uploader, "PARTS_AT_ONCE"),
     ):

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from fusecache.engine.publish import multipart_uploader
+from fusecache.engine.publish.publisher import Publisher
 from fusecache.model.errors import AccessDenied, Throttled, Unavailable
 from fusecache.model.objects import MIB
 from tests.support.faulty_store import Fault, FaultyStore
@@ -181,6 +182,19 @@ async def test_a_removed_file_stays_readable_while_it_is_open_and_holds_nobody_b
         await user.fs.file_io.release(handle)
         await trio.sleep(5)
         assert set(bucket.shows()) == {"latest", "model"}
+
+
+async def test_a_sync_does_not_wait_for_the_deferred_deletes_of_a_directory_that_another_one_replaces(
+    bucket: Bucket, cache: Path
+) -> None:
+    async with running_node(bucket, cache, delete_delay=3600.0) as user:
+        await _published(user, "step/old", "new/model")
+        await user.unlink("step/old")
+        await user.rmdir("step")
+        await user.rename("new", "step")
+        with trio.fail_after(60):
+            assert (await user.fs.wait_durable("step", None)).result == "durable"
+        assert {"step/", "step/model", "step/old"} <= set(bucket.shows())
 
 
 @pytest.mark.parametrize("end", ["time", "drain"])
@@ -402,3 +416,23 @@ async def test_each_of_many_queued_files_is_looked_at_a_few_times_only(
         looks = 0
         assert await user.drained() == "durable"
     assert looks < 12 * files
+
+
+async def test_what_waits_on_purpose_is_looked_at_about_once_a_second(
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    look = Publisher._prepare_ahead
+
+    def counted(self: Publisher, now: float) -> None:
+        looks.append(now)
+        look(self, now)
+
+    monkeypatch.setattr(Publisher, "_prepare_ahead", counted)
+    async with running_node(bucket, cache, delete_delay=3600.0) as user:
+        await _published(user, "old")
+        await user.unlink("old")
+        await trio.sleep(5)
+        looks.clear()
+        await trio.sleep(100)
+        assert len(looks) < 110

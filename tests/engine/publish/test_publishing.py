@@ -119,6 +119,23 @@ async def test_replacing_a_published_file_by_unlink_and_rename_never_deletes_it(
     assert bucket.shows() == {".metadata": b"2"}
 
 
+async def test_a_rename_right_after_a_delete_of_its_name_replaces_the_object(
+    bucket: Bucket, cache: Path
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("ckpt", b"old")
+        await user.write("ckpt.new", b"new")
+        assert await user.drained() == "durable"
+        await trio.sleep(5)
+        bucket.states.clear()
+        await user.unlink("ckpt")
+        await trio.sleep(0.5)
+        await user.rename("ckpt.new", "ckpt")
+        await trio.sleep(30)
+    assert bucket.shows() == {"ckpt": b"new"}
+    assert all("ckpt" in state for state in bucket.states)
+
+
 @pytest.mark.case(37)
 async def test_what_is_renamed_and_removed_at_once_is_never_uploaded(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache) as user:

@@ -470,3 +470,37 @@ async def test_a_marker_that_was_closed_between_two_versions_of_a_rejected_file_
         assert await refused(user) == []
     assert bucket.shows()["d/latest"] == b"f"
     assert all("d/latest" not in state or state.get("d/f") == b"newer" for state in bucket.states)
+
+
+async def test_nor_does_one_come_first_that_was_closed_after_the_rejection(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = Refusing(bucket, "d/f")
+    async with running_node(store, cache) as user:
+        await user.mkdir("d")
+        await user.write("d/f", b"2")
+        assert await user.drained() == "error"
+        store.keys.clear()
+        slow_requests(user, 3)
+        await user.write("d/latest", b"f")
+        await user.write("d/f", b"newer")
+        assert await user.drained() == "durable"
+    assert bucket.shows()["d/latest"] == b"f"
+    assert all("d/latest" not in state or state.get("d/f") == b"newer" for state in bucket.states)
+
+
+async def test_newer_content_of_a_rejected_marker_comes_after_what_was_written_in_between(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = Refusing(bucket, "d/latest")
+    async with running_node(store, cache) as user:
+        await user.mkdir("d")
+        await user.write("d/latest", b"1")
+        assert await user.drained() == "error"
+        store.keys.clear()
+        slow_requests(user, 3)
+        await user.write("d/2", b"2")
+        await user.write("d/latest", b"22")
+        assert await user.drained() == "durable"
+    assert bucket.shows()["d/latest"] == b"22"
+    assert all(state.get("d/latest") != b"22" or "d/2" in state for state in bucket.states)

@@ -78,7 +78,8 @@ async def test_a_batch_begins_at_once_after_a_pause_and_then_gathers() -> None:
         for item in (2, 3, 4, 5):
             batches.add(item)
         await trio.sleep(0.15)
-        batches.add(6, at_once=True)
+        batches.add(6)
+        batches.flush_now()
         await trio.sleep(0.05)
         nursery.cancel_scope.cancel()
     assert seen == [(0.0, [1]), (0.1, [2, 3, 4]), (0.16, [5, 6])]

@@ -282,6 +282,22 @@ async def test_what_says_that_all_is_there_goes_before_the_rest_is_written_anew(
         assert state["run/last/shard"] == b"old" or "run/last/.metadata" not in state
 
 
+async def test_a_deleted_checkpoint_with_a_markers_name_is_replaced_although_a_temporary_file_is_beside_it(
+    bucket: Bucket, cache: Path
+) -> None:
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        await user.write("last.ckpt", content(0))
+        assert await user.drained() == "durable"
+        bucket.states.clear()
+        await user.write("last.ckpt.tmp", content(1))
+        await user.unlink("last.ckpt")
+        await user.write("log.tmp", b"log")
+        await user.rename("last.ckpt.tmp", "last.ckpt")
+        await trio.sleep(30)
+        assert bucket.shows() == {"last.ckpt": content(1)}
+    assert all("last.ckpt" in state for state in bucket.states)
+
+
 async def test_removals_that_come_later_keep_their_order(bucket: Bucket, cache: Path) -> None:
     async with running_node(bucket, cache, offload=Uplink()) as user:
         for folder in ("run", "run/0", "run/1", "run/2"):
@@ -298,6 +314,46 @@ async def test_removals_that_come_later_keep_their_order(bucket: Bucket, cache: 
         await user.unlink("run/1/b")
         assert await user.drained() == "durable"
     assert all("run/0/shard" in state for state in bucket.states if "run/0/.metadata" in state)
+
+
+async def test_what_a_markers_delete_waits_for_goes_up_although_it_was_removed_if_files_follow_beside_the_marker(
+    bucket: Bucket, cache: Path
+) -> None:
+    """The delete may not move behind them, and another delete is the oldest."""
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        for folder in ("run", "run/0"):
+            await user.mkdir(folder)
+        await write_beside(user, {"run/0/shard": b"old", "run/0/.metadata": b"m", "run/z": b"z"})
+        assert await user.drained() == "durable"
+        bucket.states.clear()
+        await user.write("run/a", content(0))
+        await user.unlink("run/z")
+        await user.write("run/b", content(1))
+        await user.unlink("run/0/.metadata")
+        await user.write("run/0/shard", b"new")
+        await user.unlink("run/b")
+        assert await user.drained() == "durable"
+    for state in bucket.states:
+        assert state["run/0/shard"] == b"old" or "run/0/.metadata" not in state
+    assert set(files_in(bucket.shows())) == {"run/0/shard", "run/a"}
+
+
+async def test_a_directorys_marker_goes_after_a_delete_in_it_that_waits_for_renamed_content(
+    bucket: Bucket, cache: Path
+) -> None:
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        await user.mkdir("d")
+        await user.write("d/old", b"old")
+        assert await user.drained() == "durable"
+        bucket.states.clear()
+        await user.write("new.tmp", content(0))
+        await user.unlink("d/old")
+        await user.rmdir("d")
+        await user.write("later", content(1))
+        await user.rename("new.tmp", "new")
+        assert await user.drained() == "durable"
+    assert all("d/" in state for state in bucket.states if "d/old" in state)
+    assert set(bucket.shows()) == {"later", "new"}
 
 
 async def test_a_marker_that_is_removed_on_its_way_does_not_arrive_without_its_files(
@@ -392,6 +448,56 @@ async def test_a_delete_never_moves_behind_newer_content_of_its_name_that_was_cl
     assert bucket.shows() == {"old": b"new", "bigger": content(0), "later": content(1)}
 
 
+async def test_nor_behind_content_that_was_closed_before_a_kill(bucket: Bucket, tmp_path: Path) -> None:
+    """The next daemon queues it behind the delete, which it does not supersede then."""
+    async with running_node(bucket, tmp_path / "1") as user:
+        await user.write("old", b"old")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        await user.write("big", content(0))
+        await user.unlink("old")
+        handle = await user.open("old")
+        await user.fs.file_io.write(handle, 0, b"new")
+        await user.fs.close_protocol.flush(handle)
+        photograph(tmp_path / "1", tmp_path / "2")
+        bucket.is_cut_off = True
+    bucket.come_back()
+    async with running_node(bucket, tmp_path / "2", offload=Uplink()) as user:
+        await user.write("later", content(1))
+        await user.rename("big", "bigger")
+        assert await user.drained() == "durable"
+    assert bucket.shows() == {"old": b"new", "bigger": content(0), "later": content(1)}
+
+
+@pytest.mark.parametrize("before", ["a file", "a directory"])
+@pytest.mark.parametrize("how", ["made", "renamed"])
+async def test_nor_behind_a_file_or_directory_that_takes_its_name(
+    bucket: Bucket, cache: Path, before: str, how: str
+) -> None:
+    """Other nodes would take the two for a conflict."""
+    async with running_node(bucket, cache, offload=Uplink()) as user:
+        if before == "a directory":
+            await user.mkdir("name")
+        await user.write("name" if before == "a file" else "name/x", b"old")
+        assert await user.drained() == "durable"
+        bucket.states.clear()
+        await user.mkdir("new")
+        await user.write("new/big", content(0))
+        if before == "a file":
+            await user.unlink("name")
+        else:
+            await user.unlink("name/x")
+            await user.rmdir("name")
+        if how == "renamed":
+            await user.rename("new" if before == "a file" else "new/big", "name")
+        else:
+            await (user.mkdir("name") if before == "a file" else user.write("name", b"new"))
+            await user.rename("new/big", "new/bigger")
+        assert await user.drained() == "durable"
+    for state in bucket.states:
+        assert not ("name" in state and any(key.startswith("name/") for key in state)), sorted(state)
+
+
 class SlowBucket(Uplink):
     """Requests of few bytes take a second, too."""
 
@@ -453,7 +559,7 @@ async def test_removals_come_whatever_is_written_and_renamed_beside_them(
         assert await user.drained() == "durable"
         await user.write(f"run/0-{name}", b"log")
         await user.unlink("run/old")
-        for number in range(1, 70):  # it follows them for a minute
+        for number in range(1, 70):  # it follows them 16 times
             await user.write(f"run/{number}-{name}", content(1)[:100])
             await user.rename(f"run/{number - 1}-{name}", f"run/{number - 1}")
             await trio.sleep(1)
