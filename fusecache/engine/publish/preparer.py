@@ -19,7 +19,7 @@ from fusecache.disk.staging import StagingFile, checksum_of_checksums, sync_all
 from fusecache.engine.cache.block_cache import BlockCache
 from fusecache.engine.namespace.nodes import FileVersion, Preparation, QueuedChange
 from fusecache.engine.publish.multipart_uploader import MultipartUploader
-from fusecache.engine.publish.schedule import PublishSchedule
+from fusecache.engine.publish.schedule import LIGHT_BYTES, PublishSchedule
 from fusecache.engine.runtime.batcher import Batcher
 from fusecache.engine.runtime.journal_writer import JournalWriter
 from fusecache.engine.runtime.offload import Offload
@@ -35,7 +35,7 @@ from fusecache.model.errors import (
     TooManyFiles,
 )
 from fusecache.model.objects import MIB
-from fusecache.model.records import OWED
+from fusecache.model.records import OWED, FileState
 from fusecache.policy.backoff import LONGEST_SECONDS
 from fusecache.policy.writeback.multipart import choose_part_bytes, part_extents
 
@@ -81,9 +81,14 @@ class Preparer:
         """Start to prepare small files in batches."""
         self._tasks.keep({"prepare-batches": self._small.run})
 
-    def begin(self, version: FileVersion) -> None:
-        """Start preparing a queued file version, unless too many are in preparation."""
-        if self._running < FILES_AHEAD and not is_prepared_or_failed_locally(version):
+    def begin(self, version: FileVersion, *, is_settled: bool) -> None:
+        """Start preparing a file version, unless too many are in preparation: a settled one, or a large sealed one.
+
+        The settle delay defers publishing only, not the parts of large files.
+        """
+        if self._running >= FILES_AHEAD or is_prepared_or_failed_locally(version):
+            return
+        if is_settled or (version.state is FileState.SEALED and choose_part_bytes(version.size)):
             self._start(version)
 
     async def wait(self, version: FileVersion) -> None:
@@ -307,11 +312,10 @@ def _sync_and_sum(file: StagingFile) -> bytes:
 
 
 # Files that one scan looks at. It stops after _SCAN_UNSETTLED files that have not settled, as the ones behind them are
-# younger. Two scans are _SCAN_SECONDS apart, or _IDLE_SECONDS if all files are prepared.
+# younger. Two scans are at least _SCAN_SECONDS apart.
 _SCAN_FILES = 512
 _SCAN_UNSETTLED = 16
 _SCAN_SECONDS = 0.02
-_IDLE_SECONDS = 1.0
 # Interval at which a preparation that failed ahead of its slot is retried.
 _RETRY_SECONDS = LONGEST_SECONDS
 
@@ -339,16 +343,17 @@ class PrepareAhead:
             self._unprepared.pop(item, None)
 
     def next_scan(self) -> float:
-        """Return when to scan next."""
-        return self._scanned_at + (_SCAN_SECONDS if self._unprepared else _IDLE_SECONDS)
+        """Return the earliest time of the next scan."""
+        return self._scanned_at + _SCAN_SECONDS
 
     def scan(self, now: float) -> None:
-        """Start preparing files that have settled, and large ones: the settle delay does not defer their parts."""
+        """Start preparing files that have settled, and large ones."""
         self._scanned_at = now
         unsettled = 0
         for version in list(islice(self._unprepared, _SCAN_FILES)):
-            if choose_part_bytes(version.size) or self._schedule.is_settled(version, now):
-                self._preparer.begin(version)
+            is_settled = self._schedule.is_settled(version, now)
+            if is_settled or version.size > LIGHT_BYTES:
+                self._preparer.begin(version, is_settled=is_settled)
                 if is_prepared_or_failed_locally(version):
                     del self._unprepared[version]
                 continue

@@ -64,7 +64,7 @@ _BUSY_PASS_SECONDS = 0.02
 # A pass that begins so late means that the loop stood still: releases of closed files may lie unread in the kernel.
 # Their content must not come after what was closed behind them. They are read within this time.
 _LATE_SECONDS = 0.1
-# Interval at which callers are told of a journal that cannot be written.
+# Longest pause between two passes while anything is queued: that a file has settled sends no event.
 _POLL_SECONDS = 1.0
 # ObjectMissing: another client removed the object during the request, and the retry looks again. NoSpace: the bytes
 # of a closed file could not be synced, for lack of space on the disk. TooManyFiles: it could not be opened.
@@ -236,8 +236,8 @@ class Publisher:
                 deadline = self._schedule.next_time()
                 if self._failing.outage.is_on:
                     deadline = max(deadline, self._failing.outage.quiet_until)
-                # Files settle, and are synced to the disk, also while the bucket does not answer: no event tells that.
-                deadline = min(deadline, self._ahead.next_scan())
+                # Files settle, and are synced to the disk, also while the bucket does not answer.
+                deadline = min(deadline, now + _POLL_SECONDS, self._ahead.next_scan())
             else:
                 deadline = float("inf")
             if not self._wake.is_set():

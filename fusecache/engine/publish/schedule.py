@@ -31,7 +31,7 @@ from fusecache.engine.runtime.offload import Offload
 from fusecache.engine.writeback.queue import WritebackQueue
 from fusecache.model.errors import FusecacheError, RemoteError, Throttled, Unavailable
 from fusecache.model.objects import MIB
-from fusecache.model.records import OperationKind
+from fusecache.model.records import FileState, OperationKind
 from fusecache.policy.backoff import Outage, RequestLimit
 from fusecache.policy.name_patterns import matches_any
 
@@ -175,6 +175,8 @@ class PublishSchedule:
 
     def is_settled(self, version: FileVersion, now: float) -> bool:
         """Return whether the settle delay after the close is over: no more changes are expected."""
+        if version.state not in {FileState.SEALED, FileState.PUBLISHING}:
+            return False
         return self.draining > 0 or now >= version.sealed_at + self._settle_seconds
 
     def is_deferred(self, item: QueuedChange, now: float) -> bool:

@@ -8,7 +8,6 @@ import pytest
 import trio
 
 from fusecache.engine.publish import multipart_uploader
-from fusecache.engine.publish.publisher import Publisher
 from fusecache.model.errors import AccessDenied, Throttled, Unavailable
 from fusecache.model.objects import MIB
 from tests.support.faulty_store import Fault, FaultyStore
@@ -416,23 +415,3 @@ async def test_each_of_many_queued_files_is_looked_at_a_few_times_only(
         looks = 0
         assert await user.drained() == "durable"
     assert looks < 12 * files
-
-
-async def test_what_waits_on_purpose_is_looked_at_about_once_a_second(
-    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks: list[float] = []
-    look = Publisher._prepare_ahead
-
-    def counted(self: Publisher, now: float) -> None:
-        looks.append(now)
-        look(self, now)
-
-    monkeypatch.setattr(Publisher, "_prepare_ahead", counted)
-    async with running_node(bucket, cache, delete_delay=3600.0) as user:
-        await _published(user, "old")
-        await user.unlink("old")
-        await trio.sleep(5)
-        looks.clear()
-        await trio.sleep(100)
-        assert len(looks) < 110

@@ -161,7 +161,7 @@ async def test_a_large_file_removed_as_its_preparation_begins_leaves_no_upload(
         await user.write("model", bytes(3 * PART))
         node = await user.fs.resolve("model")
         preparer.begin = begin  # type: ignore[method-assign]
-        preparer.begin(node.version)
+        preparer.begin(node.version, is_settled=True)
         await user.unlink("model")
         await trio.sleep(60)
         assert rows_of(user) == []
