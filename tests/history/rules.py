@@ -2,12 +2,12 @@
 
 1. A name shows what the tree held under it, never something older than it showed before.
 2. Ordering points (an overwrite, a rename, a symlink, a name that is published last) come after everything with a
-   smaller sequence in their directory's subtree, removals left out; a rename counts in both parents' subtrees. What
-   the rename of a directory moves is like new files, commit markers apart.
+   smaller sequence in their directory's subtree, removals left out; a rename counts in both parents' subtrees. The
+   renames of one directory go side by side. Its files with content are like new ones.
 3. A removed file's object goes after every earlier write of the whole mount. It may go late, as may what a renamed
    file showed under its old name, with two exceptions: a commit marker's goes before ordering points in its directory's
    subtree, and that of any file before the marker of its directory.
-4. A rename never leaves neither name; a directory's commit markers are moved after its older files.
+4. A rename never leaves neither name; of what a directory's rename moves, what names others appears after these.
 5. A file under a temporary name stays away for 60 seconds after its close, unless it is renamed meanwhile.
 6. From the first checkpoint on, the bucket always has one (`checkpoints.py`).
 7. A version that was written over need not show if an older file beside it or below was removed and never showed.
@@ -90,9 +90,11 @@ class Rules:
         if value is None:
             return self._objection_to_removal(key, entry)
         if effect.method == "copy":
-            if entry.cause is Cause.FOLDER_RENAME and not _is_marker(key):
+            if entry.cause is Cause.FOLDER_RENAME and _is_one_of_many(key, value):
                 return ""
-            return self._before(entry.step, (folder, _folder(entry.other)), {key, entry.other})
+            is_one_of_many = entry.cause is Cause.FOLDER_RENAME and not _is_marker(key)
+            folders = (folder, _folder(entry.other))
+            return self._before(entry.step, folders, {key, entry.other}, side_by_side=is_one_of_many)
         if isinstance(value, bytes) and before is None and _is_temporary(key):
             if any(each.cause in RENAMES for each in self._past.files[key][index + 1 :]):
                 return ""
@@ -109,9 +111,11 @@ class Rules:
         if entry.cause in RENAMES and entry.other:
             if missing := self._past.missing(entry.other, entry.step, self.shown):
                 return f"its content was moved to {missing}, which does not show it yet"
-            if entry.cause is Cause.FOLDER_RENAME and not _is_marker(key):
+            if entry.cause is Cause.FOLDER_RENAME and _is_one_of_many(key, self.shown.get(key)):
                 return ""
-            return self._before(entry.step, (_folder(key), _folder(entry.other)), {key, entry.other})
+            is_one_of_many = entry.cause is Cause.FOLDER_RENAME and not _is_marker(key)
+            folders = (_folder(key), _folder(entry.other))
+            return self._before(entry.step, folders, {key, entry.other}, side_by_side=is_one_of_many)
         return self._before(entry.step, (_folder(key),), {key}) or self._before(
             entry.step, ("",), {key}, writes_only=True
         )
@@ -140,6 +144,7 @@ class Rules:
         exempt: set[str],
         *,
         writes_only: bool = False,
+        side_by_side: bool = False,
         emptied: str = "",
     ) -> str:
         """Return which name below the folders is older than right before the promise; "": none.
@@ -153,6 +158,8 @@ class Rules:
             if writes_only and None in held:
                 continue
             cause = self._past.entry(path, step - 1).cause
+            if side_by_side and cause is Cause.FOLDER_RENAME and not _is_marker(path):
+                continue
             counts = _is_marker(path) and any(each.startswith(_folder(path)) for each in folders)
             is_gone = cause is Cause.UNLINK or (cause in RENAMES and held == NOTHING)
             if is_gone and not counts and not (emptied and path.startswith(emptied)):
@@ -224,3 +231,8 @@ def _words(effect: Effect) -> str:
 
 def _is_marker(key: str) -> bool:
     return matches_any(key.rpartition("/")[2], ORDER_LAST)
+
+
+def _is_one_of_many(key: str, value: Value) -> bool:
+    """Return whether what a directory's rename moves is like a new file: nothing says that it stands for others."""
+    return isinstance(value, bytes) and bool(value) and not _is_marker(key)

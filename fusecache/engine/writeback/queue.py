@@ -296,9 +296,15 @@ class WritebackQueue:
         keys = item.changed_keys()
         is_marker = self.is_commit_marker(keys[-1])
         if isinstance(item, Operation):
-            is_one_of_many = item.record.with_directory and not is_marker
-            role = Role.NEW if is_one_of_many else _ROLES[item.record.kind]
-            return OrderedChange(item.sequence, keys, role, is_marker, _moved_to(item))
+            record, role = item.record, _ROLES[item.record.kind]
+            is_one_of_many = record.with_directory and not is_marker
+            replaces = record.base_etag is not None or keys[-1] in self._by_key
+            if is_one_of_many and record.size and not replaces:
+                # A new file under its new name. Symlinks and empty files, which may stand for others, come after these.
+                return OrderedChange(item.sequence, keys, Role.NEW)
+            return OrderedChange(
+                item.sequence, keys, role, is_marker, _moved_to(item), side_by_side=is_one_of_many
+            )
         replaces = item.record.base_etag is not None or keys[0] in self._by_key
         role = Role.ORDERED if replaces or is_marker else Role.NEW
         return OrderedChange(item.sequence, keys, role, is_marker)

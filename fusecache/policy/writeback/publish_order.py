@@ -12,7 +12,7 @@ sequence number. The rules:
 
 1. Changes of one name are published in order; `d` and `d/` are one name.
 2. An ORDERED change waits for everything older in the subtrees of its directories. Everything younger there waits for
-   it.
+   it. Changes that are `side_by_side` do not wait for each other.
 3. A REMOVAL waits for every older write of the whole mount. Other names do not wait for it. There is one exception:
    what is younger in the subtree of its directory waits for the REMOVAL of a commit marker.
 4. A MARKER_DELETE (of a directory marker) waits like an ORDERED change. It also waits for older REMOVALs and
@@ -52,7 +52,8 @@ class OrderedChange:
     """One queued change. keys: the keys that it changes.
 
     is_commit_marker: whether its name is one of `order_last`. moved_to: of a REMOVAL, the key to which newer content
-    of its name was renamed before that was published; "" if there is none.
+    of its name was renamed before that was published; "" if there is none. side_by_side: it is one of many that the
+    rename of a directory makes.
     """
 
     sequence: int
@@ -60,6 +61,7 @@ class OrderedChange:
     role: Role
     is_commit_marker: bool = False
     moved_to: str = ""
+    side_by_side: bool = False
 
 
 class SequenceBarrier:
@@ -136,6 +138,7 @@ class _Folder:
     Each barrier holds back younger changes:
     holders: writes at and below; for all that lies right here and is not NEW.
     ordered: ORDERED changes and REMOVALs of commit markers right here; for everything at and below.
+    holders_together, ordered_together: the same of changes that are `side_by_side`; for all others.
     deferred: deferred writes right here; for REMOVALs (rule 5).
     deferred_markers: deferred REMOVALs of commit markers right here; for files right here (rule 5).
     deletes: REMOVALs and MARKER_DELETEs at and below, deferred ones too; for this directory's MARKER_DELETE (rule 4).
@@ -148,7 +151,9 @@ class _Folder:
         "deletes",
         "entries",
         "holders",
+        "holders_together",
         "ordered",
+        "ordered_together",
         "parent",
         "path",
     )
@@ -159,7 +164,9 @@ class _Folder:
         self.ancestors: tuple[_Folder, ...] = ((*parent.ancestors,) if parent is not None else ()) + (self,)
         self.entries = 0
         self.holders = SequenceBarrier()
+        self.holders_together: SequenceBarrier | None = None
         self.ordered: SequenceBarrier | None = None
+        self.ordered_together: SequenceBarrier | None = None
         self.deferred: SequenceBarrier | None = None
         self.deferred_markers: SequenceBarrier | None = None
         self.deletes: SequenceBarrier | None = None
@@ -308,12 +315,16 @@ class PublishOrder:
     def _barrier_before(self, entry: _Entry) -> SequenceBarrier | None:
         """Return the barrier that holds an entry back, or None. Other changes of its names are not looked at."""
         sequence, role = entry.change.sequence, entry.change.role
+        alone = not entry.change.side_by_side
         for folder in entry.folders:
-            if role is not Role.NEW and folder.holders.holds(sequence):
-                return folder.holders
+            barriers: list[SequenceBarrier | None] = []
+            if role is not Role.NEW:
+                barriers = [folder.holders, folder.holders_together if alone else None]
             for above in folder.ancestors:
-                if above.ordered is not None and above.ordered.holds(sequence):
-                    return above.ordered
+                barriers += [above.ordered, above.ordered_together if alone else None]
+            for barrier in barriers:
+                if barrier is not None and barrier.holds(sequence):
+                    return barrier
         markers = self._deferred_markers_before(entry)
         if markers is not None and markers.holds(sequence):
             return markers
@@ -352,10 +363,16 @@ class PublishOrder:
             return
         self._writes.add(sequence)
         for above in self._ancestors(entry):
-            above.holders.add(sequence)
+            if change.side_by_side:
+                above.holders_together = _with(above.holders_together, sequence)
+            else:
+                above.holders.add(sequence)
         if change.role is Role.ORDERED:
             for folder in entry.folders:
-                folder.ordered = _with(folder.ordered, sequence)
+                if change.side_by_side:
+                    folder.ordered_together = _with(folder.ordered_together, sequence)
+                else:
+                    folder.ordered = _with(folder.ordered, sequence)
 
     def _leave(self, entry: _Entry) -> None:
         """Undo `_join`, and have what the change held back checked again."""
@@ -363,9 +380,11 @@ class PublishOrder:
         self._release(self._writes, sequence)
         for above in self._ancestors(entry):
             self._release(above.holders, sequence)
+            self._release(above.holders_together, sequence)
             self._release(above.deletes, sequence)
         for folder in entry.folders:
             self._release(folder.ordered, sequence)
+            self._release(folder.ordered_together, sequence)
 
     # ---- inside
 

@@ -52,9 +52,10 @@ class Reference:
             return self._must_go_before(first, second)
         if first.role in {Role.REMOVAL, Role.MARKER_DELETE}:
             return first.is_commit_marker and self._lies_in(second, _folders(first))
-        if second.role is not Role.NEW and self._lies_in(first, _folders(second)):
+        are_together = first.side_by_side and second.side_by_side
+        if second.role is not Role.NEW and not are_together and self._lies_in(first, _folders(second)):
             return True
-        return first.role is not Role.NEW and self._lies_in(second, _folders(first))
+        return first.role is not Role.NEW and not are_together and self._lies_in(second, _folders(first))
 
     def _must_go_before(self, first: OrderedChange, second: OrderedChange) -> bool:
         """Return whether a removal says that what is written anew beside it was there."""
@@ -124,7 +125,9 @@ def changes(draw: st.DrawFn, sequence: int) -> OrderedChange:
         return OrderedChange(sequence, (draw(st.sampled_from(files)),), role, is_marker)
     if role in {Role.NEW, Role.ORDERED} and draw(st.booleans()):
         old, new = draw(st.lists(st.sampled_from(files), min_size=2, max_size=2, unique=True))
-        return OrderedChange(sequence, (old, new), role)
+        if role is Role.NEW:
+            return OrderedChange(sequence, (old, new), role)
+        return OrderedChange(sequence, (old, new), role, side_by_side=draw(st.booleans()))
     key = draw(st.sampled_from(KEYS if role is Role.NEW else files))
     return OrderedChange(sequence, (key,), role)
 
