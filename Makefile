@@ -534,11 +534,12 @@ install: ## the daemon, its command, unit, man page and completions; PREFIX, DES
 	@$(REQUIRE_PYTHON)
 	@echo "fusecache: $(DESTDIR)$(PREFIX)"
 	@$(PYTHON) -m venv $(DESTDIR)$(DAEMON_VENV)
-	@# From a copy: a build leaves its leftovers where it is done, and the next one would pack them.
+	@# From a copy: a build leaves its leftovers where it is done, and the next one would pack them. Compiled now, whatever
+	@# pip's settings say: users may not write there, and each of their commands would compile the whole program again.
 	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; \
 	cp -r pyproject.toml README.md LICENSE fusecache loader "$$copy"; \
-	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --require-hashes -r requirements.lock; \
-	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --no-deps "$$copy"; \
+	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --compile --require-hashes -r requirements.lock; \
+	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --compile --no-deps "$$copy"; \
 	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --require-hashes --target "$$copy/tools" \
 	    -r packaging/requirements.lock; \
 	PYTHONPATH="$$copy/tools" packaging/manual $(DESTDIR)$(DAEMON_VENV)/bin/python $(DESTDIR)$(SHAREDIR) site-functions
