@@ -263,7 +263,7 @@ def serving_process(started: int) -> int:
 
 def _wait_for_standby(keeper: int, daemon: int) -> None:
     """Wait until the keeper's next daemon has started: of earlier versions it takes a third of a processor second."""
-    if not wait_until(lambda: len(children(keeper)) > 1 or children(daemon), _STANDBY_SECONDS):
+    if not wait_until(lambda: bool(children(keeper)[1:] or children(daemon)), _STANDBY_SECONDS):
         return
     standby = (children(keeper)[1:] or children(daemon))[0]
     used = -1.0
