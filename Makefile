@@ -19,6 +19,8 @@ STREAMING ?= mosaicml-streaming==0.13.0
 VENV := .venv
 AS_ROOT = $(if $(filter 0,$(shell id -u)),,sudo)
 PIP_FLAGS := --quiet --disable-pip-version-check --no-input --root-user-action ignore
+# For an environment that has setuptools: else pip makes another one for it, each time.
+BUILT_HERE := --no-build-isolation
 
 # Where `make install` puts the daemon: a virtual environment of its own, without torch.
 PREFIX ?= /opt/fusecache
@@ -98,7 +100,7 @@ demo: setup ## a tour on this machine; BUCKET=name and AWS_ENDPOINT_URL for a bu
 
 $(VENV)/.docs: pyproject.toml $(VENV)/.installed
 	@echo "python packages: mkdocs-material, argparse-manpage, shtab"
-	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[docs]' $(STREAMING) $(WITH_TORCH)
+	@$(VENV)/bin/pip install $(PIP_FLAGS) $(BUILT_HERE) --editable '.[docs]' $(STREAMING) $(WITH_TORCH)
 	@touch $@
 
 .PHONY: docs
@@ -121,7 +123,7 @@ test: setup ## all tests that need no other store and no systemd; TESTS, PYTEST_
 
 $(VENV)/.trainers: pyproject.toml $(VENV)/.installed
 	@echo "python packages: trainers"
-	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[trainers]' $(STREAMING) $(WITH_TORCH)
+	@$(VENV)/bin/pip install $(PIP_FLAGS) $(BUILT_HERE) --editable '.[trainers]' $(STREAMING) $(WITH_TORCH)
 	@touch $@
 
 .PHONY: test-trainers
@@ -131,7 +133,7 @@ test-trainers: setup $(VENV)/.trainers ## checkpoints of transformers, accelerat
 $(VENV)/.page: pyproject.toml $(VENV)/.installed
 	@$(if $(APT),$(APT) $(PAGE_PACKAGES))
 	@echo "python packages: selenium"
-	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[page]' $(STREAMING) $(WITH_TORCH)
+	@$(VENV)/bin/pip install $(PIP_FLAGS) $(BUILT_HERE) --editable '.[page]' $(STREAMING) $(WITH_TORCH)
 	@touch $@
 
 .PHONY: test-page
@@ -285,7 +287,7 @@ PLATFORMS ?=
 
 $(VENV)/.deploy: pyproject.toml $(VENV)/.installed
 	@echo "python packages: podman-compose"
-	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[deploy]' $(STREAMING) $(WITH_TORCH)
+	@$(VENV)/bin/pip install $(PIP_FLAGS) $(BUILT_HERE) --editable '.[deploy]' $(STREAMING) $(WITH_TORCH)
 	@touch $@
 
 .PHONY: test-deploy
