@@ -399,7 +399,6 @@ check: $(VENV)/.installed ## format, lint, types, layers; under a minute
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/mypy --config-file= --ignore-missing-imports --follow-imports=silent benchmarks
 	$(VENV)/bin/python -m pytest --quiet tests/test_layers.py tests/test_prose.py tests/unit/docs \
 	    tests/cases/test_table.py
 	@$(VENV)/bin/python -m tests.support.rooms --report
