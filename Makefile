@@ -19,6 +19,8 @@ STREAMING ?= mosaicml-streaming==0.13.0
 VENV := .venv
 AS_ROOT = $(if $(filter 0,$(shell id -u)),,sudo)
 PIP_FLAGS := --quiet --disable-pip-version-check --no-input --root-user-action ignore
+# For an environment that has setuptools: else pip makes another one for it, each time.
+BUILT_HERE := --no-build-isolation
 
 # Where `make install` puts the daemon: a virtual environment of its own, without torch.
 PREFIX ?= /opt/fusecache
@@ -98,7 +100,7 @@ demo: setup ## a tour on this machine; BUCKET=name and AWS_ENDPOINT_URL for a bu
 
 $(VENV)/.docs: pyproject.toml $(VENV)/.installed
 	@echo "python packages: mkdocs-material, argparse-manpage, shtab"
-	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[docs]' $(STREAMING) $(WITH_TORCH)
+	@$(VENV)/bin/pip install $(PIP_FLAGS) $(BUILT_HERE) --editable '.[docs]' $(STREAMING) $(WITH_TORCH)
 	@touch $@
 
 .PHONY: docs
@@ -121,7 +123,7 @@ test: setup ## all tests that need no other store and no systemd; TESTS, PYTEST_
 
 $(VENV)/.trainers: pyproject.toml $(VENV)/.installed
 	@echo "python packages: trainers"
-	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[trainers]' $(STREAMING) $(WITH_TORCH)
+	@$(VENV)/bin/pip install $(PIP_FLAGS) $(BUILT_HERE) --editable '.[trainers]' $(STREAMING) $(WITH_TORCH)
 	@touch $@
 
 .PHONY: test-trainers
@@ -131,7 +133,7 @@ test-trainers: setup $(VENV)/.trainers ## checkpoints of transformers, accelerat
 $(VENV)/.page: pyproject.toml $(VENV)/.installed
 	@$(if $(APT),$(APT) $(PAGE_PACKAGES))
 	@echo "python packages: selenium"
-	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[page]' $(STREAMING) $(WITH_TORCH)
+	@$(VENV)/bin/pip install $(PIP_FLAGS) $(BUILT_HERE) --editable '.[page]' $(STREAMING) $(WITH_TORCH)
 	@touch $@
 
 .PHONY: test-page
@@ -285,7 +287,7 @@ PLATFORMS ?=
 
 $(VENV)/.deploy: pyproject.toml $(VENV)/.installed
 	@echo "python packages: podman-compose"
-	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[deploy]' $(STREAMING) $(WITH_TORCH)
+	@$(VENV)/bin/pip install $(PIP_FLAGS) $(BUILT_HERE) --editable '.[deploy]' $(STREAMING) $(WITH_TORCH)
 	@touch $@
 
 .PHONY: test-deploy
@@ -397,7 +399,6 @@ check: $(VENV)/.installed ## format, lint, types, layers; under a minute
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/mypy --config-file= --ignore-missing-imports --follow-imports=silent benchmarks
 	$(VENV)/bin/python -m pytest --quiet tests/test_layers.py tests/test_prose.py tests/unit/docs \
 	    tests/cases/test_table.py
 	@$(VENV)/bin/python -m tests.support.rooms --report
@@ -534,11 +535,12 @@ install: ## the daemon, its command, unit, man page and completions; PREFIX, DES
 	@$(REQUIRE_PYTHON)
 	@echo "fusecache: $(DESTDIR)$(PREFIX)"
 	@$(PYTHON) -m venv $(DESTDIR)$(DAEMON_VENV)
-	@# From a copy: a build leaves its leftovers where it is done, and the next one would pack them.
+	@# From a copy: a build leaves its leftovers where it is done, and the next one would pack them. Compiled now, whatever
+	@# pip's settings say: users may not write there, and each of their commands would compile the whole program again.
 	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; \
 	cp -r pyproject.toml README.md LICENSE fusecache loader "$$copy"; \
-	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --require-hashes -r requirements.lock; \
-	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --no-deps "$$copy"; \
+	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --compile --require-hashes -r requirements.lock; \
+	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --compile --no-deps "$$copy"; \
 	$(DESTDIR)$(DAEMON_VENV)/bin/pip install $(PIP_FLAGS) $(PIP_INSTALL) --require-hashes --target "$$copy/tools" \
 	    -r packaging/requirements.lock; \
 	PYTHONPATH="$$copy/tools" packaging/manual $(DESTDIR)$(DAEMON_VENV)/bin/python $(DESTDIR)$(SHAREDIR) site-functions

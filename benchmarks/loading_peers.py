@@ -225,8 +225,8 @@ def hf_datasets(kind: str, path: str, batch: int) -> Epoch:
 
 def write_parquet(kind: str, path: str, values: Values, shard_bytes: int) -> None:
     """Write Parquet with Ray's tensor type for tokens, uncompressed, in files of `shard_bytes`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
     from ray.data.extensions import ArrowTensorArray
 
     os.makedirs(path)

@@ -72,8 +72,8 @@ def _wait_instead() -> None:
         time.sleep(STORE_SECONDS)
         return bytes(_CHECKSUM_BYTES * -(-size // GRANULE_BYTES))
 
-    ranged_get.ask = orders.ask = ask
-    cache_files.checksummed_and_written = orders.checksummed_and_written = written
+    ranged_get.ask = orders.ask = ask  # type: ignore[attr-defined]
+    cache_files.checksummed_and_written = orders.checksummed_and_written = written  # type: ignore[attr-defined]
 
 
 def _shortened(send: Callable[..., Any]) -> Callable[..., Any]:

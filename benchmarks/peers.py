@@ -241,7 +241,7 @@ def mounted_again(peer: Peer, site: Site, folder: Path) -> Iterator[Mount]:
         seconds = time.monotonic() - began
         served_by = serving_process(process.pid)
         if served_by != process.pid:
-            _wait_for_standby(process.pid)
+            _wait_for_standby(process.pid, served_by)
         memory = MemoryWatch(served_by)
         yield Mount(path, cache, served_by, memory, seconds)
     finally:
@@ -261,11 +261,11 @@ def serving_process(started: int) -> int:
     return children(started)[0]
 
 
-def _wait_for_standby(keeper: int) -> None:
-    """Wait until the keeper's next daemon has started, which takes a third of a processor second; see README.md."""
-    if not wait_until(lambda: len(children(keeper)) > 1, _STANDBY_SECONDS):
+def _wait_for_standby(keeper: int, daemon: int) -> None:
+    """Wait until the keeper's next daemon has started: of earlier versions it takes a third of a processor second."""
+    if not wait_until(lambda: bool(children(keeper)[1:] or children(daemon)), _STANDBY_SECONDS):
         return
-    standby = children(keeper)[1]
+    standby = (children(keeper)[1:] or children(daemon))[0]
     used = -1.0
     while (now := cpu_seconds(standby)) != used:
         used = now

@@ -165,10 +165,21 @@ class DescendantsWatch:
             self.seconds()
 
 
+def _words(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
 def memory_bytes(pid: int) -> int:
-    """Return RssAnon + RssShmem of a process and its descendants."""
+    """Return RssAnon + RssShmem of a process and its descendants, without a copy that waits to follow it.
+
+    That one shares its memory, and other versions have one that is no descendant.
+    """
     total = 0
     for each in tree(pid):
+        if each != pid and _words(each) == _words(pid):
+            continue
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{each}/status").read_text().splitlines():
                 if line.startswith(("RssAnon:", "RssShmem:")):

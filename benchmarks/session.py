@@ -107,7 +107,7 @@ def serve(library: str, mountpoint: str, border: int) -> None:
     if border:
         from fusecache.fuse import device, session
 
-        device.RELEASE_BYTES = session.RELEASE_BYTES = border
+        device.RELEASE_BYTES = session.RELEASE_BYTES = border  # type: ignore[attr-defined]
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     is_busy = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: is_busy.set())

@@ -6,9 +6,9 @@ It imports nothing but a few modules of the standard library, so that it stays s
 command tells it over a socket what to hold (`kept_mount.py`). It ends with the command's exit status, unless the
 command was killed while a mount was held. Then the command is started again. Signals that ask to stop are passed on.
 
-A second after it serves, the command is started once more in advance: that process imports all it needs, and waits
-until it is needed. So the pause has no start of Python in it. For an upgrade the command names the next program, and
-ends when that one's process waits.
+The command leaves a copy of itself to the keeper, the standby, which has imported all it needs and waits until it is
+needed. So the pause has no start of Python in it. A second after it serves, the keeper starts one if there is none. For
+an upgrade the command names the next program, and ends when that one's process waits.
 
 If the command cannot start, or dies as soon as it serves, the pauses before its starts get longer, up to ten seconds.
 The mount waits, as the cause may go away: a full disk, an error in a configuration file. The keeper tells on a socket
@@ -45,7 +45,9 @@ _START_SECONDS = 600.0
 _NEXT_START_SECONDS = 120.0
 # prctl(2): no core dump, and only root may look at the descriptors and the environment, which has the keys.
 _PR_SET_DUMPABLE = 4
-# A successor gets the processor to itself for so long before the next standby is started.
+# prctl(2): a process below this one whose parent ends comes to this one, as a copy of a daemon does.
+_PR_SET_CHILD_SUBREAPER = 36
+# A successor gets the processor to itself for so long before a standby is started, if it has left none.
 _STANDBY_SECONDS = 1.0
 # The longest message of a command.
 _MESSAGE_BYTES = 8192
@@ -72,6 +74,8 @@ class Keeper:
         self._stopping = [each for each in _STOPPING if signal.getsignal(each) != signal.SIG_IGN]
         # The next process: its program, its number and our end of a socket to it.
         self._standby: tuple[str, int, socket.socket] | None = None
+        # Whether what the daemon before has left was collected.
+        self._is_tidy = True
         self._is_stopping = False
         # How many starts in a row have failed.
         self._failures = 0
@@ -88,7 +92,9 @@ class Keeper:
         import ctypes  # others need but the names above
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+        prctl = ctypes.CDLL(None).prctl
+        prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # If it is ignored, children leave no status to wait for.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._wakeup, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -111,6 +117,7 @@ class Keeper:
                         f"{self._program} cannot serve the mount (status {status}"
                         f"{self._why and ': '}{self._why}); {self._command[0]} goes on"
                     )
+                    self._dismiss_standby()
                 elif status == STATUS_CANNOT_RESUME:
                     return self._give_up(status)
                 elif self._pause(status):
@@ -131,6 +138,8 @@ class Keeper:
         seconds = 0.0
         again = "it is started again, the mount waits for it"
         if self._failures > 1:
+            # A copy would fail as well, also when what is installed has been repaired.
+            self._dismiss_standby()
             seconds = _PAUSES[min(self._failures, len(_PAUSES)) - 1]
             cause = self._why or f"it ended with status {status}; its log has the cause"
             self._trouble = f"the daemon cannot start: {cause}"
@@ -276,13 +285,7 @@ class Keeper:
     def _hear(self, ours: socket.socket) -> bool:
         """Carry out one message of the command; return False when it has ended."""
         if not self._wait(self._patience(), {ours.fileno(): select.POLLIN}):
-            if self._served_since < float("inf"):
-                self._reap()
-                with suppress(OSError, ValueError):
-                    self._standby = self._start(self._program, is_standby=True)
-            else:
-                self._why = f"it did not serve within {self._start_seconds:g} s"
-                os.kill(self._child, signal.SIGKILL)
+            self._act()
             return True
         try:
             message, fds, _, _ = socket.recv_fds(ours, _MESSAGE_BYTES, 8, socket.MSG_CMSG_CLOEXEC)
@@ -293,9 +296,12 @@ class Keeper:
         elif message.startswith(b"keep "):
             self._let_go()
             self._held, self._mountpoint = fds, os.fsdecode(message[5:])
-            self._served_since = time.monotonic()
+            self._served_since, self._is_tidy = time.monotonic(), False
             self._command[0], self._trouble = self._program, ""
             self._listen()
+        elif message.startswith(b"standby ") and fds:
+            self._dismiss_standby()
+            self._standby = self._program, int(message[8:]), socket.socket(fileno=fds[0])
         elif message.startswith(b"why "):
             self._why = message[4:].decode(errors="replace")
         elif message.startswith(b"program "):
@@ -307,10 +313,22 @@ class Keeper:
                 os.close(fd)
         return bool(message)
 
+    def _act(self) -> None:
+        """Do what there is to do as the command was silent for so long."""
+        if self._served_since == float("inf"):
+            self._why = f"it did not serve within {self._start_seconds:g} s"
+            os.kill(self._child, signal.SIGKILL)
+            return
+        self._reap()
+        self._is_tidy = True
+        if self._standby is None:
+            with suppress(OSError, ValueError):
+                self._standby = self._start(self._program, is_standby=True)
+
     def _patience(self) -> float | None:
         """Return how long the command may be silent before there is something to do."""
         if self._served_since < float("inf"):
-            return _STANDBY_SECONDS if self._standby is None else None
+            return _STANDBY_SECONDS if self._standby is None or not self._is_tidy else None
         return self._start_seconds if self._held else None
 
     def _prepare(self, program: str, ours: socket.socket) -> str:

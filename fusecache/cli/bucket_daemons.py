@@ -62,7 +62,9 @@ def _start(
     try:
         for name, options in mounts.items():
             try:
-                starting[name] = start_daemon(options.cache_dir, [f"--only={name}", *words])
+                starting[name] = start_daemon(
+                    options.cache_dir, [f"--only={name}", *words], has_keeper=options.session.has_keeper
+                )
             except MountError as exc:
                 errors[name] = exc
         for name, each in starting.items():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fusecache.config.options import MountOptions
 from fusecache.installation import extra_command
-from fusecache.keeper import STANDBY_VARIABLE
+from fusecache.keeper import KEEPER_VARIABLE
 from fusecache.model.errors import ConfigError
 
 if TYPE_CHECKING:  # most commands do not need it
@@ -76,15 +76,18 @@ def serve(
         return _daemon()(start, ready)
 
 
-def stand_by() -> None:
-    """If a keeper started this process in advance: import all that a daemon needs, and wait until it is needed."""
-    if STANDBY_VARIABLE not in os.environ:
-        return
-    from fusecache.daemon.keeping import failures_told, wait_as_standby
+def stand_by(report: int | None) -> int | None:
+    """If a keeper started this process: import all that a daemon needs, and leave it a copy that waits for its turn.
+
+    report: as of `become_keeper`; returned, None in a process that waited.
+    """
+    if KEEPER_VARIABLE not in os.environ:
+        return report
+    from fusecache.daemon.keeping import failures_told, leave_standby
 
     with failures_told():
         _daemon()
-        wait_as_standby()
+        return leave_standby(report)
 
 
 def _daemon() -> "Callable[[DaemonStart, Callable[[str], None]], int]":

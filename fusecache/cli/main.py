@@ -412,7 +412,7 @@ def _add_uploads(commands: Any) -> None:
 
 
 def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
-    stand_by()
+    arguments.ready_fd = stand_by(arguments.ready_fd)
     parent = Parent(arguments.ready_fd)
     config = config_path_of(arguments)
     take_mountpoint(arguments)
@@ -440,7 +440,8 @@ def _mount(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         raise
     options = mounts[""]
     check_mountpoint(options.mountpoint, allow_other=options.allow_other)
-    message = start_daemon(options.cache_dir, words[1:]).wait()
+    started = start_daemon(options.cache_dir, words[1:], has_keeper=options.session.has_keeper)
+    message = started.wait()
     if message:
         say(message)
     _say_mounted(options)

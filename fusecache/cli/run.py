@@ -107,7 +107,8 @@ def _start(mounts: Mapping[str, MountOptions], words: Sequence[str]) -> list[str
         with suppress(FileExistsError):
             options.mountpoint.mkdir(parents=True)
         check_mountpoint(options.mountpoint, allow_other=options.allow_other)
-        messages = {"": start_daemon(options.cache_dir, words).wait()}
+        started = start_daemon(options.cache_dir, words, has_keeper=options.session.has_keeper)
+        messages = {"": started.wait()}
     else:
         messages, errors = start_in_folders(mounts, words)
         if errors:

@@ -86,6 +86,11 @@ class SessionOptions:
         metavar="0-16",
     )
 
+    @property
+    def has_keeper(self) -> bool:
+        """Whether a keeper holds the mount. pyfuse3 hides what a successor needs."""
+        return self.keep_mounted and self.fuse_library != "pyfuse3"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritebackOptions:

@@ -8,13 +8,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fusecache import keeper
 from fusecache.config.options import MountOptions, read_config
 from fusecache.disk.native import forbid_core_dumps
 from fusecache.fuse.kept_mount import FormatUnknown, KeptMount, await_turn
 from fusecache.keeper import KEEPER_VARIABLE, KEPT_VARIABLE, STATUS_CANNOT_RESUME
 from fusecache.model.errors import ConfigError, MountError
-from fusecache.mount.launch import own_program
+from fusecache.mount.launch import keeper_program, own_program
 from fusecache.remote.store import ConditionalWrites
 
 log = logging.getLogger(__name__)
@@ -43,20 +42,25 @@ def become_keeper(options: MountOptions, words: Sequence[str], report: int | Non
 
     words: of the command line, from the command on. report: the descriptor of `--ready-fd`.
     """
-    if not _can_outlive(options) or KEEPER_VARIABLE in os.environ:
+    if not options.session.has_keeper or KEEPER_VARIABLE in os.environ:
         return
     if report is not None:
         os.set_inheritable(report, True)  # noqa: FBT003  # takes no keyword
-    # Without site-packages: the keeper is to be small.
-    start = [sys.executable, "-I", "-S", keeper.__file__]
-    # A successor must not look for modules in the working directory, which its own mount may cover.
-    os.execv(sys.executable, [*start, *own_program(), *words])
+    os.execv(sys.executable, [*keeper_program(), *own_program(), *words])
 
 
-def wait_as_standby() -> None:
-    """Return when the keeper needs this process. Ends it if the keeper never does."""
+def leave_standby(report: int | None) -> int | None:
+    """Leave a copy of this process to the keeper, and return; the copy returns when the keeper needs it.
+
+    report: the descriptor of `--ready-fd`, which is returned; None in a copy, as that has closed it. Ends a copy that
+    the keeper does not need any more.
+    """
     forbid_core_dumps()
     await_turn()
+    while KeptMount.leave_standby(report):
+        report = None
+        await_turn()
+    return report
 
 
 @contextmanager
@@ -151,11 +155,6 @@ def prepare_successor(kept: KeptMount, program: str, mountpoint: str) -> None:
             f"{mountpoint}: {program} is not ready to serve, so the daemon goes on: {why}. Check it with "
             f"`{program} -m fusecache version`, and upgrade again"
         )
-
-
-def _can_outlive(options: MountOptions) -> bool:
-    # pyfuse3 hides what a successor needs.
-    return options.session.keep_mounted and options.session.fuse_library != "pyfuse3"
 
 
 class BucketAnswers:

@@ -207,6 +207,16 @@ def await_turn() -> None:
     os.environ[KEPT_VARIABLE] = ",".join(map(str, fds))
 
 
+def _become_standby(connection: int, report: int | None) -> None:
+    """Have this socket to the keeper, and nothing of the process that this one is a copy of."""
+    number = int(os.environ[KEEPER_VARIABLE])
+    os.dup2(connection, number, inheritable=False)
+    given = os.environ.pop(KEPT_VARIABLE, "")
+    for fd in [*map(int, filter(None, given.split(","))), *([] if report is None else [report])]:
+        os.close(fd)
+    os.environ[STANDBY_VARIABLE] = "1"
+
+
 class KeptMount:
     """One mount's kept descriptors. table: rows of the file system; device_fd: -1 before it is mounted.
 
@@ -311,6 +321,24 @@ class KeptMount:
     def tell_why(cls, reason: str) -> None:
         """If a keeper started this process, tell it why this process is about to end."""
         cls._tell(b"why " + " ".join(reason.split()).encode(errors="replace")[:_REASON_BYTES], [])
+
+    @classmethod
+    def leave_standby(cls, report: int | None) -> bool:
+        """Leave a copy of this process to the keeper; return whether this is the copy, which is to `await_turn`.
+
+        Call it before anything is opened and while there is one thread. report: a descriptor that the copy closes.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            try:
+                copy = os.fork()
+            except OSError:  # too many processes, or no memory: the keeper starts a standby later
+                return False
+            if copy:
+                cls._tell(b"standby %d" % copy, [ours.fileno()])
+            else:
+                _become_standby(theirs.fileno(), report)
+        return not copy
 
     def end(self) -> None:
         """The mount ends: the keeper lets go of it, and does not start a successor."""

@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fusecache import keeper
 from fusecache.model.errors import MountError
 from fusecache.mount.control_client import (
     SUCCESSOR_SECONDS,
@@ -47,7 +48,7 @@ from fusecache.mount.runtime_folder import peer_of
 
 
 def own_program() -> list[str]:
-    """Return the words that start this program, whatever the working directory holds.
+    """Return the words that start this program, whatever the working directory holds: a mount may cover that.
 
     If it is not installed (`python -m fusecache` in a checkout), PYTHONPATH names its place to all children.
     """
@@ -55,6 +56,11 @@ def own_program() -> list[str]:
     if sys.path[0] == root and not _imports_us(python):
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     return [*python, "-m", "fusecache"]
+
+
+def keeper_program() -> list[str]:
+    """Return the words that start a keeper; those of its command follow. Without site-packages, so that it is small."""
+    return [sys.executable, "-I", "-S", keeper.__file__]
 
 
 def _imports_us(python: list[str]) -> bool:
@@ -91,7 +97,7 @@ class MountState(enum.Enum):
 # ---- starting
 
 
-def start_daemon(cache_dir: Path, words: Sequence[str]) -> "StartingDaemon":
+def start_daemon(cache_dir: Path, words: Sequence[str], *, has_keeper: bool) -> "StartingDaemon":
     """Start `fusecache mount` in the background.
 
     words: the arguments of `mount`. The log goes into the cache directory. Raises MountError.
@@ -99,7 +105,8 @@ def start_daemon(cache_dir: Path, words: Sequence[str]) -> "StartingDaemon":
 
     def command(ready_fd: int) -> list[str]:
         hidden = ["--foreground", "--ready-fd", str(ready_fd)]
-        return [*own_program(), "mount", *hidden, *words]
+        # It would become the keeper, after a start of its own.
+        return [*(keeper_program() if has_keeper else []), *own_program(), "mount", *hidden, *words]
 
     try:
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

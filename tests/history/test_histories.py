@@ -11,7 +11,7 @@ from tests.history.programs import KILL, REPLACES, STOP, Program, Step, every_mo
 from tests.history.runs import Findings, raise_failed, run_histories, run_one, run_program, seeds_from
 
 # Of random programs; `make fuzz` is for more.
-HISTORIES = int(os.environ.get("FUSECACHE_TEST_HISTORIES", "200"))
+HISTORIES = int(os.environ.get("FUSECACHE_TEST_HISTORIES", "120"))
 CHUNKS = 4
 LARGE = 150_000  # sent in three parts here
 

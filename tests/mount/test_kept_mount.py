@@ -653,6 +653,16 @@ def test_a_standby_takes_over_and_leaves_with_daemon_and_keeper(mount: MakeMount
     assert bucket.get("f") == b"content"
 
 
+def test_a_standby_holds_nothing_of_the_mount(mount: MakeMount, bucket: Bucket) -> None:
+    """It is a copy of the daemon: with the mount's descriptor it would keep a mount alive that nothing serves."""
+    made = mount("--keep-mounted")
+    for _ in range(2):
+        kill(made)
+        standby = Path(f"/proc/{made.standby()}/fd")
+        held = {os.readlink(each) for each in standby.iterdir()}
+        assert {name.partition(":")[0] for name in held - {str(made.log_path), os.devnull}} == {"socket"}
+
+
 def test_a_standby_that_died_is_not_missed(kept: Mount) -> None:
     kept.bucket.put("f", b"content")
     os.kill(kept.standby(), signal.SIGKILL)

@@ -19,9 +19,9 @@ carry = partial(run, seconds=240)
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The project's own sources, with an empty file, an empty directory and symlinks."""
+    """Some of the project's own sources, with an empty file, an empty directory and symlinks."""
     tree = tmp_path_factory.mktemp("trees") / "tree"
-    for folder in ("fusecache", "tests"):
+    for folder in ("fusecache/cli", "fusecache/config", "fusecache/engine"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__", ".*"))
     (tree / "empty").write_bytes(b"")
     (tree / "empty directory").mkdir()

@@ -228,11 +228,12 @@ class Mount:
 
     def standby(self) -> int:
         """Return the process that waits to be the next daemon, once there is one."""
-        keeper = self.keeper()
-        children = Path(f"/proc/{keeper}/task/{keeper}/children")
+        daemon = Path(f"/proc/{self.pid}/cmdline").read_bytes()
 
         def found() -> list[int]:
-            return [int(word) for word in children.read_text().split() if int(word) != self.pid]
+            children = (Path(f"/proc/{pid}/task/{pid}/children") for pid in (self.keeper(), self.pid))
+            others = {int(word) for each in children for word in each.read_text().split()} - {self.pid}
+            return [pid for pid in others if Path(f"/proc/{pid}/cmdline").read_bytes() == daemon]
 
         return int(wait_until(found, "the standby")[0])
 

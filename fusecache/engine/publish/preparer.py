@@ -343,8 +343,8 @@ class PrepareAhead:
             self._unprepared.pop(item, None)
 
     def next_scan(self) -> float:
-        """Return the earliest time of the next scan."""
-        return self._scanned_at + _SCAN_SECONDS
+        """Return the time of the next scan: never if all files are prepared."""
+        return self._scanned_at + _SCAN_SECONDS if self._unprepared else float("inf")
 
     def scan(self, now: float) -> None:
         """Start preparing files that have settled, and large ones."""

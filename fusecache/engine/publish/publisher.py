@@ -267,11 +267,10 @@ class Publisher:
 
     def _prepare_ahead(self, now: float) -> None:
         """Start preparing files ahead of their slots."""
-        if now < self._ahead.next_scan():
-            return
         if not self._failing.outage.is_on:
             self._ahead.retry(self._failing, now)
-        self._ahead.scan(now)
+        if now >= self._ahead.next_scan():
+            self._ahead.scan(now)
 
     # ---- the queue's events
 

@@ -533,7 +533,7 @@ async def test_a_temporary_file_ends_the_delay_when_it_turns_out_to_stay(
 
 
 # A closed file has a descriptor until it is prepared, and a login shell has a limit of 1 024.
-MANY = 400
+MANY = 100
 
 
 async def test_hundreds_of_delayed_removals_cost_one_look_each(

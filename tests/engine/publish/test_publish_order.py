@@ -354,6 +354,21 @@ async def test_a_bucket_that_asks_to_slow_down_gets_fewer_requests_of_all_kinds(
         assert lowest <= before // 2
 
 
+async def test_a_removal_that_waits_costs_a_look_a_second(
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not fifty, each of which woke the daemon."""
+    async with running_node(bucket, cache, delete_delay=3600.0) as user:
+        await user.write("f", b"1")
+        assert await user.drained() == "durable"
+        await user.unlink("f")
+        schedule, looks = user.fs.publisher._schedule, []
+        look = schedule.next_time
+        monkeypatch.setattr(schedule, "next_time", lambda: looks.append(trio.current_time()) or look())
+        await trio.sleep(600)
+        assert 500 < len(looks) < 700
+
+
 async def test_keys_that_are_refused_are_no_reason_to_give_up(bucket: Bucket, cache: Path) -> None:
     store = FaultyStore(bucket)
     async with running_node(store, cache) as user:

@@ -427,11 +427,30 @@ await_turn()
 """
 
 
+# The same with copies, as of a daemon.
+COPIES = """
+import os, sys
+from fusecache.fuse.kept_mount import KeptMount, await_turn
+def note(word):
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{word} {os.getpid()}\\n")
+note("begins")
+await_turn()
+while KeptMount.leave_standby(None):
+    note("waits")
+    await_turn()
+"""
+
+
 def standing_by(log: Path) -> int | None:
     """Return the process that waits: the last one, if it has not begun to serve."""
     words = log.read_text().split()
     waiting = [int(pid) for word, pid in pairwise(words) if word == "waits"]
     return waiting[-1] if waiting and f"start {waiting[-1]} " not in log.read_text() else None
+
+
+def holds_a_mount(keeper: int) -> bool:
+    return any("eventfd" in os.readlink(each) for each in Path(f"/proc/{keeper}/fd").iterdir())
 
 
 def serving(log: Path) -> int:
@@ -469,10 +488,14 @@ def test_a_full_disk_under_its_log_does_not_end_the_mount(tmp_path: Path) -> Non
     assert (tmp_path / "log").read_text().count("start") == 2
 
 
-def test_a_standby_has_started_before_it_is_needed_and_ends_with_the_keeper(tmp_path: Path) -> None:
+@pytest.mark.parametrize("standby", [STANDBY, COPIES], ids=["started", "copied"])
+def test_a_standby_has_started_before_it_is_needed_and_ends_with_the_keeper(
+    tmp_path: Path, standby: str
+) -> None:
     log = tmp_path / "log"
-    with keep(log, "stay") as process:
+    with keep(log, "stay", program=standby + DAEMON, by=keeper_with(_SERVICE_SECONDS=0.0)) as process:
         try:
+            wait_until(lambda: holds_a_mount(process.pid), "a mount that is kept")
             for _ in range(2):
                 waiting = wait_until(lambda: log.exists() and standing_by(log), "a standby")
                 os.kill(serving(log), signal.SIGKILL)
@@ -482,6 +505,28 @@ def test_a_standby_has_started_before_it_is_needed_and_ends_with_the_keeper(tmp_
             process.terminate()
             process.communicate(timeout=60)
     wait_until(lambda: not is_running(waiting), "its end")
+
+
+def test_copies_follow_each_other_without_another_start(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = keep(log, *["die"] * 3, "end", program=COPIES + DAEMON, by=keeper_with(_SERVICE_SECONDS=0.0))
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 3, said
+    assert log.read_text().count("begins") == 1
+    assert log.read_text().count("start") == 4
+
+
+def test_a_copy_of_a_daemon_that_failed_twice_is_not_used(tmp_path: Path) -> None:
+    """It has what fails in memory, and would not see that it was repaired."""
+    log = tmp_path / "log"
+    process = keep(log, "1", "1", "1", "end", program=COPIES + DAEMON, by=keeper_with(_PAUSES=(0.0, 0.1)))
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 3, said
+    words = log.read_text().split()
+    begun, started = ([pid for word, pid in pairwise(words) if word == each] for each in ("begins", "start"))
+    first, copy, *others = started
+    assert [first, *others] == begun
+    assert copy in (pid for word, pid in pairwise(words) if word == "waits")
 
 
 # Is called, and does not hear it.
