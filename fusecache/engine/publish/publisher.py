@@ -66,6 +66,7 @@ _BUSY_PASS_SECONDS = 0.02
 _LATE_SECONDS = 0.1
 # Longest pause between two passes while anything is queued: that a file has settled sends no event.
 _POLL_SECONDS = 1.0
+_SETTLING_POLL_SECONDS = 0.02
 # ObjectMissing: another client removed the object during the request, and the retry looks again. NoSpace: the bytes
 # of a closed file could not be synced, for lack of space on the disk. TooManyFiles: it could not be opened.
 _RETRIED = (*TRANSIENT, ObjectMissing, NoSpace, TooManyFiles)
@@ -236,8 +237,10 @@ class Publisher:
                 deadline = self._schedule.next_time()
                 if self._failing.outage.is_on:
                     deadline = max(deadline, self._failing.outage.quiet_until)
-                # Files settle, and are synced to the disk, also while the bucket does not answer.
-                deadline = min(deadline, now + _POLL_SECONDS, self._ahead.next_scan())
+                # Files settle, and are synced to the disk, also while the bucket does not answer. Short pauses while
+                # something settles: a pass that is due shows that the loop stands still.
+                pause = _POLL_SECONDS if deadline > now + _POLL_SECONDS else _SETTLING_POLL_SECONDS
+                deadline = min(deadline, now + pause, self._ahead.next_scan())
             else:
                 deadline = float("inf")
             if not self._wake.is_set():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from fusecache.engine.publish import multipart_uploader
 from fusecache.model.errors import AccessDenied, Throttled, Unavailable
@@ -352,6 +353,30 @@ async def test_a_bucket_that_asks_to_slow_down_gets_fewer_requests_of_all_kinds(
                 lowest = min(lowest, user.fs.cache.request_limit.limit)
                 await trio.sleep(0.1)
         assert lowest <= before // 2
+
+
+@pytest.mark.parametrize("what", ["symlink", "delete"])
+@pytest.mark.parametrize("late", [0.02, 0.05, 0.09, 0.2])
+async def test_a_file_whose_release_is_read_after_a_standstill_of_the_loop_goes_before_what_was_queued_behind_it(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, late: float, what: str
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await _published(user, "old")
+        await trio.sleep(5)
+        bucket.requests.clear()
+        handle = await user.open("new")
+        await user.fs.file_io.write(handle, 0, b"new")
+        await user.fs.close_protocol.flush(handle)
+        if what == "symlink":
+            await user.symlink("new", "current")
+        else:
+            await user.unlink("old")
+        await trio.sleep(0.05)
+        autojump_clock.jump(0.95 + late)  # by its end, the change has settled
+        await trio.sleep(0.01)
+        await user.fs.file_io.release(handle)
+        assert await user.drained() == "durable"
+    assert bucket.requests[0] == ("put", "new")
 
 
 async def test_a_removal_that_waits_costs_a_look_a_second(
