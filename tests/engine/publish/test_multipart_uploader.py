@@ -150,12 +150,14 @@ async def test_the_bytes_of_a_part_that_failed_are_looked_at_again_and_others_ar
         refused: list[str] = []
 
         def damage(method: str, _key: str) -> None:
-            """Refuse the first part; its bytes are others by then."""
+            """Refuse the first part that comes; the bytes are others by then."""
             if method == "upload_part" and not refused:
                 refused.append(method)
                 if is_others:
                     with version.file.path.open("r+b") as file:
-                        file.write(b"x")
+                        for index in range(3):
+                            file.seek(index * PART)
+                            file.write(b"x")
                 raise NotAsSent("BadDigest")
 
         bucket.on_request = damage
