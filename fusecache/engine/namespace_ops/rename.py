@@ -63,7 +63,12 @@ class Rename:
                 reason = kept_reason(target.version)
                 if node.version is not None and reason is not Reason.NONE:
                     node.version.record = replace(node.version.record, reason=reason)
-            if target.version is not None and target.handles == 0 and not self._is_queued(target):
+            # Mutable without a handle: its last release waits for the journal, and will find no name to seal it under.
+            if (
+                target.version is not None
+                and target.handles == 0
+                and (target.version.is_mutable or not self._is_queued(target))
+            ):
                 changes += self._disposal.drop(target.version)
             elif target.version is not None and not self._is_queued(target):
                 changes += self._disposal.drop_replaced(target.version)

@@ -55,6 +55,39 @@ def check(user: User, made: list[FileVersion]) -> None:
             assert version.reserved >= version.size, version
 
 
+class SlowRows(InlineOffload):
+    """The journal takes a while."""
+
+    async def rows(self, call, *args):
+        await trio.sleep(0.02)
+        return call(*args)
+
+
+async def test_a_file_that_is_replaced_while_its_last_writer_leaves_holds_nothing(
+    bucket: Bucket, cache: Path
+) -> None:
+    """An older version of it waits for the bucket: that one stays, for the order of changes."""
+    async with running_node(bucket, cache, offload=SlowRows()) as user:
+        bucket.takes_nothing = True
+        await user.write("a", b"old")
+        await user.write("b", b"new")
+        handle = await user.open("a")
+        await user.fs.file_io.write(handle, 0, b"late")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(user.fs.file_io.release, handle)
+            await trio.sleep(0.001)
+            assert handle.node.handles == 0
+            await user.rename("b", "a")
+        bucket.come_back()
+        assert await user.drained() == "durable"
+        await trio.sleep(5)
+        assert user.fs.cache.statistics().staging_bytes == 0
+    async with running_node(bucket, cache) as user:
+        assert await user.drained() == "durable"
+        assert await user.tree() == {"a": b"new"}
+    assert bucket.shows() == {"a": b"new"}
+
+
 async def write_and_close(user: User, chance: random.Random, name: str, written: list[int]) -> None:
     """Do as a program does that writes here and there, for which there may be no room."""
     handle = await user.open(name, truncate=chance.random() < 0.3)
