@@ -228,8 +228,8 @@ class Rename:
         *,
         with_directory: bool,
     ) -> None:
-        # The rename of a directory comes after such a delete, and does not take its place: else the bucket would show its
-        # files among those of the directory that was there.
+        # The rename of a directory comes after such a delete, and does not take its place: else the bucket would show
+        # its files among those of the directory that was there.
         collapsed = None if with_directory else self._placement.collapse_delete(key_now, changes)
         self._operations.add(
             node,
