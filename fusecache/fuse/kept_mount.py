@@ -199,9 +199,10 @@ def await_turn() -> None:
     if os.environ.pop(STANDBY_VARIABLE, None) is None:
         return
     with socket.socket(fileno=os.dup(int(os.environ[KEEPER_VARIABLE]))) as keeper:
-        with suppress(OSError):
+        fds: list[int] = []
+        with suppress(OSError):  # a keeper that ends without having read this is no error
             keeper.send(b"waiting")
-        _, fds, _, _ = socket.recv_fds(keeper, 64, 8, socket.MSG_CMSG_CLOEXEC)
+            _, fds, _, _ = socket.recv_fds(keeper, 64, 8, socket.MSG_CMSG_CLOEXEC)
     if not fds:
         sys.exit(0)
     os.environ[KEPT_VARIABLE] = ",".join(map(str, fds))

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -20,11 +21,12 @@ import trio
 from fusecache import keeper
 from fusecache.fuse import waiting
 from fusecache.fuse.handlers import RequestHandlers
-from fusecache.fuse.kept_mount import FORMAT, FormatUnknown, KeptMount, KeptTable
+from fusecache.fuse.kept_mount import FORMAT, FormatUnknown, KeptMount, KeptTable, await_turn
 from fusecache.fuse.kept_requests import SMALL_PLACES, KeptRequests, copied_requests, make_memory
 from fusecache.fuse.protocol import IN_HEADER, INTERRUPT_IN, OUT_HEADER, WRITE_IN, WRITE_OUT, Opcode
 from fusecache.fuse.session import OwnSession
 from fusecache.fuse.values import EntryAttributes, RequestContext
+from fusecache.keeper import KEEPER_VARIABLE, STANDBY_VARIABLE
 from tests.support.mounts import is_running, wait_until
 from tests.unit.fuse.kernel import PlayedKernel
 
@@ -731,3 +733,22 @@ def test_a_daemon_goes_on_without_its_keeper(
     kept.keep("/nowhere", 0)  # the keeper's end of the socket is closed
     kept.end()
     theirs.close()
+
+
+def test_a_standby_whose_keeper_ends_without_having_heard_it_ends_without_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The keeper closes the socket with `waiting` unread: the standby gets ECONNRESET, and not the end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setenv(KEEPER_VARIABLE, str(theirs.fileno()))
+    monkeypatch.setenv(STANDBY_VARIABLE, "1")
+    receive = socket.recv_fds
+
+    def receive_after_the_end(*words: Any) -> Any:
+        ours.close()
+        return receive(*words)
+
+    monkeypatch.setattr(socket, "recv_fds", receive_after_the_end)
+    with theirs, pytest.raises(SystemExit) as ended:
+        await_turn()
+    assert not ended.value.code
