@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fusecache.keeper import _SERVICE_SECONDS
 from loader import MDSWriter
 from tests.support import ROOT
-from tests.support.mounts import Mount, wait_until
+from tests.support.mounts import Mount, is_running, wait_until
 from tests.support.s3_buckets import Bucket
 from tests.trainers.workers import ENVIRONMENT
 
 KILLS = int(os.environ.get("FUSECACHE_TEST_KILLS", "2"))
 BATCH = 16
-# Three seconds or more, and the next standby is there after two or three.
+# Three seconds or more: of a kill, the next daemon's start, and its service.
 STEPS_OF_KILL = 150
 CONTEXT = 32
 
@@ -77,11 +79,14 @@ def test_a_training_whose_daemon_is_killed_is_the_undisturbed_one(
         wait_until(lambda: list(killed.glob("*.jsonl")), "its begin", seconds=60)
         kills = 0
         while training.poll() is None:
-            standby = made.standby()
-            os.kill(made.pid, signal.SIGKILL)
-            wait_until(lambda standby=standby: made.status()["pid"] == standby, "the next daemon")
-            made.pid = standby
+            before = made.pid
+            os.kill(before, signal.SIGKILL)
+            made.pid = wait_until(
+                lambda before=before: None if is_running(before) else made.status()["pid"], "the next daemon"
+            )
             kills += 1
+            # A daemon that dies sooner has failed to start, and the pauses before the next ones get longer.
+            time.sleep(2 * _SERVICE_SECONDS)
         assert training.wait(600) == 0, (killed / "output").read_text()[-3000:]
     sys.stdout.write(f"{kills} kills\n")
     assert kills >= KILLS / 2
