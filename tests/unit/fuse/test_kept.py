@@ -468,7 +468,22 @@ def keep(
 ) -> "subprocess.Popen[str]":
     """Start a keeper; by: what Python runs as the keeper."""
     command = [sys.executable, "-I", "-S", *by, sys.executable, "-c", program, str(log), *words]
-    return subprocess.Popen(command, stderr=stderr, text=True)
+    keepers.append(subprocess.Popen(command, stderr=stderr, text=True))
+    return keepers[-1]
+
+
+keepers: list["subprocess.Popen[str]"] = []
+
+
+@pytest.fixture(autouse=True)
+def no_keeper_is_left() -> Iterator[None]:
+    """A test that fails or is interrupted ends those that it started."""
+    yield
+    while keepers:
+        process = keepers.pop()
+        if process.poll() is None:
+            process.terminate()
+            process.communicate(timeout=60)
 
 
 def test_the_keeper_starts_a_successor_and_ends_with_the_status_of_the_last_one(tmp_path: Path) -> None:
