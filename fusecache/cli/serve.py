@@ -2,9 +2,9 @@
 
 import argparse
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fusecache.cli.say import say
 from fusecache.cli.status import status_of
@@ -12,6 +12,9 @@ from fusecache.config.values import as_argument, as_http_address, is_of_this_nod
 from fusecache.model.errors import ConfigError, MountError
 from fusecache.mount.control_client import Mount
 from fusecache.mount.launch import resolve_in_mount
+
+if TYPE_CHECKING:
+    from fusecache.serve.door import Door
 
 _LOOK_SECONDS = 1.0
 
@@ -48,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def serve(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Serve until a signal; return the exit status."""
     # The other commands need neither trio nor h11.
-    from fusecache.serve.door import Door, run
+    from fusecache.serve.door import run
 
     if arguments.no_keys and not is_of_this_node(arguments.listen):
         raise ConfigError(
@@ -67,29 +70,31 @@ def serve(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             "--certificate and --peers-key-file: nodes ask each other without TLS: serve them by another process"
         )
     while found := _wait_for_mount(arguments.mount):
-        mount, status = found
-        is_plain = arguments.peers_key_file or not (
-            arguments.certificate or is_of_this_node(arguments.listen)
-        )
-        if is_plain and status["options"].get("sse") == "customer":
-            raise ConfigError(
-                f"{mount.root}: sse = customer:… is for objects that no one else may read, and they would be sent as "
-                "plain bytes: serve by TLS with --certificate FILE, or on 127.0.0.1"
-            )
-        door = Door(
-            mount,
-            str(status["endpoint"]),
-            str(status["source"]),
-            arguments.listen,
-            key_file=arguments.key_file,
-            peers_key_file=arguments.peers_key_file,
-            certificate=arguments.certificate,
-            certificate_key=arguments.certificate_key,
-            without_keys=arguments.no_keys,
-        )
-        if not run(door, say):
+        if not run(_door_of(*found, arguments), say):
             break
     return 0
+
+
+def _door_of(mount: Mount, status: Mapping[str, Any], arguments: argparse.Namespace) -> "Door":
+    from fusecache.serve.door import Door  # as above
+
+    is_plain = arguments.peers_key_file or not (arguments.certificate or is_of_this_node(arguments.listen))
+    if is_plain and status["options"].get("sse") == "customer":
+        raise ConfigError(
+            f"{mount.root}: sse = customer:… is for objects that no one else may read, and they would be sent as plain "
+            "bytes: serve by TLS with --certificate FILE, or on 127.0.0.1"
+        )
+    return Door(
+        mount,
+        str(status["endpoint"]),
+        str(status["source"]),
+        arguments.listen,
+        key_file=arguments.key_file,
+        peers_key_file=arguments.peers_key_file,
+        certificate=arguments.certificate,
+        certificate_key=arguments.certificate_key,
+        without_keys=arguments.no_keys,
+    )
 
 
 def _wait_for_mount(path: str) -> tuple[Mount, dict[str, Any]] | None:

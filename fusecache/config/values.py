@@ -254,13 +254,16 @@ def as_http_address(value: object) -> str:
     return f"[{address}]:{number}" if address.version == 6 else f"{address}:{number}"
 
 
+def is_host_port(text: str) -> bool:
+    """Return whether a text is HOST:PORT."""
+    found = re.fullmatch(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", text)
+    return found is not None and _as_port.low <= int(found[1]) <= _as_port.high
+
+
 def as_host_port(value: object) -> str:
     """Return HOST:PORT as given. Raises ValueError."""
-    found = re.fullmatch(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]+)", str(value))
-    try:
-        _as_port(found and found[1])
-    except ValueError:
-        raise ValueError("HOST:PORT, like gpu1:9470 or [fd00::1]:9470") from None
+    if not is_host_port(str(value)):
+        raise ValueError("HOST:PORT, like gpu1:9470 or [fd00::1]:9470")
     return str(value)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import trio
 
 from fusecache.config.options import MountOptions
-from fusecache.config.values import as_host_port
+from fusecache.config.values import is_host_port
 from fusecache.daemon.bucket_link import endpoint_fact
 from fusecache.disk.cache_files import granule_checksums
 from fusecache.model.errors import ConfigError
@@ -107,15 +107,13 @@ def check_entries(entries: Sequence[str]) -> None:
     """Raise ConfigError for an entry of `peers` that names no nodes."""
     for entry in entries:
         kind, _, rest = entry.partition(":")
-        try:
-            if kind != "file":
-                as_host_port({"slurm": f"node:{rest}", "dns": rest}.get(kind, entry))
-            elif not rest:
-                raise ValueError("no path")
-        except ValueError:
-            raise ConfigError(
-                f"peers: {entry}: allowed is HOST:PORT, file:PATH, dns:NAME:PORT or slurm:PORT"
-            ) from None
+        is_good = {
+            "file": bool(rest),
+            "slurm": is_host_port(f"node:{rest}"),
+            "dns": is_host_port(rest),
+        }
+        if not is_good.get(kind, is_host_port(entry)):
+            raise ConfigError(f"peers: {entry}: allowed is HOST:PORT, file:PATH, dns:NAME:PORT or slurm:PORT")
 
 
 def nodes_of(entries: Iterable[str], environment: Mapping[str, str]) -> Iterator[str]:
@@ -161,10 +159,9 @@ def slurm_hosts(text: str) -> list[str]:
 
 
 def _checked(node: str, path: str) -> str:
-    try:
-        return as_host_port(node)
-    except ValueError:
-        raise ValueError(f"{path}: {node!r} is not HOST:PORT") from None
+    if not is_host_port(node):
+        raise ValueError(f"{path}: {node!r} is not HOST:PORT")
+    return node
 
 
 def _addresses(host: str, port: str) -> list[tuple[str, str]]:

@@ -115,7 +115,7 @@ class PinnedKeys:
         """prefix: of all keys, which the patterns do not have."""
         names = [pattern.lstrip("/") for pattern in patterns]
         # A directory's name covers what is below it, too.
-        self._patterns = tuple(each for name in names for each in (name, f"{name.rstrip('/')}/"))
+        self._patterns = (*names, *(f"{name}/" for name in names if not name.endswith("/")))
         self._prefix = prefix
 
     def __bool__(self) -> bool:

@@ -5,7 +5,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from fusecache.disk.cache_files import granule_checksums
@@ -47,17 +47,14 @@ _ETAG = re.compile(rb'if-match: ("[^"]+")')
 
 
 @contextmanager
-def bad_peer(port: int, mode: str) -> Iterator[list[bytes]]:
-    """Answer at a port of loopback; yield the requests that came."""
-    asked: list[bytes] = []
-    ended = threading.Event()
+def node_that(answers: Callable[[socket.socket, bytes], None], port: int = 0) -> Iterator[str]:
+    """Answer at a port of loopback; yield HOST:PORT. answers: called with each request, in its connection's thread."""
     held: list[socket.socket] = []
 
     def serve(connection: socket.socket) -> None:
         with suppress(OSError), connection:
             while head := connection.recv(16384):
-                asked.append(head)
-                _answer(connection, head, mode, ended)
+                answers(connection, head)
 
     def accept() -> None:
         with suppress(OSError):
@@ -71,15 +68,31 @@ def bad_peer(port: int, mode: str) -> Iterator[list[bytes]]:
     threads = [threading.Thread(target=accept)]
     threads[0].start()
     try:
-        yield asked
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        ended.set()
         for each in (listener, *held):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
         for thread in threads:
             thread.join(10)
+
+
+@contextmanager
+def bad_peer(port: int, mode: str) -> Iterator[list[bytes]]:
+    """Answer at a port of loopback; yield the requests that came."""
+    asked: list[bytes] = []
+    ended = threading.Event()
+
+    def answer(connection: socket.socket, head: bytes) -> None:
+        asked.append(head)
+        _answer(connection, head, mode, ended)
+
+    with node_that(answer, port):
+        try:
+            yield asked
+        finally:
+            ended.set()
 
 
 def _answer(connection: socket.socket, head: bytes, mode: str, ended: threading.Event) -> None:

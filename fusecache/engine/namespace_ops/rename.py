@@ -63,17 +63,8 @@ class Rename:
                 reason = kept_reason(target.version)
                 if node.version is not None and reason is not Reason.NONE:
                     node.version.record = replace(node.version.record, reason=reason)
-            # Mutable without a handle: its last release waits for the journal, and will find no name to seal it under.
-            if (
-                target.version is not None
-                and target.handles == 0
-                and (target.version.is_mutable or not self._is_queued(target))
-            ):
-                changes += self._disposal.drop(target.version)
-            elif target.version is not None and not self._is_queued(target):
-                changes += self._disposal.drop_replaced(target.version)
-                if target.version.is_mutable or target.version.state is FileState.REJECTED:
-                    changes.append(dropped_row(target.version))  # it ends with its last handle
+            if target.version is not None:
+                changes += self._drop_content(target, target.version)
             with in_use(new_parent):  # else the parent's node goes with its only child
                 self._tree.detach(target)
         sequences = self.sequences_of([(node, key_before)])
@@ -175,6 +166,19 @@ class Rename:
         if not sequences:
             return 0
         return self._rotation.newest_fixed_delete(sequences[0][0], follows=True, names=names)
+
+    def _drop_content(self, target: Node, version: FileVersion) -> list[Change]:
+        """A file is replaced: drop its content, unless that stays queued for the order of changes."""
+        is_queued = self._is_queued(target)
+        # Mutable without a handle: its last release waits for the journal, and will find no name to seal it under.
+        if target.handles == 0 and (version.is_mutable or not is_queued):
+            return [*self._disposal.drop(version)]
+        if is_queued:
+            return []
+        changes = [*self._disposal.drop_replaced(version)]
+        if version.is_mutable or version.state is FileState.REJECTED:
+            changes.append(dropped_row(version))  # it ends with its last handle
+        return changes
 
     def on_position_vacated(self, sequences: list[tuple[int, str]], changes: list[Change]) -> None:
         """Have deletes that waited for these sequences wait for what came since, as renames have vacated them."""

@@ -64,7 +64,8 @@ _BUSY_PASS_SECONDS = 0.02
 # A pass that begins so late means that the loop stood still: releases of closed files may lie unread in the kernel.
 # Their content must not come after what was closed behind them. They are read within this time.
 _LATE_SECONDS = 0.1
-# Longest pause between two passes while anything is queued: that a file has settled sends no event.
+# Longest pause between two passes while anything is queued: that a file has settled sends no event. And while something
+# is due within that time: a pass that is due shows that the loop stands still.
 _POLL_SECONDS = 1.0
 _SETTLING_POLL_SECONDS = 0.02
 # ObjectMissing: another client removed the object during the request, and the retry looks again. NoSpace: the bytes
@@ -237,8 +238,7 @@ class Publisher:
                 deadline = self._schedule.next_time()
                 if self._failing.outage.is_on:
                     deadline = max(deadline, self._failing.outage.quiet_until)
-                # Files settle, and are synced to the disk, also while the bucket does not answer. Short pauses while
-                # something settles: a pass that is due shows that the loop stands still.
+                # Files settle, and are synced to the disk, also while the bucket does not answer.
                 pause = _POLL_SECONDS if deadline > now + _POLL_SECONDS else _SETTLING_POLL_SECONDS
                 deadline = min(deadline, now + pause, self._ahead.next_scan())
             else:

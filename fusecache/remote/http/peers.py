@@ -50,6 +50,7 @@ class _RunningGet:
     """One GET. asked_at, began_at: by the monotonic clock; began_at: when its body began to come."""
 
     interruption: Interruption
+    progress: Callable[[int], None]
     asked_at: float
     began_at: float = float("inf")
     received: int = 0
@@ -59,6 +60,7 @@ class _RunningGet:
         if self.began_at == float("inf"):
             self.began_at = time.monotonic()
         self.received = received
+        self.progress(received)
 
 
 @dataclass(slots=True)
@@ -168,15 +170,10 @@ class PeerNodes(Peers):
         if peer is None:
             raise Unavailable(f"{what}: it has left")
         peer.requests += 1
-        running = _RunningGet(interruption, time.monotonic())
+        running = _RunningGet(interruption, progress, time.monotonic())
         slowest = min(SLOWEST_BYTES_PER_SECOND, self._bucket_rate / 2)
         terms = PeerTerms(size, slowest)
-
-        def count(received: int) -> None:
-            running.count(received)
-            progress(received)
-
-        get = GetRequest.into(buffer, what, object_id, extent, count, interruption, terms)
+        get = GetRequest.into(buffer, what, object_id, extent, running.count, interruption, terms)
         with self._lock:
             peer.running.add(running)
         try:

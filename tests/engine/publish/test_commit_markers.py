@@ -536,7 +536,7 @@ async def test_a_temporary_file_ends_the_delay_when_it_turns_out_to_stay(
 MANY = 100
 
 
-async def test_hundreds_of_delayed_removals_cost_one_look_each(
+async def test_a_hundred_delayed_removals_cost_one_look_each(
     bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
     async with running_node(bucket, cache, delete_delay=3600.0) as user:

@@ -4,9 +4,8 @@ import base64
 import socket
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -15,6 +14,7 @@ from fusecache.model.errors import Unavailable
 from fusecache.model.objects import GRANULE_BYTES, MIB, Extent, ObjectId
 from fusecache.remote.http.peers import PeerNodes
 from fusecache.remote.store import Interruption
+from tests.mount.bad_peer import node_that
 
 OBJECT = ObjectId("model", "etag")
 OTHERS = tuple(f"10.0.{number // 250}.{number % 250 + 1}:9470" for number in range(512))
@@ -74,36 +74,12 @@ HEAD = (
 )
 
 
-@contextmanager
-def node_that(answers: Callable[[socket.socket, str], None]) -> Iterator[str]:
-    """The address of a node that answers one request of each connection, by its key."""
-
-    def answer(connection: socket.socket) -> None:
-        with connection:
-            key = connection.recv(16384).split()[1].decode().removeprefix("/bucket/")
-            with suppress(OSError):
-                answers(connection, key)
-
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                threads.submit(answer, listener.accept()[0])
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    with ThreadPoolExecutor() as threads:
-        threads.submit(accept)
-        try:
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
-
-
 def test_a_slow_body_ends_those_that_stand_still_and_none_that_is_fast_or_waited_for() -> None:
     """Many bodies share the link of a slow node: each would be found slow by itself, one after the other."""
     is_over = threading.Event()
 
-    def answers(connection: socket.socket, key: str) -> None:
+    def answers(connection: socket.socket, head: bytes) -> None:
+        key = head.split()[1].decode().removeprefix("/bucket/")
         if key == "fetched":  # from the bucket, by the node
             while not is_over.wait(0.3):
                 connection.sendall(b"HTTP/1.1 102 Processing\r\n\r\n")
