@@ -19,9 +19,12 @@ from fusecache.model.hints import FOLDER
 from fusecache.model.names import CONTROL_NAME
 
 DIRECTORY = 2
-_FILES = {3: "socket", 4: "stats.json"}
+_SOCKET = 3
+_FILES = {_SOCKET: "socket", 4: "stats.json"}
 NAME = CONTROL_NAME
 FIRST_HANDLE = 1 << 48
+# Of the file that names the socket. It is constant: who has opened the file may ask the next daemon for its content.
+_SOCKET_HANDLE = FIRST_HANDLE
 # Handles of the two directories. They are constant because the directories have no per-open state.
 _DIRECTORY_HANDLES = {FIRST_HANDLE - 1: DIRECTORY, FIRST_HANDLE - 2: HINTS}
 
@@ -45,7 +48,7 @@ class ControlDirectory:
         self._uid, self._gid = uid, gid
         self._open: dict[int, bytes] = {}
         # A handle of an earlier daemon, which a program may still close, is not used again.
-        self._next_handle = FIRST_HANDLE + start * HANDLES_OF_START
+        self._next_handle = _SOCKET_HANDLE + 1 + start * HANDLES_OF_START
         self._since = time.time_ns()
 
     def owns(self, inode: int) -> bool:
@@ -63,7 +66,7 @@ class ControlDirectory:
 
     def owns_handle(self, handle: int) -> bool:
         """Return whether a file handle was issued here."""
-        return handle in self._open
+        return handle == _SOCKET_HANDLE or handle in self._open
 
     def lookup(self, parent: int, name: str) -> int | None:
         """Return the inode of a name in one of the two directories."""
@@ -90,7 +93,9 @@ class ControlDirectory:
         return entry
 
     def open(self, inode: int) -> FileInfo:
-        """Open a file. Its content is generated now."""
+        """Open a file. Its content is generated now, or at each read of the socket's path."""
+        if inode == _SOCKET:
+            return FileInfo(fh=_SOCKET_HANDLE, direct_io=True, keep_cache=False)
         handle = self._next_handle
         self._next_handle += 1
         self._open[handle] = self._content(inode)
@@ -98,11 +103,12 @@ class ControlDirectory:
 
     def read(self, handle: int, offset: int, size: int) -> bytes:
         """Return bytes of an open file."""
-        return self._open[handle][offset : offset + size]
+        content = self._content(_SOCKET) if handle == _SOCKET_HANDLE else self._open[handle]
+        return content[offset : offset + size]
 
     def release(self, handle: int) -> None:
         """Close a file."""
-        del self._open[handle]
+        self._open.pop(handle, None)
 
     def entries(self, handle: int) -> list[tuple[str, int]]:
         """Return names and inodes in an open directory."""
@@ -111,6 +117,6 @@ class ControlDirectory:
         return [*((name, number) for number, name in _FILES.items()), (FOLDER, HINTS)]
 
     def _content(self, inode: int) -> bytes:
-        if _FILES[inode] == "socket":
+        if inode == _SOCKET:
             return f"{self._socket_path()}\n".encode()
         return json.dumps(self._statistics(), indent=1).encode() + b"\n"

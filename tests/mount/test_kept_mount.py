@@ -594,6 +594,14 @@ def test_open_control_files_of_two_daemons_are_not_mixed_up(kept: Mount) -> None
     assert [each["job"] for each in kept.status()["hints"]["jobs"]] == ["new"]
 
 
+def test_the_file_that_names_the_socket_is_read_although_the_daemon_died_after_the_open(kept: Mount) -> None:
+    """So does a trainer that waits for its uploads."""
+    name = kept.path.parent / ".fusecache/socket"
+    with open(name, "rb", buffering=0) as file:
+        kill(kept)
+        assert file.read() == name.read_bytes()
+
+
 # ---- the bucket
 
 
