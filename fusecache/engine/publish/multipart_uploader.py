@@ -114,7 +114,6 @@ def can_become_object(version: FileVersion, upload: MultipartUpload) -> bool:
     part_bytes = upload.parts.part_bytes
     return (
         upload.key == version.record.key
-        and choose_part_bytes(version.size) > 0
         and version.size <= part_bytes * PARTS_MAX
         and _metadata_still_valid(upload.attributes, version.record.attributes)
     )
