@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from fusecache.engine.namespace.nodes import FileHandle
-from fusecache.model.errors import Interrupted, ObjectChanged, Refused, Unavailable
+from fusecache.index.journal import Journal
+from fusecache.model.errors import Interrupted, LocalDiskError, ObjectChanged, ReadOnly, Refused, Unavailable
 from fusecache.model.objects import MIB
 from fusecache.policy.backoff import STANDSTILL_SECONDS
 from tests.engine.write.test_writing import SlowUploads, kill, opened_by, program
@@ -439,3 +440,35 @@ async def test_an_ordered_fsync_of_a_job_of_several_nodes_is_warned_of_once(
             await user.close(handle)
     told = [record for record in caplog.records if "--fsync remote" in record.getMessage()]
     assert len(told) == warnings
+
+
+async def test_it_does_not_wait_for_a_temporary_file_beside_its_own(bucket: Bucket, cache: Path) -> None:
+    async with remote_node(bucket, cache) as user:
+        await user.mkdir("run")
+        await user.write("run/other.tmp", b"of another rank")
+        handle = await begun(user, "run/model", b"1")
+        with trio.fail_after(30):
+            await user.fs.fsync(handle)
+        assert bucket.shows() == {"run/": b"", "run/model": b"1"}
+        await user.close(handle)
+
+
+async def test_a_sync_fails_once_the_journal_cannot_be_written(
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise LocalDiskError("input/output error")
+
+    apply = Journal.apply
+    async with running_node(bucket, cache) as user:
+        bucket.takes_nothing = True
+        await user.write("model", b"1")
+        await user.write("_SUCCESS", b"")
+        await trio.sleep(5)
+        monkeypatch.setattr(Journal, "apply", fail)
+        bucket.come_back()
+        with trio.fail_after(120), pytest.raises(ReadOnly):
+            await user.fs.wait_durable("", None)
+        monkeypatch.setattr(Journal, "apply", apply)
+        await trio.sleep(120)
+        assert await user.drained() == "durable"

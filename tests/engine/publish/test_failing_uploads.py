@@ -179,3 +179,35 @@ async def test_parts_of_a_file_that_is_being_written_go_on_when_an_outage_is_ove
         assert bucket.sent("upload_part") != []
         await user.close(handle)
         assert await user.drained() == "durable"
+
+
+async def test_in_an_outage_one_large_file_at_a_time_asks_whether_it_is_over(
+    bucket: Bucket, cache: Path
+) -> None:
+    store = FaultyStore(bucket, Fault(Unavailable("503"), "create_multipart", times=None))
+    async with running_node(store, cache) as user:
+        for number in range(30):
+            await user.write(f"{number}", b"1" * LARGE)
+        await trio.sleep(300)  # each was tried
+        before = len(store.calls("create_multipart"))
+        await trio.sleep(600)
+        # Every 10 s one file, with three attempts.
+        assert len(store.calls("create_multipart")) - before <= 600 / 10 * 3
+        store.heal()
+        assert await user.drained() == "durable"
+
+
+async def test_a_file_whose_parts_failed_while_it_was_written_is_no_failure_once_it_is_removed(
+    bucket: Bucket, cache: Path
+) -> None:
+    store = FaultyStore(bucket, Fault(Unavailable("503"), "create_multipart", times=None))
+    async with running_node(store, cache) as user:
+        handle = await user.open("large")
+        for start in range(0, 4 * LARGE, MIB):
+            await user.fs.file_io.write(handle, start, b"1" * MIB)
+            await trio.sleep(0.5)
+        assert store.calls("create_multipart") != ()
+        await user.unlink("large")
+        await user.close(handle)
+        assert await user.drained() == "durable"
+        assert user.fs.publisher.failure is None

@@ -6,7 +6,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from fusecache.model.errors import Unavailable
 from tests.engine.publish.test_rejected_content import Refusing, refused
+from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.node import Bucket, User, files_in, photograph, running_node
 
 
@@ -166,3 +168,20 @@ async def test_the_old_object_stays_if_a_rejected_marker_that_was_moved_there_ha
         assert await refused(user) == [("latest", 3)]
         assert await user.tree() == {"a": b"1", "x": b"x", "latest": b"333"}
     assert bucket.shows() == {"a": b"1", "x": b"x"}
+
+
+async def test_a_sync_waits_for_a_delete_that_waits_for_a_marker_which_is_held_no_longer(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    refusing = Refusing(bucket)
+    store = FaultyStore(refusing)
+    async with running_node(store, cache) as user:
+        await hold(user, bucket, refusing)
+        store.script(Fault(Unavailable("503"), "put", "run/latest", times=4))
+        refusing.keys.clear()
+        await user.write("run/log", b"log2")
+        await trio.sleep(5)
+        assert bucket.shows()["run/latest"] == b"1"
+        assert await user.drained() == "durable"
+        assert bucket.shows()["run/latest"] == b"2"
+        assert "run/1/model" not in bucket.shows()

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from fusecache.disk.staging import digests
+from fusecache.engine.runtime.supervisor import Supervisor
 from fusecache.model.errors import (
     AccessDenied,
     LocalDiskError,
@@ -710,3 +711,19 @@ async def test_a_file_that_the_next_daemon_uploads_is_warm(bucket: Bucket, cache
         await user.fs.publisher.retirement.wait_idle()
         assert await user.read("checkpoint") == b"weights" * 100_000
     assert bucket.gets == []
+
+
+async def test_a_large_file_that_is_renamed_in_its_turn_is_published_once(
+    bucket: Bucket, cache: Path
+) -> None:
+    supervisor = Supervisor()
+    async with running_node(bucket, cache, supervisor=supervisor) as user:
+        bucket.takes_nothing = True
+        await user.write("large", bytes(9 * MIB))
+        await trio.sleep(5)
+        await user.rename("large", "other")
+        await trio.sleep(5)
+        bucket.come_back()
+        assert await user.drained() == "durable"
+    assert bucket.sent("complete_multipart") == ["other"]
+    assert supervisor.statistics() == {}

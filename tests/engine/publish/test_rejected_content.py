@@ -12,7 +12,9 @@ from trio.testing import MockClock
 
 from fusecache.index.journal import Journal, PutOperation
 from fusecache.model.errors import NoSpace, Refused
+from fusecache.model.objects import MIB
 from fusecache.model.records import OperationKind, OperationRecord
+from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, photograph, running_node
 
 
@@ -504,3 +506,76 @@ async def test_newer_content_of_a_rejected_marker_comes_after_what_was_written_i
         assert await user.drained() == "durable"
     assert bucket.shows()["d/latest"] == b"22"
     assert all(state.get("d/latest") != b"22" or "d/2" in state for state in bucket.states)
+
+
+@pytest.mark.parametrize("newer_is", ["released", "closed"])
+async def test_of_a_refused_file_that_is_rewritten_the_disk_holds_one_version(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, newer_is: str
+) -> None:
+    async with running_node(Refusing(bucket, "log"), cache) as user:
+        for number in range(5):
+            await user.write("log", b"%d" % number)
+            handle = await user.open("log")
+            await user.fs.file_io.write(handle, 0, b"newer %d" % number)
+            if newer_is == "released":
+                await trio.sleep(20)
+                await user.close(handle)
+            else:
+                await user.fs.close_protocol.flush(handle)
+                await trio.sleep(20)
+                await user.fs.file_io.release(handle)
+            await trio.sleep(20)
+        assert len(list((cache / "staging").iterdir())) == 1
+        assert await user.drained() == "error"
+        assert await user.read("log") == b"newer 4"
+
+
+async def test_the_old_name_of_a_refused_file_shows_what_another_client_puts_there(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(Refusing(bucket, "a"), cache) as user:
+        slow_requests(user, 5.0)
+        await user.write("a", b"ours")
+        await trio.sleep(3)
+        await user.rename("a", "b")
+        await trio.sleep(20)
+        bucket.memory.put_bytes("a", b"theirs")
+        await trio.sleep(120)
+        assert await user.tree() == {"a": b"theirs", "b": b"ours"}
+
+
+class SecondPartRefused(InlineOffload):
+    """The bucket refuses the second part of each upload. The first one arrives 20 s later."""
+
+    async def upload(self, call: Any, *args: Any) -> Any:
+        number = args[2] if len(args) == 4 else 0
+        if number == 2:
+            raise Refused("locked")
+        with trio.CancelScope(shield=True):
+            await trio.sleep(20 if number == 1 else 0)
+        return call(*args)
+
+
+async def test_a_refused_file_says_why_although_one_of_its_parts_arrives_after_that(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(bucket, cache, offload=SecondPartRefused()) as user:
+        await user.write("large", bytes(9 * MIB))
+        await trio.sleep(120)
+        assert [str(each.error) for each in user.fs.publisher.rejections.rejected] == ["locked"]
+        assert await user.drained() == "error"
+
+
+async def test_a_marker_in_place_of_a_refused_link_of_its_name_is_published(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = Refusing(bucket, "run/latest")
+    async with running_node(store, cache) as user:
+        await user.mkdir("run")
+        await user.symlink("1", "run/latest")
+        await trio.sleep(5)
+        assert len(user.fs.publisher.rejections.rejected) == 1
+        store.keys.clear()
+        await user.write("run/latest", b"2")
+        assert await user.drained() == "durable"
+    assert bucket.shows()["run/latest"] == b"2"
