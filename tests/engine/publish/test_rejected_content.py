@@ -11,9 +11,10 @@ import trio
 from trio.testing import MockClock
 
 from fusecache.index.journal import Journal, PutOperation
-from fusecache.model.errors import NoSpace, Refused
+from fusecache.model.errors import NoSpace, ObjectArchived, Refused
 from fusecache.model.objects import MIB
 from fusecache.model.records import OperationKind, OperationRecord
+from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.inline_offload import InlineOffload
 from tests.support.node import Bucket, User, photograph, running_node
 
@@ -38,16 +39,18 @@ class Refusing:
         return put
 
 
-def slow_requests(user: User, seconds: float) -> None:
-    """Have publishing requests be under way for so long."""
+def slow_requests(user: User, seconds: float) -> trio.Event:
+    """Have publishing requests be under way for so long; return what is set once one has begun."""
     publisher: Any = user.fs.publisher
-    send = publisher._requests._offload.publish
+    send, begun = publisher._requests._offload.publish, trio.Event()
 
     async def publish(call: Callable[..., Any], *args: object) -> Any:
+        begun.set()
         await trio.sleep(seconds)
         return await send(call, *args)
 
     publisher._requests._offload.publish = publish
+    return begun
 
 
 async def refused(user: User) -> list[tuple[str, int]]:
@@ -508,22 +511,18 @@ async def test_newer_content_of_a_rejected_marker_comes_after_what_was_written_i
     assert all(state.get("d/latest") != b"22" or "d/2" in state for state in bucket.states)
 
 
-@pytest.mark.parametrize("newer_is", ["released", "closed"])
 async def test_of_a_refused_file_that_is_rewritten_the_disk_holds_one_version(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock, newer_is: str
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
 ) -> None:
+    """Also if it is refused between the close of the newer content and its release."""
     async with running_node(Refusing(bucket, "log"), cache) as user:
         for number in range(5):
             await user.write("log", b"%d" % number)
             handle = await user.open("log")
             await user.fs.file_io.write(handle, 0, b"newer %d" % number)
-            if newer_is == "released":
-                await trio.sleep(20)
-                await user.close(handle)
-            else:
-                await user.fs.close_protocol.flush(handle)
-                await trio.sleep(20)
-                await user.fs.file_io.release(handle)
+            await user.fs.close_protocol.flush(handle)
+            await trio.sleep(20)
+            await user.fs.file_io.release(handle)
             await trio.sleep(20)
         assert len(list((cache / "staging").iterdir())) == 1
         assert await user.drained() == "error"
@@ -579,3 +578,60 @@ async def test_a_marker_in_place_of_a_refused_link_of_its_name_is_published(
         await user.write("run/latest", b"2")
         assert await user.drained() == "durable"
     assert bucket.shows()["run/latest"] == b"2"
+
+
+async def test_of_content_that_was_refused_under_two_old_names_nothing_is_left_once_newer_is_published(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    async with running_node(Refusing(bucket, "a", "b"), cache) as user:
+        slow_requests(user, 5.0)
+        await user.write("a", b"1")
+        await trio.sleep(3)  # it is under way
+        await user.rename("a", "b")
+        await user.write("b", b"22")
+        await user.rename("b", "c")
+        await user.write("c", b"333")
+        await trio.sleep(60)
+        assert bucket.shows() == {"c": b"333"}
+        assert await refused(user) == []
+    async with running_node(bucket, cache) as user:
+        await trio.sleep(60)
+        assert await user.tree() == {"c": b"333"}
+        assert await user.drained() == "durable"
+        assert list((cache / "staging").iterdir()) == []
+    assert bucket.shows() == {"c": b"333"}
+
+
+async def test_a_drain_goes_on_while_the_bucket_refuses_one_rename_after_another(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    """A change that is refused is progress, too: it sends no byte, and what comes after it may be accepted."""
+    archived = Fault(ObjectArchived("archived in storage class GLACIER"), "copy", times=None)
+    async with running_node(FaultyStore(bucket, archived), cache) as user:
+        for number in range(100):
+            await user.write(f"{number}", b"1")
+        assert await user.drained() == "durable"
+        slow_requests(user, 10.0)
+        for number in range(100):
+            await user.rename(f"{number}", f"new-{number}")
+        await user.write("model", b"2")
+        ended = await user.fs.drain(until_empty=True)
+        assert ended.result == "error", ended.message
+        assert len(user.fs.publisher.rejections.rejected) == 100
+        assert bucket.shows()["model"] == b"2"
+
+
+async def test_a_file_that_takes_the_name_of_a_refused_link_while_that_is_repeated_is_no_conflict(
+    bucket: Bucket, cache: Path, autojump_clock: MockClock
+) -> None:
+    store = FaultyStore(bucket, Fault(Refused("locked"), "put", "link", times=1))
+    async with running_node(store, cache) as user:
+        await user.symlink("1", "link")
+        await trio.sleep(1.5)
+        assert len(user.fs.publisher.rejections.rejected) == 1
+        begun = slow_requests(user, 0.8)
+        await begun.wait()  # the link is repeated
+        await user.write("link", b"a file")
+        ended = await user.fs.drain(until_empty=True)
+        assert (ended.result, ended.message) == ("durable", "")
+    assert bucket.shows() == {"link": b"a file"}

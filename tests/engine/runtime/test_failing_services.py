@@ -36,7 +36,7 @@ from tests.engine.prefetch.test_hints import fetched_by, plan
 from tests.engine.prefetch.test_hints import fill as fill_shards
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.inline_offload import InlineOffload
-from tests.support.mistakes import MistakeIn
+from tests.support.mistakes import Mistake, MistakeIn
 from tests.support.node import Bucket, User, running_node
 
 LARGE = b"12345678" * (12 * MIB // 8)
@@ -236,6 +236,23 @@ async def test_a_service_that_always_fails_slows(
         await trio.sleep(3600)
         assert 60 <= failures(user)["rates"] <= 130
         await check_works(user, bucket)
+
+
+async def test_a_mount_ends_although_the_handover_of_published_files_always_fails(
+    bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next mount does that."""
+    run = Batcher.run
+
+    async def fail(batcher: Any) -> None:
+        if batcher._name == "retire":
+            raise Mistake("in run")
+        await run(batcher)
+
+    monkeypatch.setattr(Batcher, "run", fail)
+    with trio.fail_after(3600):
+        async with running_node(bucket, cache) as user:
+            await check_works(user, bucket)
 
 
 async def test_listings_are_kept_fresh_after_failures(
