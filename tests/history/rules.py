@@ -12,7 +12,8 @@
 6. From the first checkpoint on, the bucket always has one (`checkpoints.py`).
 7. A version that was written over need not show if an older file beside it or below was removed and never showed.
 New files that are none of these may come in any order. The position of an overwrite is that of the oldest change of
-its name that the bucket lacks, as newer content takes the place of the older.
+its name that the bucket lacks, as newer content takes the place of the older. That may be a snapshot of an open file,
+which is queued at any time.
 """
 
 from collections.abc import Callable, Iterator
@@ -103,9 +104,19 @@ class Rules:
         if isinstance(value, Link) or _is_marker(key):
             return self._before(entry.step, (folder,), {key}) or self._moved_after(key, entry)
         if before is not None:
-            oldest = self._past.files[key][min(index, self._matched.get(key, 0) + 1)].step
-            return self._before(oldest, (folder,), {key})
+            return self._before(self._oldest_missing(key, before, index), (folder,), {key})
         return ""
+
+    def _oldest_missing(self, key: str, shown: Value, index: int) -> int:
+        """Return the promise of the oldest change of a name that the bucket lacks; of a snapshot, the first possible.
+
+        index: of the newest such change.
+        """
+        entries, matched = self._past.files[key], self._matched.get(key, 0)
+        snapshots = entries[matched].late.difference({shown}, *(each.values for each in entries[:matched]))
+        if index > matched and snapshots:
+            return entries[matched].step + 1
+        return entries[min(index, matched + 1)].step
 
     def _objection_to_removal(self, key: str, entry: Entry) -> str:
         if entry.cause in RENAMES and entry.other:

@@ -265,6 +265,12 @@ def test_a_trainer_finds_a_checkpoint_wherever_its_node_stops_or_is_killed(
             id="a drain after a restart includes the delete of a temporary name that was published",
         ),
         pytest.param(
+            [("mkdir", "d"), ("save", "d/b", 7), ("drain",), ("open", 2, "d/b", "truncate"), ("wait", 60.5),
+             ("save", "d/a", 100), ("save", "d/b", 100)],
+            [],
+            id="a close in the place of what was to be published while the file stayed open",
+        ),
+        pytest.param(
             [("save", "old", 100), ("complete", "old"), ("drain",), ("save", "new.tmp", 100), ("complete", "new.tmp"),
              ("unlink", "old"), ("rename", "new.tmp", "new")],
             [],

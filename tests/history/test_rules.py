@@ -102,6 +102,36 @@ def test_overwriting_before_older_files_is_forbidden(story: Story) -> None:
         story.put("a", b"3")
 
 
+def test_a_closed_file_may_take_the_place_of_its_snapshot_and_no_older_one(story: Story) -> None:
+    """A file that is held open after a close may have a snapshot in the queue from then on."""
+    story.close("older", b"0")
+    story.close("a", b"1")
+    story.put("a", b"1")
+    story.past.widen("a", frozenset({b"12"}))
+    story.close("b", b"2")
+    story.close("a", b"123")
+    with pytest.raises(Violation, match="older still shows"):
+        story.put("a", b"123")
+    story.put("older", b"0")
+    story.put("a", b"123")
+
+
+@pytest.mark.parametrize("shows", ["the snapshot", "what another writer closed"])
+def test_nor_the_place_of_what_shows(story: Story, shows: str) -> None:
+    story.close("a", b"1")
+    story.put("a", b"1")
+    if shows == "what another writer closed":
+        story.close("a", b"12")
+        story.past.widen("a", frozenset({b"1"}))
+    else:
+        story.past.widen("a", frozenset({b"12"}))
+    story.put("a", b"12")
+    story.close("b", b"2")
+    story.close("a", b"123")
+    with pytest.raises(Violation, match="b still shows"):
+        story.put("a", b"123")
+
+
 def test_a_symlink_before_its_target_is_forbidden(story: Story) -> None:
     story.close("a", b"1")
     story.close("link", Link("a"))
