@@ -306,6 +306,12 @@ def test_a_trainer_finds_a_checkpoint_wherever_its_node_stops_or_is_killed(
             [],
             id="content whose directory was removed after it was renamed, and was made again",
         ),
+        pytest.param(
+            [("mkdir", "d"), ("save", "a", 150_000), ("save", "d/.metadata", 150_000), ("rename", "a", "d/a"),
+             ("rename_folder", "d", "e")],
+            [Moment(REQUEST, 2, "after")],
+            id="a directory renamed with a queued marker that is older than a file that was moved beside it",
+        ),
     ],
 )  # fmt: skip
 def test_programs_that_once_broke_a_promise(steps: list[Step], moments: list[Moment]) -> None:

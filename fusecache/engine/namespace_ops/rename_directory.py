@@ -194,26 +194,26 @@ class DirectoryRename:
         self._rename.on_position_vacated(sequences, changes)
         return changes
 
-    def _move_order(self, member: Node, listed: dict[str, float]) -> tuple[int, bool, float, bool, str]:
+    def _move_order(self, member: Node, listed: dict[str, float]) -> tuple[int, bool, float, str]:
         """Return a sort key for the content of a renamed directory: in the order in which the bucket got it.
 
-        So a file that names others is moved after these. listed: when the bucket got each object. Symlinks, empty files
-        and commit markers come after the other objects, which are copied side by side; of local-only content likewise.
+        listed: when the bucket got each object. What may name others, which are symlinks, empty files and commit markers,
+        comes after the other objects, which are copied side by side; of queued, and of local-only content likewise.
         """
         key = self._tree.key(member)
         if member.kind is Kind.DIRECTORY:
-            return 0, False, 0.0, False, key  # parents before their children
+            return 0, False, 0.0, key  # parents before their children
         names_others = member.kind is Kind.SYMLINK or member.size == 0 or self._queue.is_commit_marker(key)
         sequences = [item.sequence for item in self._queue.for_key(key) if item.node is member]
         content = member.version
         if content is not None and content.state is FileState.FLUSHED:
             sequences.append(content.sequence)  # it joins the queue at its release
         if sequences:
-            return 2, False, sequences[-1], names_others, key  # of several versions the newest is what moves
+            return 2, names_others, sequences[-1], key  # of several versions the newest is what moves
         if content is not None and content in self._local_only:
-            return 3, names_others, content.waiting_since, names_others, key
+            return 3, names_others, content.waiting_since, key
         known = member.object.modified if member.object is not None else 0.0
-        return 1, names_others, listed.get(key, known), False, key
+        return 1, names_others, listed.get(key, known), key
 
     async def _check_directory_target(self, node: Node, target: Node | None, new_key: str) -> None:
         if new_key.startswith(self._tree.key(node)):
