@@ -197,8 +197,8 @@ class DirectoryRename:
     def _move_order(self, member: Node, listed: dict[str, float]) -> tuple[int, bool, float, str]:
         """Return a sort key for the content of a renamed directory: in the order in which the bucket got it.
 
-        listed: when the bucket got each object. Symlinks, empty files and commit markers may name others: they come after
-        the other objects, which are copied side by side. The same holds for queued, and for local-only content.
+        listed: when the bucket got each object. Symlinks, empty files and commit markers may name others: they come
+        after the other objects, which are copied side by side. The same holds for queued, and for local-only content.
         """
         key = self._tree.key(member)
         if member.kind is Kind.DIRECTORY:
