@@ -51,6 +51,7 @@ async def rotate(user: User) -> None:
 
 async def replace_by_what_has_the_same_etag(user: User) -> None:
     await user.rename("next-link", "link")
+    await user.write("next-link", b"new")
     await user.rename("copy", "published")
 
 
