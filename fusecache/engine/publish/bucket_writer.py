@@ -238,10 +238,14 @@ class BucketWriter:
         return PublishResult({record.key: shown, record.target: copy.etag}, copy)
 
     def _copy(self, record: OperationRecord) -> ObjectInfo:
-        """Copy a rename's object as it is. If its ETag would not tell the copy from others, the copy gets our uuid."""
+        """Copy a rename's object as it is. If its ETag would not tell the copy from others, the copy gets our uuid.
+
+        The ETag does not if the object at the target has the same one: all symlinks have one ETag.
+        """
         condition, source = Condition(record.base_etag), ObjectId(record.key, record.source_etag)
         # The size of a version that a newer local one replaces may be unknown, which is 0, too.
-        if _is_md5(source.etag) and (record.size > 0) == (source.etag != _MD5_OF_NOTHING):
+        is_size_known = (record.size > 0) == (source.etag != _MD5_OF_NOTHING)
+        if _is_md5(source.etag) and source.etag != record.base_etag and is_size_known:
             etag = self._store.copy(source, record.target, condition=condition, size=record.size)
             attributes = record.attributes or _DEFAULT
             metadata = symlink_metadata(record.uuid, record.link, attributes) if record.link else None

@@ -129,14 +129,10 @@ class LostChanges:
         self._is_commit_marker = is_commit_marker
         # What the bucket shows under keys whose first changes are lost, until the next change inherits it.
         self._bases: dict[str, str | None] = {}
-        # Subset of `_bases`: targets of dropped renames, where the bucket shows what the rename was to replace.
-        self._replaced: set[str] = set()
-        # Keys with queued changes: the first of these has the base.
-        self._queued: set[str] = set()
         # The rows of content that this start found lost, by key, while no newer content of the key is queued.
         self._missing: dict[str, FileRecord] = {}
-        # Keys whose deletes were dropped, so that the bucket keeps them.
-        self._kept_keys: list[str] = []
+        # Keys that were to be deleted, or moved away, and that the bucket keeps.
+        self._kept: dict[str, OperationKind] = {}
 
     def begin(self, record: FileRecord) -> FileRecord:
         """Return the row of a version with the base that it inherits. The caller then calls `queued` or `lose`."""
@@ -146,7 +142,6 @@ class LostChanges:
 
     def queued(self, record: FileRecord) -> None:
         """Record that the content is queued."""
-        self._queued.add(record.key)
         self._missing.pop(record.key, None)
 
     def lose(self, record: FileRecord, *, is_new: bool = True) -> None:
@@ -157,7 +152,7 @@ class LostChanges:
         self._lost.add(record.key)
         if is_new:
             self._missing[record.key] = record
-        self._inherit_base(record.key, record.base_etag)
+        self._bases[record.key] = record.base_etag
 
     def missing_for(self, record: FileRecord) -> FileRecord | None:
         """Return older lost content that a commit marker may name, or None: below its directory."""
@@ -167,56 +162,42 @@ class LostChanges:
         return next((each for each in lost if each.key != record.key and each.key.startswith(folder)), None)
 
     def operation(self, operation: OperationRecord) -> OperationRecord | None:
-        """Return an operation with the base that it inherits, counted as queued; None: it is dropped."""
-        if self._presumes_lost_content(operation):
-            self._kept_keys.append(operation.key)
-            self._inherit_base(operation.key, operation.base_etag)
+        """Return an operation with the base that it inherits; None: it is dropped.
+
+        A RENAME of lost content is dropped: its old name may have another version in the bucket. So is one that would
+        replace that version, and an RMDIR above what a dropped change leaves.
+        """
+        kind, key, target = operation.kind, operation.key, operation.target
+        if kind is OperationKind.DELETE and self._presumes_lost_content(operation):
+            self._kept[key] = kind
+            self._bases[key] = operation.base_etag
             return None
-        if operation.kind is OperationKind.RENAME:
-            return self._rename(operation)
-        self._queued.add(operation.key)
-        if operation.key not in self._bases:
+        if kind is OperationKind.RMDIR and any(each.startswith(key) for each in self._kept):
+            return None
+        if kind is OperationKind.RENAME:
+            if key in self._bases or self._kept.get(target) is kind:
+                self._kept[key] = kind
+                self._bases.setdefault(key, operation.source_etag or None)
+                self._bases.setdefault(target, operation.base_etag)
+                return None
+            key = target
+        if key not in self._bases:
             return operation
-        return replace(operation, base_etag=self._bases.pop(operation.key))
+        return replace(operation, base_etag=self._bases.pop(key))
 
     def _presumes_lost_content(self, operation: OperationRecord) -> bool:
-        """Return whether an operation is a delete that may presume lost content: it is dropped then.
+        """Return whether a delete may presume lost content.
 
-        - A DELETE whose newer content moved to `target` and is lost: the deleted name shows its old object again.
-        - Any DELETE while content is lost. A delete waits for every older write of the mount, and without one of these
+        - Its newer content moved to `target`, and is lost: the deleted name shows its old object again.
+        - Any content is lost. A delete waits for every older write of the mount, and without one of these
           the daemon cannot tell whether anything complete is left. One delete stays: that of a commit marker in whose
           directory content is written later.
-        - An RMDIR of a directory below which such an operation was dropped.
         """
-        if operation.kind is OperationKind.DELETE:
-            is_rewritten = (
-                self._is_commit_marker(operation.key)
-                and self._written.get(parent_prefix(operation.key), 0) > operation.sequence
-            )
-            return operation.target in self._lost or (bool(self._missing) and not is_rewritten)
-        return operation.kind is OperationKind.RMDIR and any(
-            key.startswith(operation.key) for key in self._kept_keys
+        is_rewritten = (
+            self._is_commit_marker(operation.key)
+            and self._written.get(parent_prefix(operation.key), 0) > operation.sequence
         )
-
-    def _rename(self, operation: OperationRecord) -> OperationRecord | None:
-        key, target = operation.key, operation.target
-        if key in self._bases:
-            source = self._bases[key]
-            if source is None or key in self._replaced:
-                # The object that was to be moved is not there. What is at the target stays.
-                self._inherit_base(target, self._bases.get(target, operation.base_etag))
-                self._replaced.add(target)
-                return None
-            del self._bases[key]
-            operation = replace(operation, source_etag=source)
-        if target in self._bases:
-            operation = replace(operation, base_etag=self._bases.pop(target))
-        self._queued |= {key, target}
-        return operation
-
-    def _inherit_base(self, key: str, base: str | None) -> None:
-        if key not in self._queued:
-            self._bases[key] = base
+        return operation.target in self._lost or (bool(self._missing) and not is_rewritten)
 
 
 _NOT_KNOWN = PosixAttributes(0o600, 0, 0, 0)
@@ -568,11 +549,7 @@ class JournalReplay:
             found.quarantined.append((record, 0))
             return []
         stat = path.stat()
-        reason = record.reason
-        if reason is Reason.NONE:
-            reason = Reason.POWER_CUT if path.parent.name == "suspect" else Reason.UNKNOWN
-        moment = record.moment or stat.st_mtime
-        known = replace(record, size=stat.st_size, moment=moment, reason=reason)
+        known = replace(record, size=stat.st_size)
         found.quarantined.append((known, stat.st_size))
         return [] if known == record else [PutFile(known)]
 

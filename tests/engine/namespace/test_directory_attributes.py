@@ -65,6 +65,8 @@ async def test_they_outlive_a_daemon_that_has_not_yet_published_the_directory(
         await make(user, "made/below", 0o755)
     bucket.come_back()
     async with running_node(bucket, cache) as user:
+        rebuilt = attributes_of(await user.fs.resolve("made"))
+        assert (rebuilt.mode, rebuilt.uid, rebuilt.gid) == (0o700, 7, 8)
         assert await user.drained() == "durable"
         assert await seen(user, "made") == (0o700, 7, 8)
 

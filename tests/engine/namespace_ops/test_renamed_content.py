@@ -9,7 +9,7 @@ from fusecache.model.objects import MIB
 from tests.engine.recovery.test_journal_replay import change_rows
 from tests.engine.write.test_late_mmap_pages import closed_by_a_child, orphans
 from tests.engine.write.test_writing import kill, program
-from tests.support.node import Bucket, User, photograph, running_node
+from tests.support.node import Bucket, User, files_in, photograph, running_node
 
 
 async def newer_version_moved(user: User, bucket: Bucket) -> None:
@@ -100,6 +100,31 @@ async def test_a_published_version_stays_where_its_newer_one_was_moved_and_lost_
         assert await user.drained() == "durable"
         assert await user.tree() == {"a": b"1"}
     assert bucket.shows() == {"a": b"1"}
+
+
+@pytest.mark.parametrize("is_saved_again", [False, True])
+async def test_so_does_a_checkpoint_with_a_markers_name_although_a_file_follows_beside_it(
+    bucket: Bucket, tmp_path: Path, *, is_saved_again: bool
+) -> None:
+    async with running_node(bucket, tmp_path / "1") as user:
+        await user.mkdir("d")
+        await user.write("d/last.ckpt", b"1")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        await user.write("d/last.ckpt", b"2")
+        await user.rename("d/last.ckpt", "best.ckpt")
+        await user.write("d/log", b"2")
+        if is_saved_again:
+            await user.write("d/last.ckpt", b"3")
+        photograph(tmp_path / "1", tmp_path / "2")
+        bucket.is_cut_off = True
+    bucket.come_back()
+    lost = {"boot_id": "earlier", "synced": False, "checksum": ""}
+    change_rows(tmp_path / "2", lambda row: {**row, **(lost if row["key"] == "best.ckpt" else {})})
+    async with running_node(bucket, tmp_path / "2") as user:
+        assert user.fs.replayed.suspects == 1
+        assert await user.drained() == "durable"
+    assert files_in(bucket.shows()) == {"d/last.ckpt": b"3" if is_saved_again else b"1", "d/log": b"2"}
 
 
 async def test_what_was_taken_back_under_a_rename_does_not_come_back_after_a_kill(

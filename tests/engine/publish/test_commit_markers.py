@@ -390,13 +390,16 @@ async def test_after_a_power_cut_one_that_was_removed_does_not_stand_beside_what
     assert files_in(bucket.shows()) == {"best/a": b"2", "old": b"1"}
 
 
+@pytest.mark.parametrize("is_new", [True, False])
 async def test_after_a_power_cut_all_is_as_it_was_if_newer_content_stands_for_what_is_lost(
-    bucket: Bucket, cache: Path, autojump_clock: MockClock
+    bucket: Bucket, cache: Path, autojump_clock: MockClock, *, is_new: bool
 ) -> None:
     after = cache.with_suffix(".after")
     async with running_node(bucket, cache) as user:
         await user.mkdir("d")
         await user.write("d/old", b"1")
+        if not is_new:
+            await user.write("d/latest", b"0")
         assert await user.drained() == "durable"
         bucket.takes_nothing = True
         await user.write("d/latest", b"1")

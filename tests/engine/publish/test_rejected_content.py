@@ -312,6 +312,50 @@ async def test_after_a_power_cut_a_rename_behind_lost_content_moves_nothing(
     assert queued(tmp_path / "crash") == 0
 
 
+@pytest.mark.parametrize("then", ["written", "a link", "replaced", "moved"])
+async def test_after_a_power_cut_what_follows_lost_content_replaces_what_that_was_to_replace(
+    bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock, then: str
+) -> None:
+    async with running_node(bucket, cache) as user:
+        await user.write("a", b"1")
+        await user.write("b", b"2")
+        assert await user.drained() == "durable"
+        bucket.takes_nothing = True
+        await user.write("a", b"lost")
+        await trio.sleep(2.5)  # the request is under way
+        match then:
+            case "written":
+                await user.write("a", b"new")
+            case "a link":
+                await user.unlink("a")
+                await user.symlink("b", "a")
+            case "replaced":
+                await user.rename("b", "a")
+            case "moved":
+                await user.rename("a", "b")
+        await trio.sleep(0.1)
+        photograph(cache, tmp_path / "1")
+        bucket.is_cut_off = True
+    min((tmp_path / "1" / "staging").iterdir()).unlink()
+    wanted = {
+        "written": {"a": b"new", "b": b"2"},
+        "a link": {"a": b"-> b", "b": b"2"},
+        "replaced": {"a": b"2"},
+        "moved": {"a": b"1", "b": b"2"},  # nothing is moved for the sake of what is lost
+    }[then]
+    for start in "12":  # the second one knows nothing of what was lost
+        bucket.is_cut_off = False
+        async with running_node(bucket, tmp_path / start) as user:
+            assert await user.tree() == wanted
+            if start == "1":
+                photograph(tmp_path / "1", tmp_path / "2")
+                bucket.is_cut_off = True
+            else:
+                bucket.come_back()
+                assert (await user.drained(), user.fs.publisher.rejections.conflicts) == ("durable", {})
+    assert bucket.shows() == wanted
+
+
 # ---- renamed before it was published
 
 

@@ -49,7 +49,13 @@ async def rotate(user: User) -> None:
     await user.rename("folder", "renamed")
 
 
-@pytest.mark.parametrize("program", [save_small, save_large, rotate])
+async def replace_by_what_has_the_same_etag(user: User) -> None:
+    await user.rename("next-link", "link")
+    await user.write("next-link", b"new")
+    await user.rename("copy", "published")
+
+
+@pytest.mark.parametrize("program", [save_small, save_large, rotate, replace_by_what_has_the_same_etag])
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_node_that_ends_at_any_request_loses_and_repeats_nothing(
     bucket: Bucket, tmp_path: Path, program: Program, when: str
@@ -61,6 +67,9 @@ async def test_a_node_that_ends_at_any_request_loses_and_repeats_nothing(
             await user.mkdir("folder")
             for name in ("old/file", "published", "published-too", "folder/file"):
                 await user.write(name, name.encode())
+            await user.write("copy", b"published")
+            for name in ("link", "next-link"):
+                await user.symlink(f"target of {name}", name)
             await user.drained()
         fresh.requests.clear()
         return fresh, place
