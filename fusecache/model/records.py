@@ -104,7 +104,7 @@ class Reason(Enum):
     DAMAGED = "damaged"  # fewer bytes than were closed, without a power cut
     LOST = "lost"  # its staging file is gone
     INCOMPLETE = "incomplete"  # a REJECTED commit marker: the bucket rejected a file that it covers
-    UNKNOWN = "unknown"  # a file without a row
+    UNKNOWN = "unknown"  # a file without a row, or a row written before reasons were recorded
 
 
 # Closed, but no longer trustworthy: in `suspect/`. Content with other reasons was never closed: in `orphans/`.

@@ -549,7 +549,11 @@ class JournalReplay:
             found.quarantined.append((record, 0))
             return []
         stat = path.stat()
-        known = replace(record, size=stat.st_size)
+        reason = record.reason
+        if reason is Reason.NONE:
+            reason = Reason.POWER_CUT if path.parent.name == "suspect" else Reason.UNKNOWN
+        moment = record.moment or stat.st_mtime
+        known = replace(record, size=stat.st_size, moment=moment, reason=reason)
         found.quarantined.append((known, stat.st_size))
         return [] if known == record else [PutFile(known)]
 
