@@ -240,7 +240,7 @@ class BucketWriter:
     def _copy(self, record: OperationRecord) -> ObjectInfo:
         """Copy a rename's object as it is. If its ETag would not tell the copy from others, the copy gets our uuid.
 
-        The ETag does not if the object at the target has the same one: all symlinks have one ETag.
+        It would not if the object at the target has the same ETag, as all symlinks have.
         """
         condition, source = Condition(record.base_etag), ObjectId(record.key, record.source_etag)
         # The size of a version that a newer local one replaces may be unknown, which is 0, too.

@@ -174,16 +174,15 @@ class LostChanges:
             return None
         if kind is OperationKind.RMDIR and any(each.startswith(key) for each in self._kept):
             return None
-        if kind is OperationKind.RENAME:
-            if key in self._bases or self._kept.get(target) is kind:
-                self._kept[key] = kind
-                self._bases.setdefault(key, operation.source_etag or None)
-                self._bases.setdefault(target, operation.base_etag)
-                return None
-            key = target
-        if key not in self._bases:
+        if kind is OperationKind.RENAME and (key in self._bases or self._kept.get(target) is kind):
+            self._kept[key] = kind
+            self._bases.setdefault(key, operation.source_etag or None)
+            self._bases.setdefault(target, operation.base_etag)
+            return None
+        replaced = target if kind is OperationKind.RENAME else key
+        if replaced not in self._bases:
             return operation
-        return replace(operation, base_etag=self._bases.pop(key))
+        return replace(operation, base_etag=self._bases.pop(replaced))
 
     def _presumes_lost_content(self, operation: OperationRecord) -> bool:
         """Return whether a delete may presume lost content.

@@ -1,5 +1,7 @@
 """Changes that follow content which a start finds lost: nothing else is lost, hidden, or taken for another client's."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import trio
@@ -9,11 +11,22 @@ from fusecache.index.journal import Journal
 from tests.support.node import Bucket, User, files_in, files_of, photograph, running_node
 
 
-def lose(cache: Path, key: str, which: int = 0) -> None:
-    """Delete the staging file of one version of a key; which: in the order of the closes."""
-    with Journal(cache / "journal") as journal:
-        rows = sorted((row for row in journal.files() if row.key == key), key=lambda row: row.sequence)
-    (cache / "staging" / f"{rows[which].generation:016d}").unlink()
+@asynccontextmanager
+async def power_cut(
+    bucket: Bucket, cache: Path, after: Path, *, lost: str, which: int = 0
+) -> AsyncIterator[User]:
+    """Run a node. At the end of the body its cache directory is copied to `after`, without one version of a key.
+
+    which: in the order of the closes.
+    """
+    async with running_node(bucket, cache) as user:
+        yield user
+        photograph(cache, after)
+        bucket.is_cut_off = True
+    with Journal(after / "journal") as journal:
+        rows = sorted((row for row in journal.files() if row.key == lost), key=lambda row: row.sequence)
+    (after / "staging" / f"{rows[which].generation:016d}").unlink()
+    bucket.come_back()
 
 
 async def under_way(user: User, path: str, data: bytes) -> None:
@@ -25,7 +38,7 @@ async def under_way(user: User, path: str, data: bytes) -> None:
 async def test_a_swap_of_lost_content_leaves_what_the_bucket_has_of_both(
     bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    async with running_node(bucket, cache) as user:
+    async with power_cut(bucket, cache, tmp_path / "1", lost="a") as user:
         await user.write("a", b"A")
         await user.write("b", b"B")
         assert await user.drained() == "durable"
@@ -35,10 +48,6 @@ async def test_a_swap_of_lost_content_leaves_what_the_bucket_has_of_both(
         await user.rename("b", "a")
         await user.rename("t", "b")
         await trio.sleep(0.1)
-        photograph(cache, tmp_path / "1")
-        bucket.is_cut_off = True
-    lose(tmp_path / "1", "a")
-    bucket.come_back()
     async with running_node(bucket, tmp_path / "1") as user:
         assert await user.drained() == "durable"
         assert user.fs.publisher.rejections.conflicts == {}
@@ -48,7 +57,7 @@ async def test_a_swap_of_lost_content_leaves_what_the_bucket_has_of_both(
 async def test_a_marker_above_a_held_one_follows_it(
     bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    async with running_node(bucket, cache) as user:
+    async with power_cut(bucket, cache, tmp_path / "1", lost="d/x") as user:
         await user.mkdir("d")
         assert await user.drained() == "durable"
         bucket.takes_nothing = True
@@ -57,10 +66,6 @@ async def test_a_marker_above_a_held_one_follows_it(
         await user.write("d/x", b"2")
         await user.write("latest", b"d")
         await trio.sleep(10)
-        photograph(cache, tmp_path / "1")
-        bucket.is_cut_off = True
-    lose(tmp_path / "1", "d/x")
-    bucket.come_back()
     async with running_node(bucket, tmp_path / "1") as user:
         assert await user.drained() == "error"
         assert files_in(bucket.shows()) == {"d/x": b"2"}
@@ -73,7 +78,7 @@ async def test_a_marker_above_a_held_one_follows_it(
 async def test_a_delete_is_sent_if_newer_content_stands_for_all_that_is_lost(
     bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    async with running_node(bucket, cache) as user:
+    async with power_cut(bucket, cache, tmp_path / "1", lost="d/x") as user:
         await user.mkdir("d")
         await user.write("other", b"0")
         assert await user.drained() == "durable"
@@ -83,10 +88,6 @@ async def test_a_delete_is_sent_if_newer_content_stands_for_all_that_is_lost(
         await user.write("d/x", b"2")
         await user.unlink("other")
         await trio.sleep(10)
-        photograph(cache, tmp_path / "1")
-        bucket.is_cut_off = True
-    lose(tmp_path / "1", "d/x")
-    bucket.come_back()
     async with running_node(bucket, tmp_path / "1") as user:
         await user.drained()
         assert "other" not in await user.tree()
@@ -95,7 +96,7 @@ async def test_a_delete_is_sent_if_newer_content_stands_for_all_that_is_lost(
 
 async def removed_directory(bucket: Bucket, cache: Path, after: Path) -> None:
     """Remove a directory with a file, and lose other content: the file is kept."""
-    async with running_node(bucket, cache) as user:
+    async with power_cut(bucket, cache, after, lost="large") as user:
         await user.mkdir("d")
         await user.write("d/f", b"1")
         assert await user.drained() == "durable"
@@ -104,10 +105,6 @@ async def removed_directory(bucket: Bucket, cache: Path, after: Path) -> None:
         await user.unlink("d/f")
         await user.rmdir("d")
         await trio.sleep(10)
-        photograph(cache, after)
-        bucket.is_cut_off = True
-    lose(after, "large")
-    bucket.come_back()
 
 
 async def test_a_directory_made_anew_over_kept_files_takes_new_ones(
@@ -127,7 +124,7 @@ async def test_a_directory_made_anew_over_kept_files_takes_new_ones(
 async def test_a_directory_moved_over_a_removed_one_with_kept_files(
     bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    async with running_node(bucket, cache) as user:
+    async with power_cut(bucket, cache, tmp_path / "1", lost="large") as user:
         await user.mkdir("d")
         await user.write("d/f", b"1")
         await user.write("d/g", b"1")
@@ -141,10 +138,6 @@ async def test_a_directory_moved_over_a_removed_one_with_kept_files(
         await user.rmdir("d")
         await user.rename("e", "d")
         await trio.sleep(10)
-        photograph(cache, tmp_path / "1")
-        bucket.is_cut_off = True
-    lose(tmp_path / "1", "large")
-    bucket.come_back()
     async with running_node(bucket, tmp_path / "1") as user:
         assert await user.drained() == "durable"
         assert user.fs.publisher.rejections.conflicts == {}
@@ -165,7 +158,7 @@ async def test_an_empty_directory_with_a_kept_file_is_still_there_after_that_is_
 
 async def moved_directory(bucket: Bucket, cache: Path, after: Path) -> None:
     """Rename a directory with a file of which two versions are queued, and lose the newer one."""
-    async with running_node(bucket, cache) as user:
+    async with power_cut(bucket, cache, after, lost="d/f", which=1) as user:
         await user.mkdir("d")
         await user.write("d/f", b"1")
         assert await user.drained() == "durable"
@@ -174,10 +167,6 @@ async def moved_directory(bucket: Bucket, cache: Path, after: Path) -> None:
         await user.write("d/f", b"333")
         await user.rename("d", "e")
         await trio.sleep(0.1)
-        photograph(cache, after)
-        bucket.is_cut_off = True
-    lose(after, "d/f", 1)
-    bucket.come_back()
 
 
 async def test_queued_content_below_a_directory_that_was_renamed_is_shown(
@@ -197,7 +186,7 @@ async def test_queued_content_below_a_directory_that_was_renamed_is_shown(
 async def test_a_directory_that_was_renamed_and_is_made_anew_takes_a_file_of_the_lost_ones_name(
     bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    async with running_node(bucket, cache) as user:
+    async with power_cut(bucket, cache, tmp_path / "1", lost="d/f") as user:
         await user.mkdir("d")
         await user.write("d/f", b"1")
         assert await user.drained() == "durable"
@@ -205,10 +194,6 @@ async def test_a_directory_that_was_renamed_and_is_made_anew_takes_a_file_of_the
         await under_way(user, "d/f", b"22")
         await user.rename("d", "e")
         await trio.sleep(0.1)
-        photograph(cache, tmp_path / "1")
-        bucket.is_cut_off = True
-    lose(tmp_path / "1", "d/f")
-    bucket.come_back()
     bucket.takes_nothing = True
     async with running_node(bucket, tmp_path / "1") as user:
         await user.write("d/f", b"333")
@@ -221,7 +206,7 @@ async def test_a_directory_that_was_renamed_and_is_made_anew_takes_a_file_of_the
 async def test_a_file_that_was_moved_out_of_a_removed_directory_is_shown(
     bucket: Bucket, cache: Path, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    async with running_node(bucket, cache) as user:
+    async with power_cut(bucket, cache, tmp_path / "1", lost="d/f", which=1) as user:
         await user.mkdir("d")
         await user.write("d/f", b"1")
         assert await user.drained() == "durable"
@@ -231,10 +216,6 @@ async def test_a_file_that_was_moved_out_of_a_removed_directory_is_shown(
         await user.rename("d/f", "f")
         await user.rmdir("d")
         await trio.sleep(0.1)
-        photograph(cache, tmp_path / "1")
-        bucket.is_cut_off = True
-    lose(tmp_path / "1", "d/f", 1)
-    bucket.come_back()
     bucket.takes_nothing = True
     async with running_node(bucket, tmp_path / "1") as user:
         assert b"22" in (await user.tree()).values()
